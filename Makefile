@@ -1,0 +1,66 @@
+# Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
+.NOTPARALLEL:
+.PHONY: help demo check test test-integration simulate bench soak lint format types imports tidy clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON := $(BIN)/python
+CODE := $(sort $(dir $(wildcard memq/*.py tests/*.py benchmarks/*.py examples/*.py)))
+JOBS ?= 2
+SEEDS ?= 200
+PYTEST := $(PYTHON) -m pytest -q -n $(JOBS)
+DEV := $(VENV)/installed-dev
+DEMO := $(VENV)/installed-demo
+
+help:                           ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-26s%s\n", $$1, $$2}'
+
+demo: $(DEMO)                   ## the main job on real input: 336,776 records in, out, compared, audited
+	@$(PYTHON) examples/demo.py
+
+check: lint types imports       ## everything that CI runs
+	$(PYTEST) tests
+
+test: lint types imports        ## the ring without servers, below a minute
+	$(PYTEST) tests/test_tidy.py tests/unit tests/contract tests/simulation
+
+test-integration: $(DEV)        ## real processes on this machine
+	$(PYTEST) tests/integration tests/chaos
+
+simulate: $(DEV)                ## the whole cluster on virtual time: SEEDS=N, or SEED=n for one
+	@$(PYTHON) -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+bench: $(DEV)                   ## ratios against peers and limits, JSON out
+	@$(PYTHON) -m benchmarks
+
+soak: $(DEV)                    ## the simulation until it is stopped
+	@$(PYTHON) -m tests.simulation.run --seeds 1000000000
+
+lint: $(DEV)                    ## ruff
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE)
+
+format: $(DEV)                  ## ruff, mending what it can
+	@$(BIN)/ruff check --fix $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+types: $(DEV)                   ## mypy --strict
+	@$(PYTHON) -m mypy $(CODE)
+
+imports: $(DEV)                 ## the layers
+	@$(BIN)/lint-imports --no-logo
+
+tidy: $(DEV)                    ## the house rules
+	@$(PYTHON) -m pytest -q tests/test_tidy.py
+
+clean:                          ## removes what make made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# Installs anew only when pyproject.toml changed. `dev` holds what `demo` needs.
+$(DEV): pyproject.toml .ci/venv
+	@.ci/venv $(VENV) dev
+	@touch $(DEV) $(DEMO)
+
+$(DEMO): pyproject.toml .ci/venv
+	@.ci/venv $(VENV) demo
+	@touch $(DEMO)

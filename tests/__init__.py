@@ -1,0 +1,1 @@
+"""The tests of memq, in rings: unit, contract, simulation, integration, chaos."""

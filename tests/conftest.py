@@ -1,0 +1,37 @@
+"""What every test runs under: deterministic property tests, no thread left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline: nothing here asserts a time. Derandomized: a red build is red again on the next machine.
+settings.register_profile(
+    "check", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("deep", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """Fail a test that leaves a thread of its own running: whoever starts one ends it.
+
+    The clients' I/O thread is the process's, not a test's.
+    """
+    before = threading.enumerate()
+    yield
+    new = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+    left = [thread.name for thread in new if thread.name != "memq-io"]
+    assert not left, f"the test left threads: {left}"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the machine's MEMQ_… variables away, so that a developer's settings change no result."""
+    for name in [name for name in os.environ if name.startswith("MEMQ_") and name != "MEMQ_REQUIRE_SERVERS"]:
+        monkeypatch.delenv(name)

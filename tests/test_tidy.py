@@ -1,0 +1,155 @@
+"""The rules of the house that no tool knows: sizes with a ratchet, names, docstrings, errors, no sleep in tests."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import memq
+from memq.errors import KINDS, MemqError, all_errors, kind_of
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("memq", "tests", "benchmarks", "examples")
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 600
+PUBLIC_METHODS_MAX = 20
+
+# What is over a bound, with its size as it is. A size here may only shrink, an entry only go.
+LONG_FILES: dict[str, int] = {}
+LONG_FUNCTIONS: dict[str, int] = {}
+BROAD_CLASSES: dict[str, int] = {}
+
+IMPURE = {"asyncio", "concurrent", "selectors", "socket", "sqlite3", "subprocess", "threading", "time", "uvloop"}
+VAGUE_NAMES = ("utils", "util", "common", "commons", "helpers", "helper", "misc")
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """Return every Python file of the project, sorted."""
+    return tuple(sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def nodes() -> Iterator[tuple[str, ast.AST]]:
+    for path in files():
+        for node in ast.walk(tree_of(path)):
+            yield name_of(path), node
+
+
+def check_ratchet(found: dict[str, int], allowed: dict[str, int], what: str) -> None:
+    grown = {name: size for name, size in found.items() if size > allowed.get(name, 0)}
+    assert not grown, f"{what}: split these by sense: {grown}"
+    shrunk = {name: size for name, size in allowed.items() if found.get(name, 0) < size}
+    assert not shrunk, f"{what}: these are smaller now, lower or remove their entries: {shrunk}"
+
+
+def test_files_are_short() -> None:
+    found = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files()}
+    check_ratchet({name: size for name, size in found.items() if size > FILE_LINES_MAX}, LONG_FILES, "long files")
+
+
+def test_functions_are_short() -> None:
+    found = {
+        f"{name}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for name, node in nodes()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    long = {name: size for name, size in found.items() if size > FUNCTION_LINES_MAX}
+    check_ratchet(long, LONG_FUNCTIONS, "long functions")
+
+
+def test_classes_are_narrow() -> None:
+    found: dict[str, int] = {}
+    for name, node in nodes():
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("Test"):
+            methods = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found[f"{name}:{node.name}"] = sum(not method.name.startswith("_") for method in methods)
+    broad = {name: size for name, size in found.items() if size > PUBLIC_METHODS_MAX}
+    check_ratchet(broad, BROAD_CLASSES, "broad classes")
+
+
+def test_no_file_has_a_vague_name() -> None:
+    vague = [name_of(path) for path in files() if path.stem in VAGUE_NAMES or path.parent.name in VAGUE_NAMES]
+    assert not vague, f"say what they are: {vague}"
+
+
+def test_every_folder_is_a_package() -> None:
+    folders = {path.parent for path in files() if not name_of(path).startswith(("examples/", "tests/golden/"))}
+    bare = sorted(name_of(folder) for folder in folders if not (folder / "__init__.py").exists())
+    assert not bare, f"no __init__.py that says the folder's place: {bare}"
+
+
+@pytest.mark.parametrize("path", files(), ids=name_of)
+def test_every_file_says_its_place(path: Path) -> None:
+    docstring = ast.get_docstring(tree_of(path)) or ""
+    first = docstring.split("\n\n")[0]
+    assert first, f"{name_of(path)} has no docstring"
+    assert len(first) <= 400, (
+        f"the first paragraph of {name_of(path)} has {len(first)} characters: one sentence, please"
+    )
+
+
+def test_what_calls_itself_pure_is() -> None:
+    """A machine says "pure" in its docstring; then it has no loop, clock, thread or socket."""
+    found = {}
+    for path in files():
+        docstring = ast.get_docstring(tree_of(path)) or ""
+        if path.stem != "__init__" and name_of(path).startswith("memq/") and re.search(r"\b[Pp]ure\b", docstring):
+            impure = sorted(imported(tree_of(path)) & IMPURE)
+            if impure:
+                found[name_of(path)] = impure
+    assert not found, f"pure modules import what is not: {found}"
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Return the top names of all modules that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_every_error_has_one_kind_a_code_and_a_docstring() -> None:
+    for module in pkgutil.walk_packages(memq.__path__, "memq."):
+        if not module.name.startswith(("memq.spark", "memq.testing.plugin")) and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    errors = all_errors()
+    for error in errors:
+        assert kind_of(error) in KINDS
+        assert (error.__doc__ or "").strip(), f"{error.__name__} has no docstring"
+        assert error.default_hint, f"{error.__name__} does not say what to do"
+        assert "code" in vars(error), f"{error.__name__} has no code of its own"
+    codes = [error.code for error in errors]
+    assert sorted(codes) == sorted(set(codes)), "two errors share a code"
+    assert set(MemqError.__subclasses__()) == set(KINDS), "an error outside the six kinds"
+
+
+def test_no_test_sleeps() -> None:
+    """A sleep is either too short or too long; wait for the event. The simulation sleeps in virtual time."""
+    found = []
+    for name, node in nodes():
+        if name.startswith("tests/") and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+            yields = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+            real = owner == "time" or (owner == "asyncio" and not yields and not name.startswith("tests/simulation/"))
+            if node.func.attr == "sleep" and real:
+                found.append(f"{name}:{node.lineno}")
+    assert not found, f"wait for the event: {found}"
