@@ -1,0 +1,317 @@
+"""Every error that memq raises, grouped by what the caller does next.
+
+There is one base, `MemqError`, and six kinds. Every concrete error descends from exactly one kind:
+
+=====================  ==========================================================
+kind                   the caller
+=====================  ==========================================================
+RetryableError         tries again later (unreachable, throttled, timed out, full)
+InvalidRequestError    changes the input (not found, bad name, too large, unknown setting)
+DeniedError            gets a permission
+FencedError            stops: somebody else took over
+OutcomeUnknownError    asks: it may or may not have happened
+CorruptDataError       reports: stored or sent bytes are damaged
+=====================  ==========================================================
+
+`code` is stable text and travels on the wire; `hint` says what to do. Messages are lowercase,
+without a final dot, and carry the values.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MemqError(Exception):
+    """Base of all errors of memq."""
+
+    code: ClassVar[str] = "error"
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.hint = hint or self.default_hint
+        self.retry_after_ms = retry_after_ms
+
+
+# ---- kinds -----------------------------------------------------------------------------------
+
+
+class RetryableError(MemqError):
+    """Try again later: nothing is wrong with the request."""
+
+    code = "retryable"
+    default_hint = "try again later"
+
+
+class InvalidRequestError(MemqError):
+    """Change the request: it can't succeed as it is."""
+
+    code = "invalid-request"
+    default_hint = "correct the request"
+
+
+class DeniedError(MemqError):
+    """The caller lacks a permission."""
+
+    code = "denied"
+    default_hint = "ask for the permission that the message names"
+
+
+class FencedError(MemqError):
+    """Stop: somebody else took over what this caller held."""
+
+    code = "fenced"
+    default_hint = "stop; another owner, member or instance took over"
+
+
+class OutcomeUnknownError(MemqError):
+    """It may or may not have happened: ask before doing it again."""
+
+    code = "outcome-unknown"
+    default_hint = "check whether it happened before doing it again"
+
+
+class CorruptDataError(MemqError):
+    """Stored or sent bytes are damaged. The message names the place and the cause."""
+
+    code = "corrupt-data"
+    default_hint = "run memq verify on the object; the data are damaged, not merely newer"
+
+
+# ---- retryable -------------------------------------------------------------------------------
+
+
+class UnreachableError(RetryableError):
+    """A broker, store or queue can't be reached."""
+
+    code = "unreachable"
+    default_hint = "check the address and that the server runs"
+
+
+class TimedOutError(RetryableError):
+    """The answer did not come within the time that was asked for."""
+
+    code = "timed-out"
+    default_hint = "try again with a longer timeout"
+
+
+class ThrottledError(RetryableError):
+    """The other side is over its capacity: back off for `retry_after_ms`."""
+
+    code = "throttled"
+    default_hint = "send slower, or raise the broker's memory_bytes_max"
+
+
+class NotReadyError(RetryableError):
+    """The partition, broker or store is being opened: wait."""
+
+    code = "not-ready"
+    default_hint = "wait; the partition is being opened"
+
+
+class DrainingError(RetryableError):
+    """The broker is leaving and takes nothing new."""
+
+    code = "draining"
+    default_hint = "use another broker, or wait until this one is back"
+
+
+class BufferFullError(RetryableError):
+    """The client's own buffer is full and the caller chose not to wait."""
+
+    code = "buffer-full"
+    default_hint = "send slower, raise pending_bytes_max, or use when_full='block'"
+
+
+class MovedError(RetryableError):
+    """The partition lives at another broker: at `address`, or ask for metadata when it is empty."""
+
+    code = "moved"
+    default_hint = "refresh the metadata and go to the broker that it names"
+    address = ""
+
+
+class StoreError(RetryableError):
+    """The object store failed in a way that may pass."""
+
+    code = "store-failed"
+    default_hint = "check the object store; the request is tried again"
+
+
+class QueueError(RetryableError):
+    """The notification queue failed in a way that may pass."""
+
+    code = "queue-failed"
+    default_hint = "check the notification queue; the request is tried again"
+
+
+class QueueRefusedError(RetryableError):
+    """The queue refused a pointer as too old. Refused does not mean absent: read before repeating."""
+
+    code = "queue-refused"
+    default_hint = "read the queue to its end, then publish again with a new proof"
+
+
+class VersionConflictError(RetryableError):
+    """A compare-and-set lost against another writer: read again, then decide."""
+
+    code = "version-conflict"
+    default_hint = "read the current version and try again"
+
+
+# ---- invalid request -------------------------------------------------------------------------
+
+
+class NotFoundError(InvalidRequestError):
+    """The topic, group, object or partition does not exist."""
+
+    code = "not-found"
+    default_hint = "check the name; memq topic list shows what there is"
+
+
+class AlreadyExistsError(InvalidRequestError):
+    """Something of that name exists already."""
+
+    code = "already-exists"
+    default_hint = "choose another name, or pass exist_ok"
+
+
+class ObjectExistsError(InvalidRequestError):
+    """Another object lies under this key: put-if-absent found different bytes."""
+
+    code = "object-exists"
+    default_hint = "keys are never used twice; look at who wrote the object"
+
+
+class InvalidNameError(InvalidRequestError):
+    """A topic, group, cluster or broker name breaks the grammar."""
+
+    code = "invalid-name"
+    default_hint = "use 1 to 249 of A-Z a-z 0-9 . _ -, neither '.' nor '..', not starting with '_memq'"
+
+
+class TooLargeError(InvalidRequestError):
+    """A record, block, frame or request is over its bound."""
+
+    code = "too-large"
+    default_hint = "make it smaller, or raise the bound that the message names"
+
+
+class UnknownSettingError(InvalidRequestError):
+    """A setting of this name does not exist."""
+
+    code = "unknown-setting"
+    default_hint = "check the spelling; memq config lists the settings"
+
+
+class InvalidSettingError(InvalidRequestError):
+    """A setting has a value that is not allowed, alone or together with others."""
+
+    code = "invalid-setting"
+    default_hint = "choose a value that the message allows"
+
+
+class UnsupportedFormatError(InvalidRequestError):
+    """The bytes are of a newer version, codec, flag or kind: not damage, never skipped."""
+
+    code = "unsupported-format"
+    default_hint = "upgrade memq: the data were written by a newer version"
+
+
+class UnsupportedVersionError(InvalidRequestError):
+    """The two sides share no protocol version."""
+
+    code = "unsupported-version"
+    default_hint = "upgrade the older side"
+
+
+class ProtocolError(InvalidRequestError):
+    """The peer broke the protocol; the connection is closed."""
+
+    code = "protocol"
+    default_hint = "connect with a memq client; this port speaks memq's own protocol only"
+
+
+class OutOfSequenceError(InvalidRequestError):
+    """A block does not follow on the last one of its stream; the stream is closed."""
+
+    code = "out-of-sequence"
+    default_hint = "open the stream again from the oldest unacked block"
+
+
+class TooOldError(InvalidRequestError):
+    """A block was first sent longer ago than the topic's delivery timeout."""
+
+    code = "too-old"
+    default_hint = "give the block up: its outcome is unknown"
+
+
+class ClosedError(InvalidRequestError):
+    """The producer, consumer or connection was closed already."""
+
+    code = "closed"
+    default_hint = "open a new one"
+
+
+class ForkedError(InvalidRequestError):
+    """A client made before fork() was used in the child."""
+
+    code = "forked"
+    default_hint = "make the client after fork(), in the process that uses it"
+
+
+# ---- fenced ----------------------------------------------------------------------------------
+
+
+class EpochFencedError(FencedError):
+    """A higher epoch of the partition was opened."""
+
+    code = "epoch-fenced"
+    default_hint = "open the partition again, or leave it to its new owner"
+
+
+class GenerationFencedError(FencedError):
+    """The member's group generation is stale: its partitions were given to others."""
+
+    code = "generation-fenced"
+    default_hint = "join the group again; uncommitted batches go to the new member"
+
+
+KINDS: tuple[type[MemqError], ...] = (
+    RetryableError,
+    InvalidRequestError,
+    DeniedError,
+    FencedError,
+    OutcomeUnknownError,
+    CorruptDataError,
+)
+
+
+def kind_of(error: type[MemqError]) -> type[MemqError]:
+    """Return the one kind that `error` descends from."""
+    kinds = [kind for kind in KINDS if issubclass(error, kind)]
+    assert len(kinds) == 1, f"{error.__name__} has {len(kinds)} kinds"
+    return kinds[0]
+
+
+def all_errors() -> list[type[MemqError]]:
+    """Return every error class of memq, kinds first, in the order of definition."""
+    found: list[type[MemqError]] = []
+    todo: list[type[MemqError]] = list(KINDS)
+    while todo:
+        error = todo.pop(0)
+        found.append(error)
+        todo.extend(error.__subclasses__())
+    return found
+
+
+def error_from_wire(code: str, kind: str, text: str, retry_after_ms: int = 0) -> MemqError:
+    """Build the error that a peer named; an unknown `code` falls back to its kind."""
+    for error in all_errors():
+        if error.code == code:
+            return error(text, retry_after_ms=retry_after_ms)
+    for error in KINDS:
+        if error.code == kind:
+            return error(text, retry_after_ms=retry_after_ms)
+    return RetryableError(f"{code}: {text}", retry_after_ms=retry_after_ms)

@@ -1,0 +1,48 @@
+"""Bounds that the formats and the protocol promise. A value beyond one is refused before anything is allocated."""
+
+from __future__ import annotations
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+# The version byte of block, object and pointer: what is written, and what can be read.
+FORMAT_VERSION = 0
+FORMAT_VERSIONS = (0,)
+
+# Block (docs/formats.md).
+BLOCK_HEADER_BYTES = 72
+BLOCK_RAW_BYTES_MAX = 16 * MIB
+BLOCK_RECORDS_MAX = 1 << 20
+BLOCK_BYTES_MAX = BLOCK_HEADER_BYTES + BLOCK_RAW_BYTES_MAX
+SEQUENCE_END = 1 << 63
+PRODUCER_ID_END = 1 << 63
+SLOTS = 1 << 16
+TIME_MS_END = 1 << 53  # timestamps lie between -2^53 and 2^53 ms, so that JSON can carry them
+
+# Names of headers and tags, inside a block.
+NAME_BYTES_MAX = 65_535
+NAMES_MAX = 65_535
+HEADERS_PER_RECORD_MAX = 65_535
+
+# Object.
+INDEX_HEAD_BYTES = 24
+BATCH_ENTRY_BYTES = 64
+BLOCK_ENTRY_BYTES = 64
+TRAILER_BYTES = 32
+OBJECT_META_BYTES_MAX = 1 * MIB
+OBJECT_BLOCKS_MAX = 1 << 20
+OBJECT_BATCHES_MAX = 1 << 16
+
+# Pointer.
+POINTER_BYTES_MAX = 64 * KIB
+POINTER_RANGES_MAX = 512
+
+# Names.
+NAME_CHARS_MAX = 249
+
+# Frames.
+FRAME_PREFIX_BYTES = 16
+CONTROL_BODY_BYTES_MAX = 4 * MIB
+READ_BYTES_MAX = 8 * MIB
+POLL_BYTES_MAX = 1 * MIB
+STREAMS_PER_CONNECTION_MAX = 16_384

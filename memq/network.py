@@ -1,0 +1,122 @@
+"""The one door to the network, and the bundle of clock, randomness and network that shells get.
+
+Nothing else in the package opens sockets, reads time or draws numbers; the simulation puts its own
+three in place of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from memq.clock import Clock, SystemClock
+from memq.errors import UnreachableError
+
+Address = tuple[str, int]
+ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
+
+
+class Listener(Protocol):
+    """A bound port. `close` stops accepting; connections that are open stay open."""
+
+    @property
+    def address(self) -> Address:
+        """The address that is bound, with the real port."""
+        ...
+
+    def close(self) -> None:
+        """Stop accepting."""
+        ...
+
+
+class Network(Protocol):
+    """Streams of bytes between addresses, by asyncio's transports and buffered protocols.
+
+    Promises: bytes arrive in order and unchanged, or the connection is lost.
+    Non-promises: a lost connection may be noticed late or never; written bytes may be lost with it.
+    Raises: UnreachableError when there is nobody, or nobody answers in time.
+    """
+
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
+        """Bind `host:port` (port 0: any free one) and make a protocol for each connection."""
+        ...
+
+    async def connect(
+        self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+    ) -> asyncio.BufferedProtocol:
+        """Connect and return the protocol, after its `connection_made`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SocketListener:
+    """A listening TCP socket of the running event loop."""
+
+    server: asyncio.Server
+    address: Address
+
+    def close(self) -> None:
+        """See `Listener.close`."""
+        self.server.close()
+
+
+class SocketNetwork:
+    """TCP by the running event loop."""
+
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
+        """See `Network.listen`. The backlog lets thousands of clients come at once."""
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(factory, host, port, backlog=4096)
+        except OSError as error:
+            raise UnreachableError(
+                f"can't listen on {host}:{port}: {error.strerror or error}",
+                hint="choose another port, or 0 for any free one",
+            ) from error
+        bound = server.sockets[0].getsockname()
+        return SocketListener(server, (bound[0], bound[1]))
+
+    async def connect(
+        self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+    ) -> asyncio.BufferedProtocol:
+        """See `Network.connect`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, protocol = await loop.create_connection(factory, host, port)
+        except TimeoutError as error:
+            raise UnreachableError(f"{host}:{port} did not answer in {timeout_s:g} s") from error
+        except OSError as error:
+            raise UnreachableError(f"can't reach {host}:{port}: {error.strerror or error}") from error
+        return protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What a shell needs of the outside: time, randomness, network."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    random: random.Random = field(default_factory=random.SystemRandom)
+    network: Network = field(default_factory=SocketNetwork)
+
+
+def parse_address(text: str, default_port: int = 9876) -> Address:
+    """Parse `host`, `host:port` or `[v6]:port`.
+
+    Raises: UnreachableError when the port is not a number from 0 to 65535.
+    """
+    host, separator, port = text.strip().rpartition(":")
+    if not separator or (host.count(":") and not host.endswith("]")):
+        return text.strip().strip("[]"), default_port
+    if not port.isdigit() or int(port) > 65535:
+        raise UnreachableError(f"bad port '{port}' in address '{text}'", hint="write HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def format_address(address: Address) -> str:
+    """Write an address as `host:port`, with brackets around an IPv6 host."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,72 @@
+"""The one door to threads: a bounded pool that runs blocking calls for the parts that have no other way.
+
+Those are the filesystem store and the SQLite files. Everything else runs on the event loop, so that the simulation can
+run it on virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from memq.errors import ClosedError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ThreadPool:
+    """At most `threads_max` threads of one owner, started when needed.
+
+    The calls that wait for a thread are as many as coroutines await them: whoever starts those bounds them.
+    """
+
+    def __init__(self, name: str, threads_max: int) -> None:
+        self._name = name
+        self._executor = ThreadPoolExecutor(threads_max, f"memq-{name}")
+        self._calls: dict[Future[Any], None] = {}
+        self._closed = False
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` in a thread and return what it returns.
+
+        A cancellation waits for a call that runs already: its thread may still read the caller's buffers. A call
+        that has no thread yet is given up at once.
+        Raises: ClosedError, and what the function raises.
+        """
+        if self._closed:
+            raise ClosedError(f"{self._name} is closed")
+        call = self._executor.submit(function, *args, **kwargs)
+        self._calls[call] = None
+        call.add_done_callback(self._calls.pop)
+        waiting = asyncio.wrap_future(call)
+        try:
+            await asyncio.wait((waiting,))  # it leaves the call alone when this is cancelled
+        except asyncio.CancelledError:
+            if not call.cancel():
+                await _settle(waiting)
+            raise
+        return waiting.result()
+
+    async def close(self) -> None:
+        """Refuse new calls, wait for those that run or wait, end the threads; closing twice is fine."""
+        self._closed = True
+        for call in list(self._calls):
+            await _settle(asyncio.wrap_future(call))
+        self._executor.shutdown(wait=True)
+
+
+async def _settle(waiting: asyncio.Future[T]) -> None:
+    """Wait until the call is done; a cancellation that comes meanwhile is raised then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.wait((waiting,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not waiting.cancelled():
+        waiting.exception()  # seen: whoever waited for it is gone
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,212 @@
+"""Topics, partitions, slots, positions and names: the words that every part shares."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import zlib
+from dataclasses import dataclass, field
+
+import msgspec
+
+from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, UnknownSettingError
+from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, SLOTS
+
+CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+
+
+def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str:
+    """Return `name` when it is in Kafka's grammar; `internal` allows the reserved prefix `_memq`.
+
+    Raises: InvalidNameError, with a shortened name when it is long.
+    """
+    shown = ascii(name if len(name) <= 60 else name[:57] + "...")
+    if len(name) > NAME_CHARS_MAX:
+        raise InvalidNameError(f"{what} name {shown} has {len(name)} characters, {NAME_CHARS_MAX} are allowed")
+    if not _NAME.match(name) or name in (".", ".."):
+        raise InvalidNameError(f"{what} name {shown} is not allowed")
+    if name.startswith("_memq") and not internal:
+        raise InvalidNameError(f"{what} name {shown} starts with the reserved prefix '_memq'")
+    return name
+
+
+def slot_of_key(key: bytes | bytearray | memoryview) -> int:
+    """Return the hash slot of a key: `crc32(key) >> 16`, 0 to 65535."""
+    return zlib.crc32(key) >> 16
+
+
+class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a topic promises and how it is batched. Times in ms, sizes in bytes; 0 means no bound for retention."""
+
+    retention_ms: int = 7 * 24 * 3_600_000
+    retention_bytes: int = 0
+    delivery_timeout_ms: int = 120_000  # D: producers give up after it
+    stale_publish_ms: int = 30_000  # S: the queue refuses pointers that are older
+    dedup_window_ms: int = 300_000  # W: what the owner remembers of the queue
+    batch_bytes_max: int = 8 * MIB
+    batch_blocks_max: int = 4_096
+    batch_age_ms_max: int = 500  # a batch is sealed at this age at the latest
+    seal_when_idle: bool = True  # seal as soon as an upload slot is free: least latency, most PUTs
+    uploads_in_flight_max: int = 4
+    ring_slots: int = 16
+    record_bytes_max: int = 1 * MIB
+
+    def check(self) -> TopicSettings:
+        """Return itself when the values hold, alone and together.
+
+        Raises: InvalidSettingError naming the setting and the bound.
+        """
+        bounds = {
+            "retention_ms": (0, 1 << 52),
+            "retention_bytes": (0, 1 << 52),
+            "delivery_timeout_ms": (1_000, 86_400_000),
+            "stale_publish_ms": (1_000, 3_600_000),
+            "dedup_window_ms": (1_000, 7 * 86_400_000),
+            "batch_bytes_max": (4 * KIB, 256 * MIB),
+            "batch_blocks_max": (1, 65_536),
+            "batch_age_ms_max": (0, 600_000),
+            "uploads_in_flight_max": (1, 64),
+            "ring_slots": (2, 256),
+            "record_bytes_max": (1, BLOCK_RAW_BYTES_MAX - 64),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidSettingError(f"setting {name} = {value} is outside {low} to {high}")
+        window = self.delivery_timeout_ms + 2 * (self.stale_publish_ms + CLOCK_ERROR_MS)
+        if self.dedup_window_ms < window:
+            raise InvalidSettingError(
+                f"setting dedup_window_ms = {self.dedup_window_ms} is below {window}",
+                hint="keep dedup_window_ms >= delivery_timeout_ms + 2 x (stale_publish_ms + 20000)",
+            )
+        if self.retention_ms and self.retention_ms < self.dedup_window_ms:
+            raise InvalidSettingError(
+                f"setting retention_ms = {self.retention_ms} is below dedup_window_ms = {self.dedup_window_ms}"
+            )
+        return self
+
+
+def parse_settings(settings: dict[str, int | bool | str], base: TopicSettings) -> TopicSettings:
+    """Return `base` with `settings` in place, checked.
+
+    Raises: UnknownSettingError with a near name, InvalidSettingError.
+    """
+    known = TopicSettings.__struct_fields__
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise UnknownSettingError(
+                f"unknown topic setting '{name[:60]}'", hint=f"did you mean '{near[0]}'?" if near else ""
+            )
+    values = {name: getattr(base, name) for name in known} | settings
+    try:
+        return msgspec.convert(values, TopicSettings, strict=False).check()
+    except msgspec.ValidationError as error:
+        raise InvalidSettingError(f"bad topic setting: {error}") from error
+
+
+class PartitionSlots(msgspec.Struct, frozen=True, kw_only=True):
+    """One write partition of a topic: its slot range, first and last, and the read partition its pointers go to."""
+
+    partition: int
+    slot_first: int
+    slot_last: int
+    read_partition: int
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as the coordinator stores it. `id` is 32 hex digits, never used again; `version` counts alterations."""
+
+    name: str
+    id: str
+    created_ms: int
+    settings: TopicSettings = TopicSettings()
+    map_version: int = 1
+    partitions: tuple[PartitionSlots, ...] = ()
+    version: int = 1
+
+    @property
+    def id_bytes(self) -> bytes:
+        """The topic id as its 16 bytes."""
+        return bytes.fromhex(self.id)
+
+    @property
+    def read_partitions(self) -> int:
+        """How many read partitions the topic has."""
+        return 1 + max(part.read_partition for part in self.partitions)
+
+    def partition_of_slot(self, slot: int) -> int:
+        """Return the write partition whose slot range holds `slot`."""
+        for part in self.partitions:
+            if part.slot_first <= slot <= part.slot_last:
+                return part.partition
+        raise InvalidRequestError(f"slot {slot} of topic '{self.name}' has no partition")
+
+
+def equal_slots(count: int) -> tuple[PartitionSlots, ...]:
+    """Share the 65,536 slots among `count` write partitions as evenly as possible, each with its own read partition."""
+    if not 1 <= count <= 4_096:
+        raise InvalidRequestError(f"{count} partitions are outside 1 to 4096")
+    edges = [SLOTS * number // count for number in range(count + 1)]
+    return tuple(
+        PartitionSlots(partition=n, slot_first=edges[n], slot_last=edges[n + 1] - 1, read_partition=n)
+        for n in range(count)
+    )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """Where a consumer stands: the next record to deliver. As text `0:17:3`."""
+
+    read_partition: int
+    pointer_offset: int
+    record_index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.read_partition}:{self.pointer_offset}:{self.record_index}"
+
+    @property
+    def offset(self) -> int:
+        """The position as one growing integer that fits Kafka's int64: pointer offset << 24 | record index."""
+        return self.pointer_offset << 24 | self.record_index
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Parse `read partition:pointer offset:record index`.
+
+        Raises: InvalidRequestError for anything else.
+        """
+        parts = text.split(":")
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 17 for part in parts):
+            raise InvalidRequestError(f"bad position '{text[:60]}'", hint="write it as 0:17:3")
+        return cls(int(parts[0]), int(parts[1]), int(parts[2]))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReadPartition:
+    """One partition of the notification queue: a topic made again under the same name has another id."""
+
+    topic: str
+    topic_id: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How much a write partition committed: records and stored bytes, since its creation."""
+
+    records: int = 0
+    bytes: int = 0
+
+    def plus(self, records: int, count: int) -> Totals:
+        """Return these totals with `records` records in `count` bytes added."""
+        return Totals(self.records + records, self.bytes + count)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a group stored for one read partition: the next position, and how much lies before it."""
+
+    position: Position
+    totals: Totals = field(default_factory=Totals)
