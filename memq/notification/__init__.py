@@ -1,0 +1,200 @@
+"""The log of what was committed: the ports of the notification queue, one file per queue.
+
+An entry of the queue is one pointer (its bytes are opaque here). A read partition is an ordered log of
+entries with growing offsets. Every entry has a queue time: the moment, in Unix ms, of its owner's last
+proof of ownership, and the queue refuses what is stale by its own rule (see `PointerWriter`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from memq.topic import Committed, ReadPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One pointer in the queue: offset, queue time in Unix ms, its bytes."""
+
+    offset: int
+    time_ms: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a read partition holds: offsets from `begin` up to, not with, `end`."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What an owner publishes: the pointer and what the queue needs to refuse it when it is stale.
+
+    `write_partition` and `epoch` fence in queues that can compare them; `time_ms` is the queue time.
+    """
+
+    partition: ReadPartition
+    write_partition: int
+    epoch: int
+    time_ms: int
+    body: bytes
+
+
+class PointerWriter(Protocol):
+    """Publishes pointers.
+
+    Promises: when `publish` returns, the entry is durable and every reader sees it; offsets in a read
+    partition only grow, and when nobody else wrote, the next offset follows on the last. A queue refuses
+    either a lower epoch than the highest that it holds of that write partition (sqlite, memory), or a
+    queue time older than `stale_publish_ms` (kafka; memory when asked to).
+    Non-promises: after QueueError, a timeout or a cancelled call the entry may be there or appear later.
+    QueueRefusedError does not mean absent either: an earlier try may be in the log.
+    Raises: EpochFencedError (sqlite, memory: a higher epoch is there), QueueRefusedError (too old),
+    QueueError (may pass), NotFoundError (no such partition), TooLargeError.
+    """
+
+    async def publish(self, publication: Publication) -> int:
+        """Append one entry and return its offset."""
+        ...
+
+
+class PointerReader(Protocol):
+    """Reads pointers.
+
+    Promises: entries come in order of offset, none left out between `begin` and `end`; what one read has
+    shown, every later read shows, until retention takes it.
+    Non-promises: offsets need not be dense (retention, or the queue's own records).
+    Raises: QueueError (may pass), NotFoundError (no such partition).
+    """
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        """Return entries from `offset` on, at most about `bytes_max` but at least one when there is one.
+
+        Returns at once, empty at the end. An offset below `begin` starts at `begin`.
+        """
+        ...
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """Return the first offset that is there, and the next entry's or a bound above all there are."""
+        ...
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        """Return the least offset whose queue time is at least `time_ms`; the end when there is none.
+
+        Every entry with a queue time at or after `time_ms` lies at or behind it.
+        """
+        ...
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        """Return when one of the partitions holds an entry at or behind its offset, or after `timeout_s`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a group member holds: its generation, what it may read, and what it must give back.
+
+    A member delivers only `assigned`. `revoking` is what it still holds and must release (finish, commit,
+    then name it in the next heartbeat's `released`); only then does another member get it.
+    """
+
+    generation: int
+    assigned: tuple[ReadPartition, ...]
+    revoking: tuple[ReadPartition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """One consumer group for people: members with what they hold, and what is committed."""
+
+    group: str
+    generation: int
+    members: dict[str, tuple[ReadPartition, ...]]
+    committed: dict[ReadPartition, Committed]
+
+
+class Groups(Protocol):
+    """Consumer groups: membership with generations, and committed positions with totals.
+
+    Promises: at any time a partition is assigned to at most one member of a group; a member that is
+    silent for its session timeout loses everything at once; a commit by a member that does not hold the
+    partition in its generation is refused whole. Positions of partitions outlive members.
+    Raises: GenerationFencedError, QueueError, NotFoundError (group), InvalidNameError,
+    InvalidRequestError (reset or delete while members are active).
+    """
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """Enter the group, or change the partitions that the member wants to share in."""
+        ...
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        """Say that the member lives, give back `released`, and learn the current membership."""
+        ...
+
+    async def leave(self, group: str, member: str) -> None:
+        """Give everything back at once; leaving twice is fine."""
+        ...
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """Store positions, all or none.
+
+        A member "" with generation -1 commits from outside the membership: allowed only while the group has
+        no members.
+        """
+        ...
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """Return what is stored for those of `partitions` that have something."""
+        ...
+
+    async def groups(self) -> Sequence[str]:
+        """Return the names of all groups, sorted."""
+        ...
+
+    async def describe(self, group: str) -> GroupState:
+        """Return members and positions."""
+        ...
+
+    async def delete_group(self, group: str) -> None:
+        """Delete a group without members, with its positions."""
+        ...
+
+
+class PartitionAdmin(Protocol):
+    """Makes, trims and removes read partitions.
+
+    Raises: QueueError, NotFoundError.
+    """
+
+    async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
+        """Make partitions that are not there yet; making one twice is fine."""
+        ...
+
+    async def trim(self, partition: ReadPartition, before: int) -> None:
+        """Delete the entries below offset `before`; offsets are never used again."""
+        ...
+
+    async def drop(self, partitions: Sequence[ReadPartition]) -> None:
+        """Delete partitions with their entries and the groups' positions in them."""
+        ...
+
+
+class NotificationQueue(PointerWriter, PointerReader, Groups, PartitionAdmin, Protocol):
+    """Everything that a broker needs of a queue."""
+
+    async def check(self) -> None:
+        """Prove that the queue answers; raise what stands in the way."""
+        ...
+
+    async def close(self) -> None:
+        """End threads and connections."""
+        ...

@@ -1,0 +1,86 @@
+"""Where objects live: the ports for reading and writing immutable objects, one file per handler."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEntry:
+    """One object of a listing: key, size in bytes, time of writing in Unix ms."""
+
+    key: str
+    size: int
+    modified_ms: int
+
+
+class ObjectReader(Protocol):
+    """Reads objects.
+
+    Promises: an object that was put is read whole and unchanged by everyone at once, or not at all.
+    Non-promises: a listing need not show an object that is being put; its order is by key.
+    Raises: NotFoundError for a key that is not there; StoreError for what may pass;
+    CorruptDataError when the object is shorter than the range that was asked for;
+    DeniedError for missing permissions; InvalidRequestError for a key that breaks the grammar.
+    """
+
+    async def get(self, key: str) -> bytes:
+        """Return the whole object."""
+        ...
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`; fewer are an error, never a short answer."""
+        ...
+
+    async def size(self, key: str) -> int:
+        """Return the object's size in bytes."""
+        ...
+
+    def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+        """Yield the objects whose key starts with `prefix`, by key."""
+        ...
+
+
+class ObjectWriter(Protocol):
+    """Writes and deletes objects.
+
+    Promises: `put` is put-if-absent: when two race, one wins and the other's bytes are nowhere. When it
+    returns, the object survives the loss of power. Putting the same bytes again under the same key
+    succeeds, so a put whose answer was lost can be repeated. `delete` of what is absent succeeds.
+    Non-promises: after StoreError or a cancelled call the object may be there or appear later.
+    Raises: ObjectExistsError when other bytes lie under the key; StoreError for what may pass (also a
+    full disk); DeniedError for missing permissions.
+    """
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        """Store the joined `buffers` under `key`; `checksum` is their crc32c.
+
+        The buffers must not change until the call ends, also when it is cancelled: the implementation
+        waits for its own readers before it lets a cancellation through.
+        """
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Delete one object."""
+        ...
+
+
+class StorageHandler(ObjectReader, ObjectWriter, Protocol):
+    """Reads and writes objects; `close` ends its threads and connections."""
+
+    @property
+    def url(self) -> str:
+        """Where the objects lie, for people and for clients that open the store themselves: `file:///…`, `memory:`."""
+        ...
+
+    async def check(self) -> None:
+        """Prove that objects can be written, read and deleted; raise what stands in the way."""
+        ...
+
+    async def close(self) -> None:
+        """End threads and connections."""
+        ...
