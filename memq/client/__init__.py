@@ -1,0 +1,1 @@
+"""What users hold: producer, consumer and admin, sync and asyncio shells over the same pure machines."""

@@ -1,0 +1,81 @@
+"""The state machine of one connection, the same for both sides: who may say what, and when."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from memq.errors import ProtocolError
+from memq.protocol.frames import Api
+
+
+class Side(Enum):
+    """The two ends of a connection."""
+
+    CLIENT = auto()
+    BROKER = auto()
+
+
+class State(Enum):
+    """GREETING until both HELLOs were said, READY, DRAINING once the broker said so, CLOSED."""
+
+    GREETING = auto()
+    READY = auto()
+    DRAINING = auto()
+    CLOSED = auto()
+
+
+_REQUESTS = frozenset(
+    {
+        Api.OPEN,
+        Api.CLOSE,
+        Api.WRITE,
+        Api.METADATA,
+        Api.READ,
+        Api.POLL,
+        Api.COMMIT,
+        Api.JOIN,
+        Api.HEARTBEAT,
+        Api.ADMIN,
+        Api.FORWARD,
+    }
+)
+_ANSWERS = (_REQUESTS - {Api.WRITE}) | {Api.ACK, Api.NACK, Api.THROTTLE, Api.DRAINING, Api.REDIRECT, Api.ERROR}
+
+# state -> who speaks -> what may be said -> the state after it (the same state where none is named)
+ALLOWED: dict[State, dict[Side, frozenset[Api]]] = {
+    State.GREETING: {Side.CLIENT: frozenset({Api.HELLO}), Side.BROKER: frozenset({Api.HELLO, Api.ERROR})},
+    State.READY: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
+    State.DRAINING: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
+    State.CLOSED: {Side.CLIENT: frozenset(), Side.BROKER: frozenset()},
+}
+NEXT: dict[tuple[State, Side, Api], State] = {
+    (State.GREETING, Side.BROKER, Api.HELLO): State.READY,
+    (State.GREETING, Side.BROKER, Api.ERROR): State.CLOSED,
+    (State.READY, Side.BROKER, Api.DRAINING): State.DRAINING,
+}
+
+
+class Conversation:
+    """Follows one connection. Both sides feed it every frame that is said, in order.
+
+    WRITE and the stream frames may be left out while the state is READY or DRAINING: they are allowed there.
+    """
+
+    def __init__(self) -> None:
+        self.state = State.GREETING
+        self._client_said_hello = False
+
+    def said(self, side: Side, api: int) -> None:
+        """Note a frame. Raises: ProtocolError when `side` may not say this now."""
+        if api not in ALLOWED[self.state][side]:
+            name = Api(api).name if api in Api.__members__.values() else str(api)
+            raise ProtocolError(f"{side.name.lower()} said {name} in state {self.state.name}")
+        if self.state is State.GREETING and side is Side.CLIENT:
+            if self._client_said_hello:
+                raise ProtocolError("client said HELLO twice")
+            self._client_said_hello = True
+        self.state = NEXT.get((self.state, side, Api(api)), self.state)
+
+    def close(self) -> None:
+        """Note that the connection is gone."""
+        self.state = State.CLOSED

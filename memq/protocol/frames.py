@@ -1,0 +1,199 @@
+"""Frames: a 16-byte prefix and a body. Bytes to frames and back, without I/O (tables in docs/formats.md)."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from memq.errors import ProtocolError, TooLargeError, UnsupportedVersionError
+from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BYTES, KIB, READ_BYTES_MAX
+
+PREFIX = struct.Struct("<IBBHQ")  # body length, api, flags, stream, argument
+WRITE_PREFIX = struct.Struct("<IBBHq")  # a WRITE's argument is signed
+ACK = struct.Struct("<IBBHQII")  # the whole frame: prefix, epoch, 0
+HELLO_MAGIC = int.from_bytes(b"memqP1\r\n", "little")
+HELLO_BODY_BYTES_MAX = 4 * KIB
+VERSIONS = (0, 0)  # least and greatest protocol version that this package speaks
+
+
+class Api(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    OPEN = 2
+    CLOSE = 3
+    WRITE = 4
+    ACK = 5
+    NACK = 6
+    THROTTLE = 7
+    DRAINING = 8
+    REDIRECT = 9
+    METADATA = 10
+    READ = 11
+    POLL = 12
+    COMMIT = 13
+    JOIN = 14
+    HEARTBEAT = 15
+    ADMIN = 16
+    FORWARD = 17
+    ERROR = 18
+
+
+class AckLevel(IntEnum):
+    """What an ack promises: nothing, checked and held by the broker, stored with its pointer in the queue."""
+
+    NONE = 0
+    ONE = 1
+    ALL = 2
+
+
+BODY_BYTES_MAX: dict[int, int] = {int(api): CONTROL_BODY_BYTES_MAX for api in Api} | {
+    Api.HELLO: HELLO_BODY_BYTES_MAX,
+    Api.WRITE: BLOCK_BYTES_MAX,
+    Api.FORWARD: BLOCK_BYTES_MAX + KIB,
+    Api.READ: READ_BYTES_MAX,
+    Api.ACK: ACK.size - FRAME_PREFIX_BYTES,
+    Api.NACK: 64 * KIB,
+    Api.THROTTLE: 4 * KIB,
+    Api.DRAINING: 4 * KIB,
+    Api.REDIRECT: 4 * KIB,
+}
+
+
+class Frame(NamedTuple):
+    """One received frame; `body` is a view that holds until the receiver returns."""
+
+    api: int
+    flags: int
+    stream: int
+    argument: int
+    body: bytes | bytearray | memoryview
+
+
+def encode_frame(api: int, stream: int, argument: int, body: bytes = b"", flags: int = 0) -> bytes:
+    """Build a control frame. Raises TooLargeError when the body is over the api's bound."""
+    if len(body) > BODY_BYTES_MAX[api]:
+        raise TooLargeError(f"{Api(api).name} body of {len(body)} bytes is over {BODY_BYTES_MAX[api]}")
+    return PREFIX.pack(len(body), api, flags, stream, argument) + body
+
+
+def encode_ack(level: int, stream: int, next_sequence: int, epoch: int) -> bytes:
+    """Build an ACK frame: all records below `next_sequence` of the stream are acked at `level`."""
+    return ACK.pack(8, Api.ACK, level, stream, next_sequence, epoch, 0)
+
+
+def check_prefix(length: int, api: int) -> None:
+    """Refuse an unknown api or a length over its bound, before anything is allocated.
+
+    Raises: ProtocolError.
+    """
+    bound = BODY_BYTES_MAX.get(api)
+    if bound is None:
+        raise ProtocolError(f"unknown api {api} in a frame prefix")
+    if length > bound:
+        raise ProtocolError(f"{Api(api).name} frame declares {length} bytes, {bound} are allowed")
+
+
+class ForeignProtocolError(ProtocolError):
+    """The first bytes of a connection are those of another protocol."""
+
+    code = "foreign-protocol"
+
+    def __init__(self, protocol: str) -> None:
+        super().__init__(
+            f"this port speaks memq's protocol, but the first bytes are {protocol}",
+            hint="connect with a memq client; health and metrics are on the HTTP port",
+        )
+        self.protocol = protocol
+
+
+_HTTP_STARTS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI ")
+
+
+def check_hello_start(start: bytes) -> None:
+    """Judge the first bytes of a connection (4 are enough to name HTTP or TLS, 16 to be sure of a HELLO).
+
+    Raises: ForeignProtocolError naming what it looks like.
+    """
+    if start[:4] in _HTTP_STARTS:
+        raise ForeignProtocolError("HTTP")
+    if start[:2] == b"\x16\x03":
+        raise ForeignProtocolError("TLS")
+    if len(start) >= 8 and start[0] == 0 and start[4] == 0 and start[5] <= 0x60 and start[6] == 0:
+        raise ForeignProtocolError("Kafka")  # big-endian size, api key 0 to 96, api version
+    if len(start) < FRAME_PREFIX_BYTES:
+        return
+    length, api, _, _, argument = PREFIX.unpack_from(start)
+    if api != Api.HELLO or argument != HELLO_MAGIC:
+        raise ForeignProtocolError(f"unknown ({start[:16].hex()})")
+    if length > HELLO_BODY_BYTES_MAX:
+        raise ProtocolError(f"HELLO frame declares {length} bytes, {HELLO_BODY_BYTES_MAX} are allowed")
+
+
+class FrameReader:
+    """Received bytes in, frames out: for the side that gets control frames and READ's answers.
+
+    The owner writes into `get_buffer()` and calls `received(count)`. A body that is larger than the
+    buffer gets a buffer of its own, so that it is received without a copy; small frames share one.
+    """
+
+    def __init__(self, buffer_bytes: int = 64 * KIB) -> None:
+        self._shared = bytearray(buffer_bytes)
+        self._filled = 0
+        self._large: bytearray | None = None
+        self._large_prefix: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self._large_filled = 0
+
+    def get_buffer(self) -> memoryview:
+        """Return where the next bytes go; never empty."""
+        if self._large is not None:
+            return memoryview(self._large)[self._large_filled :]
+        return memoryview(self._shared)[self._filled :]
+
+    def received(self, count: int) -> list[Frame]:
+        """Take `count` bytes that were written into the buffer; return the frames that are complete now.
+
+        Bodies are copies, or buffers that belong to the caller. Raises: ProtocolError.
+        """
+        if self._large is not None:
+            self._large_filled += count
+            if self._large_filled < len(self._large):
+                return []
+            frame = Frame(*self._large_prefix, self._large)
+            self._large = None
+            return [frame]
+        self._filled += count
+        return self._take_frames()
+
+    def _take_frames(self) -> list[Frame]:
+        frames: list[Frame] = []
+        buffer, at, end = self._shared, 0, self._filled
+        while end - at >= FRAME_PREFIX_BYTES:
+            length, api, flags, stream, argument = PREFIX.unpack_from(buffer, at)
+            check_prefix(length, api)
+            start = at + FRAME_PREFIX_BYTES
+            if start + length > end:
+                if FRAME_PREFIX_BYTES + length > len(buffer):
+                    self._large = bytearray(length)
+                    self._large_prefix = (api, flags, stream, argument)
+                    self._large[: end - start] = buffer[start:end]
+                    self._large_filled = end - start
+                    at = end
+                break
+            frames.append(Frame(api, flags, stream, argument, bytes(buffer[start : start + length])))
+            at = start + length
+        if at:
+            buffer[: end - at] = buffer[at:end]
+            self._filled = end - at
+        return frames
+
+
+def check_version(least: int, greatest: int) -> int:
+    """Return the greatest protocol version that both sides speak. Raises: UnsupportedVersionError."""
+    version = min(VERSIONS[1], greatest)
+    if version < max(VERSIONS[0], least):
+        raise UnsupportedVersionError(
+            f"the peer speaks protocol versions {least} to {greatest}, this side {VERSIONS[0]} to {VERSIONS[1]}"
+        )
+    return version

@@ -1,0 +1,369 @@
+"""The JSON bodies of control frames as typed structs, and how they are read and written."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from memq.errors import MemqError, MovedError, ProtocolError, error_from_wire, kind_of
+from memq.topic import Topic
+
+_encoder = msgspec.json.Encoder()
+_decoders: dict[object, msgspec.json.Decoder[object]] = {}
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+def encode_message(message: msgspec.Struct) -> bytes:
+    """Return the message as JSON."""
+    return _encoder.encode(message)
+
+
+def decode_message(body: bytes | bytearray | memoryview, kind: type[Message]) -> Message:
+    """Read a message; unknown fields are passed over. Raises: ProtocolError with what is wrong."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        return decoder.decode(body)  # type: ignore[return-value]  # the table maps each type to its decoder
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"bad {kind.__name__} message: {error}") from error
+
+
+class Hello(msgspec.Struct, kw_only=True):
+    """First frame of a client: the protocol versions that it speaks."""
+
+    least_version: int
+    greatest_version: int
+    client: str = ""
+
+
+class HelloAnswer(msgspec.Struct, kw_only=True):
+    """First frame of a broker. The connection's clock starts when it is written and when it is read."""
+
+    version: int
+    broker: str
+    cluster: str
+    memq: str = ""
+
+
+class Open(msgspec.Struct, kw_only=True):
+    """Bind the frame's stream to a partition for one producer, from its oldest live sequence on.
+
+    `acks` is an `AckLevel`; `map_version` is the partition map that the producer knows.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    producer: str  # 16 hex digits
+    acks: int
+    sequence: int
+    producer_epoch: int = 0
+    map_version: int = 0
+
+
+class OpenAnswer(msgspec.Struct, kw_only=True):
+    """The stream is open: WRITE from `sequence` on. `epoch` is the owner's."""
+
+    epoch: int
+    sequence: int
+
+
+class Close(msgspec.Struct, kw_only=True):
+    """The producer is done with the stream: what it sent, and which sequences it gave up (half-open ranges)."""
+
+    next_sequence: int
+    burned: list[tuple[int, int]] = []
+
+
+class Done(msgspec.Struct, kw_only=True):
+    """An answer without content."""
+
+
+class Nack(msgspec.Struct, kw_only=True):
+    """A block was not taken, or a request failed: `code` and `kind` as in memq.errors."""
+
+    code: str
+    kind: str
+    text: str
+    hint: str = ""
+    retry_after_ms: int = 0
+    address: str = ""
+
+
+class Throttle(msgspec.Struct, kw_only=True):
+    """Over capacity: the stream is closed; open it again after `retry_after_ms`."""
+
+    retry_after_ms: int
+    text: str = ""
+
+
+class Redirect(msgspec.Struct, kw_only=True):
+    """The partition lives elsewhere: the stream is closed. An empty address means: ask for metadata."""
+
+    address: str = ""
+    epoch: int = 0
+
+
+class Draining(msgspec.Struct, kw_only=True):
+    """The broker is leaving: it still acks what it holds and takes nothing new."""
+
+    retry_after_ms: int = 0
+
+
+class MetadataRequest(msgspec.Struct, kw_only=True):
+    """Ask for topics by name; None means all. `create` makes missing ones where the broker allows it."""
+
+    topics: list[str] | None = None
+    create: bool = False
+
+
+class Owner(msgspec.Struct, kw_only=True):
+    """Who owns a write partition now; an empty address means nobody does yet."""
+
+    partition: int
+    epoch: int = 0
+    broker: str = ""
+    address: str = ""
+
+
+class TopicMetadata(msgspec.Struct, kw_only=True):
+    """A topic with the owners of its write partitions."""
+
+    topic: Topic
+    owners: list[Owner] = []
+
+
+class StoreMetadata(msgspec.Struct, kw_only=True):
+    """A store of the cluster: the name that pointers use, and where a client may open it itself."""
+
+    name: str
+    url: str
+
+
+class Metadata(msgspec.Struct, kw_only=True):
+    """What a client needs to know of the cluster; `missing` are topics that do not exist."""
+
+    cluster: str
+    brokers: list[str] = []
+    topics: list[TopicMetadata] = []
+    missing: list[str] = []
+    stores: list[StoreMetadata] = []
+
+
+class ReadRequest(msgspec.Struct, kw_only=True):
+    """Ask for a range of an object; the answer's body is the raw bytes."""
+
+    store: str
+    key: str
+    offset: int
+    length: int
+
+
+class PartitionRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A read partition on the wire."""
+
+    topic: str
+    topic_id: str
+    partition: int
+
+
+class PollFrom(msgspec.Struct, kw_only=True):
+    """Read one partition from an offset."""
+
+    partition: PartitionRef
+    offset: int
+
+
+class PollEntries(msgspec.Struct, tag_field="op", tag="entries", kw_only=True):
+    """Ask for pointers of several partitions; wait up to `wait_ms` when there are none."""
+
+    partitions: list[PollFrom]
+    wait_ms: int = 0
+    bytes_max: int = 1 << 20
+
+
+class PollTime(msgspec.Struct, tag_field="op", tag="time", kw_only=True):
+    """Ask for the least offset with a queue time of at least `time_ms`."""
+
+    partition: PartitionRef
+    time_ms: int
+
+
+class PollSpans(msgspec.Struct, tag_field="op", tag="spans", kw_only=True):
+    """Ask for begin and end of partitions."""
+
+    partitions: list[PartitionRef]
+
+
+class PollRequest(msgspec.Struct, kw_only=True):
+    """One of the questions to the queue."""
+
+    ask: PollEntries | PollTime | PollSpans
+
+
+class WireEntry(msgspec.Struct, kw_only=True):
+    """One pointer with its offset and queue time; the pointer is JSON inside JSON."""
+
+    offset: int
+    time_ms: int
+    pointer: msgspec.Raw
+
+
+class PartitionEntries(msgspec.Struct, kw_only=True):
+    """Entries of one partition, with its begin and end at the time of the answer."""
+
+    partition: PartitionRef
+    begin: int
+    end: int
+    entries: list[WireEntry] = []
+
+
+class PollAnswer(msgspec.Struct, kw_only=True):
+    """Answer to every PollRequest: entries or spans by partition, or one offset (`offset` for PollTime)."""
+
+    partitions: list[PartitionEntries] = []
+    offset: int = 0
+
+
+class WireCommitted(msgspec.Struct, kw_only=True):
+    """A committed position of a group, with what lies before it."""
+
+    partition: PartitionRef
+    pointer_offset: int
+    record_index: int
+    records: int = 0
+    bytes: int = 0
+
+
+class CommitRequest(msgspec.Struct, kw_only=True):
+    """Store positions (all or none); with `fetch` read those of the partitions instead."""
+
+    group: str
+    member: str = ""
+    generation: int = -1
+    positions: list[WireCommitted] = []
+    fetch: list[PartitionRef] = []
+
+
+class CommitAnswer(msgspec.Struct, kw_only=True):
+    """The committed positions that were asked for."""
+
+    positions: list[WireCommitted] = []
+
+
+class JoinRequest(msgspec.Struct, kw_only=True):
+    """Enter a group with the read partitions to share, or leave it."""
+
+    group: str
+    member: str
+    partitions: list[PartitionRef] = []
+    session_timeout_ms: int = 10_000
+    leave: bool = False
+
+
+class HeartbeatRequest(msgspec.Struct, kw_only=True):
+    """Say that the member lives, and give back what it released."""
+
+    group: str
+    member: str
+    generation: int
+    released: list[PartitionRef] = []
+
+
+class MembershipAnswer(msgspec.Struct, kw_only=True):
+    """Answer to JOIN and HEARTBEAT."""
+
+    generation: int
+    assigned: list[PartitionRef] = []
+    revoking: list[PartitionRef] = []
+
+
+class CreateTopic(msgspec.Struct, tag_field="op", tag="create-topic", kw_only=True):
+    """Make a topic; with `exist_ok` an existing one is returned as it is."""
+
+    name: str
+    partitions: int = 1
+    settings: dict[str, int | bool | str] = {}
+    exist_ok: bool = False
+
+
+class AlterTopic(msgspec.Struct, tag_field="op", tag="alter-topic", kw_only=True):
+    """Change settings of a topic."""
+
+    name: str
+    settings: dict[str, int | bool | str] = {}
+
+
+class DeleteTopic(msgspec.Struct, tag_field="op", tag="delete-topic", kw_only=True):
+    """Delete a topic with its pointers; its objects go with the sweep."""
+
+    name: str
+
+
+class ListGroups(msgspec.Struct, tag_field="op", tag="list-groups", kw_only=True):
+    """Name all groups."""
+
+
+class DescribeGroup(msgspec.Struct, tag_field="op", tag="describe-group", kw_only=True):
+    """Show a group's members and positions."""
+
+    group: str
+
+
+class DeleteGroup(msgspec.Struct, tag_field="op", tag="delete-group", kw_only=True):
+    """Delete a group that has no members."""
+
+    group: str
+
+
+class AdminRequest(msgspec.Struct, kw_only=True):
+    """One administrative request."""
+
+    ask: CreateTopic | AlterTopic | DeleteTopic | ListGroups | DescribeGroup | DeleteGroup
+
+
+class WireMember(msgspec.Struct, kw_only=True):
+    """A member of a group and what it holds."""
+
+    member: str
+    assigned: list[PartitionRef] = []
+
+
+class WireGroup(msgspec.Struct, kw_only=True):
+    """A group for people."""
+
+    group: str
+    generation: int = 0
+    members: list[WireMember] = []
+    positions: list[WireCommitted] = []
+
+
+class AdminAnswer(msgspec.Struct, kw_only=True):
+    """Answer to an AdminRequest: the topic that was made or altered, or groups."""
+
+    topic: Topic | None = None
+    groups: list[str] = []
+    group: WireGroup | None = None
+
+
+def nack_of(error: MemqError) -> Nack:
+    """Return the wire form of an error."""
+    return Nack(
+        code=error.code,
+        kind=kind_of(type(error)).code,
+        text=str(error),
+        hint=error.hint,
+        retry_after_ms=error.retry_after_ms,
+        address=error.address if isinstance(error, MovedError) else "",
+    )
+
+
+def error_of(nack: Nack) -> MemqError:
+    """Return the error that a peer named."""
+    error = error_from_wire(nack.code, nack.kind, nack.text, nack.retry_after_ms)
+    error.hint = nack.hint or error.hint
+    if isinstance(error, MovedError):
+        error.address = nack.address
+    return error
