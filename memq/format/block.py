@@ -1,0 +1,195 @@
+"""The block's 72-byte header: what it says, whether it holds, and the checksum over all that follows it.
+
+A block is records of one producer for one topic partition. The same bytes go over the wire and into the
+object, so this check runs at the broker for every block in place, and again at the reader.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+from awscrt.checksums import crc32c
+
+from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
+from memq.limits import (
+    BLOCK_HEADER_BYTES,
+    BLOCK_RAW_BYTES_MAX,
+    BLOCK_RECORDS_MAX,
+    FORMAT_VERSIONS,
+    PRODUCER_ID_END,
+    SEQUENCE_END,
+    TIME_MS_END,
+)
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = b"mqB1"
+# magic, checksum | version, codec, flags | payload, raw, count | producer epoch, scope |
+# producer id, first sequence | base, max delta | first slot, last slot | tag bits
+HEADER = struct.Struct("<4sI BBH III II QQ qI HH Q")
+assert HEADER.size == BLOCK_HEADER_BYTES
+CHECKED_FROM = 8  # the checksum covers the block from here to its end
+_unpack = HEADER.unpack_from
+_new = tuple.__new__  # half the cost of NamedTuple's own constructor
+UNPREFIXED = struct.Struct("<BBH III II QQ qI HH Q")  # the header without magic and checksum
+
+CODEC_NONE, CODEC_ZSTD, CODEC_LZ4 = 0, 1, 2
+CODECS = {"none": CODEC_NONE, "zstd": CODEC_ZSTD, "lz4": CODEC_LZ4}
+
+KEY, TIMESTAMP, HEADERS, TAG, NULL_KEYS, NULL_VALUES, EXTENSIONS = 1, 2, 4, 8, 16, 32, 64
+FLAGS_KNOWN = 127
+
+DELTA_SATURATED = 0xFFFF_FFFF  # "at least that": the greatest timestamp is not known
+
+
+class BlockHeader(NamedTuple):
+    """The fields of a block's header, without magic and version.
+
+    A named tuple, not a dataclass: the broker makes one for every block, and at 4 KiB a frozen
+    dataclass of 16 fields would cost more than the checksum of the block.
+    """
+
+    checksum: int
+    codec: int
+    flags: int
+    payload_length: int
+    raw_length: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants of a header
+    producer_epoch: int
+    scope: int
+    producer_id: int
+    first_sequence: int
+    base_ms: int
+    max_delta_ms: int
+    slot_first: int
+    slot_last: int
+    tag_bits: int
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole block, header and payload."""
+        return BLOCK_HEADER_BYTES + self.payload_length
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after the block's last record."""
+        return self.first_sequence + self.count
+
+    @property
+    def least_ms(self) -> int:
+        """The least timestamp, Unix ms."""
+        return self.base_ms
+
+    @property
+    def greatest_ms(self) -> int:
+        """The greatest timestamp, Unix ms, or an upper bound of it; always below 2^53."""
+        if self.max_delta_ms == DELTA_SATURATED:
+            return TIME_MS_END - 1
+        return min(self.base_ms + self.max_delta_ms, TIME_MS_END - 1)
+
+    def describe(self) -> str:
+        """Name the block in messages: producer and sequences."""
+        return f"block {self.producer_id:016x}:{self.first_sequence}+{self.count}"
+
+
+def parse_header(buffer: Buffer, at: int = 0) -> BlockHeader:
+    """Read the header that lies `at` bytes into `buffer`, and check every bound that it can be held against.
+
+    The payload need not be there, and the checksum is not looked at.
+    Raises: CorruptDataError; UnsupportedFormatError for a newer version, codec or flag.
+    """
+    try:
+        fields = _unpack(buffer, at)
+    except struct.error:
+        there = max(len(buffer) - at, 0)
+        raise CorruptDataError(f"block is cut: {there} bytes, its header alone has {BLOCK_HEADER_BYTES}") from None
+    # fmt: off
+    (magic, checksum, version, codec, flags, payload, raw, count,
+     epoch, scope, producer, first, base, delta, low, high, tag_bits) = fields
+    # fmt: on
+    if (
+        magic == MAGIC
+        and version in FORMAT_VERSIONS
+        and codec <= CODEC_LZ4
+        and flags <= FLAGS_KNOWN
+        and (flags & (NULL_KEYS | KEY)) != NULL_KEYS
+        and payload <= raw <= BLOCK_RAW_BYTES_MAX
+        and (codec or payload == raw)
+        and 1 <= count <= BLOCK_RECORDS_MAX
+        and 4 * count <= raw
+        and 0 < producer < PRODUCER_ID_END
+        and first + count <= SEQUENCE_END
+        and -TIME_MS_END < base < TIME_MS_END
+        and low <= high
+    ):
+        # fmt: off
+        return _new(BlockHeader, (
+            checksum, codec, flags, payload, raw, count, epoch, scope, producer, first, base, delta, low, high, tag_bits
+        ))
+        # fmt: on
+    raise _header_error(fields)
+
+
+def _header_error(fields: tuple[Any, ...]) -> MemqError:
+    """Say what is wrong with a header: newer first, so that a newer block is never called damaged."""
+    magic, _, version, codec, flags, payload, raw, count, _, _, producer, first, base, _, low, high, _ = fields
+    if magic != MAGIC:
+        return CorruptDataError(f"block starts with {magic!r}, not with {MAGIC!r}")
+    if version not in FORMAT_VERSIONS:
+        return UnsupportedFormatError(f"block has version {version}, known are {list(FORMAT_VERSIONS)}")
+    if codec > CODEC_LZ4:
+        return UnsupportedFormatError(f"block has codec {codec}, known are {CODECS}")
+    if flags > FLAGS_KNOWN:
+        return UnsupportedFormatError(f"block has flags {flags:#x}, known are {FLAGS_KNOWN:#x}")
+    reasons = {
+        f"flags {flags:#x} have null keys without keys": flags & (NULL_KEYS | KEY) == NULL_KEYS,
+        f"raw length {raw} is over {BLOCK_RAW_BYTES_MAX}": raw > BLOCK_RAW_BYTES_MAX,
+        f"payload length {payload} does not fit raw length {raw}": payload > raw or not (codec or payload == raw),
+        f"record count {count} is outside 1 to {BLOCK_RECORDS_MAX}": not 1 <= count <= BLOCK_RECORDS_MAX,
+        f"{count} records can't lie in {raw} bytes": 4 * count > raw,
+        f"producer id {producer:#x} is outside 1 to 2^63-1": not 0 < producer < PRODUCER_ID_END,
+        f"sequence {first} + {count} is over 2^63": first + count > SEQUENCE_END,
+        f"timestamp {base} is outside -2^53 to 2^53": not -TIME_MS_END < base < TIME_MS_END,
+        f"slots {low} to {high} are no range": low > high,
+    }
+    return CorruptDataError("block header: " + "; ".join(text for text, broken in reasons.items() if broken))
+
+
+def check_block(buffer: Buffer) -> BlockHeader:
+    """Check that `buffer` is exactly one whole block: header, length and checksum.
+
+    Raises: CorruptDataError; UnsupportedFormatError for what is whole but newer.
+    """
+    try:
+        header = parse_header(buffer)
+    except UnsupportedFormatError:
+        # The checksum lies at the same place in every version: what is damaged is not newer.
+        _check_checksum(buffer, int.from_bytes(buffer[4:8], "little"), "block")
+        raise
+    if len(buffer) != BLOCK_HEADER_BYTES + header.payload_length:
+        raise CorruptDataError(f"{header.describe()} has {len(buffer)} bytes, its header says {header.length}")
+    view = buffer if type(buffer) is memoryview else memoryview(buffer)
+    if crc32c(view[CHECKED_FROM:]) != header.checksum:
+        _check_checksum(buffer, header.checksum, header.describe())
+    return header
+
+
+def _check_checksum(buffer: Buffer, stated: int, name: str) -> None:
+    """Raise CorruptDataError when the checksum over `buffer` is not the one stated."""
+    found = crc32c(memoryview(buffer)[CHECKED_FROM:])
+    if found != stated:
+        raise CorruptDataError(f"{name} has checksum {found:08x}, its header says {stated:08x}")
+
+
+def scope_of(topic_id: bytes, partition: int) -> int:
+    """Return the scope of a topic partition: crc32c of topic id (16 bytes) and partition u32."""
+    assert len(topic_id) == 16, f"topic id of {len(topic_id)} bytes"
+    scope: int = crc32c(topic_id + partition.to_bytes(4, "little"))
+    return scope
+
+
+def tag_bit(tag: str) -> int:
+    """Return the bit of a tag in the header's tag bits."""
+    return 1 << (zlib.crc32(tag.encode()) & 63)

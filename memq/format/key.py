@@ -1,0 +1,136 @@
+"""Keys of objects: computed once, at seal, so that a repeated upload meets its own put-if-absent.
+
+    <cluster>/topics/<topic>/<topic id, 8 hex>/<hh>/<date>/<hour>/<partition>-<epoch>-<batch sequence>
+    <cluster>/shared/<hh>/<date>/<hour>/<broker>-<start epoch>-<sequence>
+
+`hh` is the low byte of crc32 of the last part, in hex: 256 prefixes for the store to split on. Numbers are
+zero-padded, so that a listing of one hour has a partition's objects in order; times are UTC.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from memq.errors import InvalidNameError, InvalidRequestError
+from memq.topic import check_name
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SEALED_MS_END = 253_402_300_800_000  # year 10000
+_PLACE = r"(?P<hh>[0-9a-f]{2})/(?P<date>\d{4}-\d\d-\d\d)/(?P<hour>\d\d)/(?P<last>[^/]+)"
+_TOPIC_KEY = re.compile(rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/{_PLACE}", re.ASCII)
+_SHARED_KEY = re.compile(rf"(?P<cluster>[^/]+)/shared/{_PLACE}", re.ASCII)
+_TOPIC_LAST = re.compile(r"(\d{5,10})-(\d{10})-(\d{16})", re.ASCII)
+_SHARED_LAST = re.compile(r"(.+)-(\d{10})-(\d{16})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKey:
+    """What the key of a topic's object says: of the topic id the first 8 hex digits, of the seal the hour."""
+
+    cluster: str
+    topic: str
+    topic_id: str
+    partition: int
+    epoch: int
+    batch_sequence: int
+    hour_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedObjectKey:
+    """What the key of an object with batches of several topics says."""
+
+    cluster: str
+    broker: str
+    start_epoch: int
+    sequence: int
+    hour_ms: int
+
+
+def object_key(
+    cluster: str, topic: str, topic_id: str, partition: int, epoch: int, batch_sequence: int, sealed_ms: int
+) -> str:
+    """Return the key of one batch's object; `topic_id` is the whole id, 32 hex digits."""
+    assert 0 <= partition < 1 << 32, f"partition {partition}"
+    last = f"{partition:05d}-{_number(epoch, 10)}-{_number(batch_sequence, 16)}"
+    return f"{topic_prefix(cluster, topic, topic_id)}{_place(last, sealed_ms)}"
+
+
+def shared_object_key(cluster: str, broker: str, start_epoch: int, sequence: int, sealed_ms: int) -> str:
+    """Return the key of an object with batches of several topics."""
+    last = f"{broker}-{_number(start_epoch, 10)}-{_number(sequence, 16)}"
+    return f"{cluster}/shared/{_place(last, sealed_ms)}"
+
+
+def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:
+    """Return the prefix under which all objects of one topic lie."""
+    return f"{cluster}/topics/{topic}/{topic_id[:8]}/"
+
+
+def parse_object_key(key: str) -> ObjectKey | SharedObjectKey:
+    """Return what a key says.
+
+    Raises: InvalidRequestError for a key that memq does not write.
+    """
+    for pattern, read in ((_TOPIC_KEY, _parse_topic_key), (_SHARED_KEY, _parse_shared_key)):
+        match = pattern.fullmatch(key)
+        parsed = read(match) if match else None
+        if parsed is not None:
+            return parsed
+    raise InvalidRequestError(f"{key[:120]!a} is not the key of an object of memq")
+
+
+def _parse_topic_key(match: re.Match[str]) -> ObjectKey | None:
+    last = _TOPIC_LAST.fullmatch(match["last"])
+    hour_ms = _hour_ms(match)
+    if last is None or hour_ms is None or not _are_names(match["cluster"], match["topic"]):
+        return None
+    numbers = (int(last[1]), int(last[2]), int(last[3]))
+    return ObjectKey(match["cluster"], match["topic"], match["id"], *numbers, hour_ms)
+
+
+def _parse_shared_key(match: re.Match[str]) -> SharedObjectKey | None:
+    last = _SHARED_LAST.fullmatch(match["last"])
+    hour_ms = _hour_ms(match)
+    if last is None or hour_ms is None or not _are_names(match["cluster"], last[1]):
+        return None
+    return SharedObjectKey(match["cluster"], last[1], int(last[2]), int(last[3]), hour_ms)
+
+
+def _are_names(*names: str) -> bool:
+    try:
+        return all(check_name(name, internal=True) for name in names)
+    except InvalidNameError:
+        return False
+
+
+def _hour_ms(match: re.Match[str]) -> int | None:
+    """Return the hour in Unix ms when hour and prefix are as memq writes them."""
+    if match["hh"] != _prefix(match["last"]):
+        return None
+    try:
+        year, month, day = map(int, match["date"].split("-"))
+        hour = datetime(year, month, day, int(match["hour"]), tzinfo=UTC)
+    except ValueError:
+        return None
+    return (hour - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _place(last: str, sealed_ms: int) -> str:
+    assert 0 <= sealed_ms < _SEALED_MS_END, f"sealed at {sealed_ms} ms"
+    sealed = _EPOCH + timedelta(milliseconds=sealed_ms)
+    return f"{_prefix(last)}/{sealed:%Y-%m-%d/%H}/{last}"
+
+
+def _prefix(last: str) -> str:
+    return f"{zlib.crc32(last.encode()) & 0xFF:02x}"
+
+
+def _number(value: int, digits: int) -> str:
+    assert value >= 0, f"{value} is below 0"
+    text = f"{value:0{digits}d}"
+    assert len(text) == digits, f"{value} does not fit {digits} digits"
+    return text

@@ -1,0 +1,341 @@
+"""The pointer: one JSON document in the notification queue, which says where a committed batch lies and what it holds.
+
+Ids, sequences and bit sets are 16 hex digits on the wire and integers in Python; every other integer is below
+2^53, so that any JSON reader keeps it whole. The schema is docs/pointer.schema.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from memq.errors import CorruptDataError, InvalidNameError, InvalidRequestError, TooLargeError, UnsupportedFormatError
+from memq.format.ranges import Range
+from memq.limits import (
+    FORMAT_VERSION,
+    FORMAT_VERSIONS,
+    OBJECT_BLOCKS_MAX,
+    POINTER_BYTES_MAX,
+    POINTER_RANGES_MAX,
+    PRODUCER_ID_END,
+    SEQUENCE_END,
+    SLOTS,
+)
+from memq.topic import Totals, check_name
+
+KINDS = ("data", "opened", "closed", "ended")
+INTEGER_END = 1 << 53
+
+Number = Annotated[int, Meta(ge=0, lt=INTEGER_END)]
+Time = Annotated[int, Meta(gt=-INTEGER_END, lt=INTEGER_END)]
+U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Slot = Annotated[int, Meta(ge=0, lt=SLOTS)]
+BlockNumber = Annotated[int, Meta(ge=0, lt=OBJECT_BLOCKS_MAX)]
+Text = Annotated[str, Meta(max_length=1_024)]
+TopicId = Annotated[str, Meta(pattern="^[0-9a-f]{32}$", max_length=32)]
+Hex = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", max_length=16)]
+_HexRange = tuple[Hex, Hex]
+_NO_BITS = "0" * 16
+
+
+class Location(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a copy of the batch lies. `store` is a name in the cluster's settings, offset and length are bytes."""
+
+    store: str
+    key: Text
+    offset: Number
+    length: Number
+
+
+class Adopted(msgspec.Struct, frozen=True, kw_only=True):
+    """A late pointer that the owner met at `offset` of the queue, and counts from here on."""
+
+    offset: Number
+    epoch: U32
+    batch_sequence: Number
+    records: Number
+    bytes: Number
+
+
+class ProducerRanges(msgspec.Struct, frozen=True):
+    """The sequences of one producer in the batch: ascending half-open ranges."""
+
+    producer: int
+    ranges: tuple[Range, ...]
+
+
+class ProducerEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """What a producer said at its end: the next sequence it would have used, and those it gave up."""
+
+    producer: int
+    next_sequence: int
+    burned: tuple[Range, ...] = ()
+
+
+class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered beyond the dedup window of a producer that can replay after hours."""
+
+    producer: int
+    epoch: U32
+    last_sequence: int = 0
+    batch_id: Text = ""
+    last_seen_ms: Time = 0
+
+
+class _WireProducerRanges(msgspec.Struct, frozen=True):
+    producer: Hex
+    ranges: tuple[_HexRange, ...]
+
+
+class _WireProducerEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    producer: Hex
+    next_sequence: Hex
+    burned: tuple[_HexRange, ...] = ()
+
+
+class _WireNamedProducer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    producer: Hex
+    epoch: U32
+    last_sequence: Hex
+    batch_id: Text = ""
+    last_seen_ms: Time = 0
+
+
+class _Fields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The fields that look the same on the wire and in Python."""
+
+    kind: str
+    cluster: str
+    topic: str
+    topic_id: TopicId
+    partition: U32
+    epoch: U32
+    batch_sequence: Number = 0
+    locations: tuple[Location, ...] = ()
+    records: Number = 0
+    raw_bytes: Number = 0
+    stored_bytes: Number = 0
+    least_ms: Time = 0
+    greatest_ms: Time = 0
+    totals: Totals = Totals()
+    adopted: tuple[Adopted, ...] = ()
+    skip: tuple[BlockNumber, ...] = ()
+    producers_complete: bool = True
+    slots: tuple[Slot, Slot] = (0, SLOTS - 1)
+    checksum: U32 = 0
+    broker: str = ""
+    sealed_ms: Time = 0
+    requires: tuple[Text, ...] = ()
+
+
+class Pointer(_Fields, frozen=True, kw_only=True):
+    """One committed batch (kind `data`), or what an owner or producer says in between.
+
+    `data`: where the batch lies (`locations`), what it holds (`records`, `raw_bytes`, `stored_bytes`, times in
+    Unix ms, `slots`, `tag_bits`, `producers`, `checksum` = crc32c of the batch's bytes) and what lies before it in
+    the write partition (`totals`, plus `adopted`). `skip` has the numbers of blocks that the queue held already.
+    `producers` is cut at POINTER_RANGES_MAX ranges, and then not `producers_complete`: the index has all.
+    `opened`: a new epoch, `totals`, and the `named` producers. `closed`: the end of an epoch. `ended`: what
+    producers reported when they closed, in `ended`. `extra` has the fields that a newer writer added.
+    """
+
+    version: int = FORMAT_VERSION
+    producers: tuple[ProducerRanges, ...] = ()
+    ended: tuple[ProducerEnd, ...] = ()
+    named: tuple[NamedProducer, ...] = ()
+    tag_bits: int = 0
+    extra: dict[str, Any] = {}  # a Struct copies the default
+
+
+class _Wire(_Fields, frozen=True, kw_only=True, omit_defaults=True):
+    version: int
+    producers: tuple[_WireProducerRanges, ...] = ()
+    ended: tuple[_WireProducerEnd, ...] = ()
+    named: tuple[_WireNamedProducer, ...] = ()
+    tag_bits: Hex = _NO_BITS
+
+
+class _Needs(msgspec.Struct):
+    """What decides whether the rest can be read."""
+
+    version: int
+    kind: str
+    requires: tuple[str, ...] = ()
+
+
+_SAME = _Fields.__struct_fields__
+_KNOWN = frozenset(_Wire.__struct_fields__)
+_decode_needs = msgspec.json.Decoder(_Needs).decode
+_decode_wire = msgspec.json.Decoder(_Wire).decode
+_decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_pointer(pointer: Pointer) -> bytes:
+    """Return the pointer's JSON.
+
+    Raises: TooLargeError over POINTER_BYTES_MAX; cut the producers with `bounded_ranges` then.
+    InvalidRequestError for what `decode_pointer` would refuse: nobody could read the batch, ever.
+    """
+    try:
+        _check(pointer)
+    except ValueError as error:
+        raise InvalidRequestError(f"pointer of batch {pointer.batch_sequence}: {error}") from error
+    body = _encode(_to_wire(pointer))
+    if pointer.extra:
+        body = _encode({**msgspec.json.decode(body), **pointer.extra})
+    if len(body) > POINTER_BYTES_MAX:
+        raise TooLargeError(
+            f"pointer of batch {pointer.batch_sequence} of topic '{pointer.topic}' has {len(body)} bytes, "
+            f"{POINTER_BYTES_MAX} are allowed"
+        )
+    return body
+
+
+def decode_pointer(body: bytes | bytearray | memoryview) -> Pointer:
+    """Read a pointer.
+
+    Raises: CorruptDataError; UnsupportedFormatError for a newer version or kind, or what `requires` names.
+    """
+    if len(body) > POINTER_BYTES_MAX:
+        raise CorruptDataError(f"pointer has {len(body)} bytes, {POINTER_BYTES_MAX} are allowed")
+    try:
+        needs = _decode_needs(body)
+        if needs.version not in FORMAT_VERSIONS or needs.kind not in KINDS or needs.requires:
+            raise UnsupportedFormatError(
+                f"pointer has version {needs.version}, kind {needs.kind[:60]!a} and requires {list(needs.requires)[:8]}"
+            )
+        wire = _decode_wire(body)
+        unknown = {name: raw for name, raw in _decode_names(body).items() if name not in _KNOWN}
+        extra = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
+        pointer = _from_wire(wire, extra)
+        _check(pointer)
+    except (ValueError, RecursionError, InvalidNameError) as error:  # ValueError: msgspec's errors, and bad UTF-8
+        raise CorruptDataError(f"pointer of {len(body)} bytes can't be read: {error}") from error
+    return pointer
+
+
+def _to_wire(pointer: Pointer) -> _Wire:
+    return _Wire(
+        **{name: getattr(pointer, name) for name in _SAME},
+        version=pointer.version,
+        producers=tuple(_WireProducerRanges(_hex(p.producer), _hex_ranges(p.ranges)) for p in pointer.producers),
+        ended=tuple(
+            _WireProducerEnd(
+                producer=_hex(end.producer), next_sequence=_hex(end.next_sequence), burned=_hex_ranges(end.burned)
+            )
+            for end in pointer.ended
+        ),
+        named=tuple(
+            _WireNamedProducer(
+                producer=_hex(named.producer),
+                epoch=named.epoch,
+                last_sequence=_hex(named.last_sequence),
+                batch_id=named.batch_id,
+                last_seen_ms=named.last_seen_ms,
+            )
+            for named in pointer.named
+        ),
+        tag_bits=_hex(pointer.tag_bits) if pointer.tag_bits else _NO_BITS,
+    )
+
+
+def _from_wire(wire: _Wire, extra: dict[str, Any]) -> Pointer:
+    return Pointer(
+        **{name: getattr(wire, name) for name in _SAME},
+        version=wire.version,
+        producers=tuple(ProducerRanges(_producer(p.producer), _ranges(p.ranges)) for p in wire.producers),
+        ended=tuple(
+            ProducerEnd(
+                producer=_producer(end.producer),
+                next_sequence=_sequence(end.next_sequence),
+                burned=_ranges(end.burned),
+            )
+            for end in wire.ended
+        ),
+        named=tuple(
+            NamedProducer(
+                producer=_producer(named.producer),
+                epoch=named.epoch,
+                last_sequence=_sequence(named.last_sequence),
+                batch_id=named.batch_id,
+                last_seen_ms=named.last_seen_ms,
+            )
+            for named in wire.named
+        ),
+        tag_bits=int(wire.tag_bits, 16),
+        extra=extra,
+    )
+
+
+def _hex(number: int) -> str:
+    return f"{number:016x}"
+
+
+def _hex_ranges(ranges: Sequence[Range]) -> tuple[_HexRange, ...]:
+    return tuple((_hex(first), _hex(following)) for first, following in ranges)
+
+
+def _producer(text: str) -> int:
+    number = int(text, 16)
+    if not 0 < number < PRODUCER_ID_END:
+        raise ValueError(f"producer id {text} is outside 1 to 2^63-1")
+    return number
+
+
+def _sequence(text: str) -> int:
+    number = int(text, 16)
+    if number > SEQUENCE_END:
+        raise ValueError(f"sequence {text} is over 2^63")
+    return number
+
+
+def _ranges(ranges: Sequence[_HexRange]) -> tuple[Range, ...]:
+    """Read ranges, which ascend and do not touch."""
+    read = tuple((_sequence(first), _sequence(following)) for first, following in ranges)
+    at = -1
+    for first, following in read:
+        if not at < first < following:
+            raise ValueError(f"range {first} to {following} is empty or does not follow on {at}")
+        at = following
+    return read
+
+
+def _check(pointer: Pointer) -> None:
+    """Check what types alone do not say."""
+    check_name(pointer.cluster, "cluster", internal=True)
+    check_name(pointer.topic, internal=True)
+    if pointer.broker:
+        check_name(pointer.broker, "broker", internal=True)
+    for location in pointer.locations:
+        check_name(location.store, "store", internal=True)
+        if "\0" in location.key or any(part in ("", ".", "..") for part in location.key.split("/")):
+            raise ValueError(f"key {location.key[:120]!a} is not allowed")
+    if not all(0 <= number < INTEGER_END for number in (pointer.totals.records, pointer.totals.bytes)):
+        raise ValueError(f"totals {pointer.totals} are outside 0 to 2^53-1")
+    if pointer.least_ms > pointer.greatest_ms or pointer.slots[0] > pointer.slots[1]:
+        raise ValueError(f"times {pointer.least_ms} to {pointer.greatest_ms} or slots {pointer.slots} are no range")
+    if any(first >= following for first, following in pairwise(pointer.skip)):
+        raise ValueError("numbers of blocks to skip do not ascend")
+    if pointer.kind == "data" and not (pointer.locations and pointer.records):
+        raise ValueError(f"batch has {len(pointer.locations)} locations and {pointer.records} records")
+
+
+def bounded_ranges(
+    producers: Sequence[ProducerRanges], ranges_max: int = POINTER_RANGES_MAX
+) -> tuple[tuple[ProducerRanges, ...], bool]:
+    """Return `producers` cut to `ranges_max` ranges in all, and whether that is all of them: `producers_complete`."""
+    kept: list[ProducerRanges] = []
+    room = ranges_max
+    for producer in producers:
+        if len(producer.ranges) > room:
+            if room:
+                kept.append(ProducerRanges(producer.producer, producer.ranges[:room]))
+            return tuple(kept), False
+        kept.append(producer)
+        room -= len(producer.ranges)
+    return tuple(kept), True

@@ -1,0 +1,167 @@
+"""Sets of integers as sorted half-open ranges: which sequences of a producer are known.
+
+The broker, the consumer and the audit all ask the same questions of sequences, so they share this one set.
+Records of one producer come nearly always in order: then a set is one range that grows at its end, and
+`add` is one comparison and one assignment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+Range = tuple[int, int]
+
+
+class RangeSet:
+    """A set of integers, kept as disjoint ranges `[first, next)` in order, none of which touch.
+
+    Memory and the cost of an out-of-order change grow with the number of ranges, never with that of integers.
+    """
+
+    __slots__ = ("_firsts", "_nexts", "_total")
+
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self._firsts: list[int] = []
+        self._nexts: list[int] = []
+        self._total = 0
+        for first, next_ in ranges:
+            self.add(first, next_)
+
+    # ---- changes -----------------------------------------------------------------------------
+
+    def add(self, first: int, next_: int) -> int:
+        """Put the integers `first` up to, not with, `next_` in; return how many of them are new."""
+        assert first <= next_, f"range {first} to {next_} runs backwards"
+        firsts, nexts = self._firsts, self._nexts
+        if first == next_:
+            return 0
+        if not nexts or first > nexts[-1]:
+            firsts.append(first)
+            nexts.append(next_)
+        elif first == nexts[-1]:
+            nexts[-1] = next_
+        else:
+            return self._add_inside(first, next_)
+        self._total += next_ - first
+        return next_ - first
+
+    def discard(self, first: int, next_: int) -> int:
+        """Take the integers `first` up to, not with, `next_` out; return how many of them were there."""
+        assert first <= next_, f"range {first} to {next_} runs backwards"
+        if first == next_:
+            return 0
+        low = bisect_right(self._nexts, first)  # the first range that ends behind `first`
+        high = bisect_left(self._firsts, next_)  # the first range that starts at or behind `next_`
+        if low >= high:
+            return 0
+        removed = self._count(low, high, first, next_)
+        kept = []
+        if self._firsts[low] < first:
+            kept.append((self._firsts[low], first))
+        if self._nexts[high - 1] > next_:
+            kept.append((next_, self._nexts[high - 1]))
+        self._firsts[low:high] = [piece[0] for piece in kept]
+        self._nexts[low:high] = [piece[1] for piece in kept]
+        self._total -= removed
+        return removed
+
+    def collapse_below(self, bound: int) -> None:
+        """Put all integers from the least that is there up to, not with, `bound` in: holes below are given up.
+
+        Does nothing when the set is empty or starts at or above `bound`.
+        """
+        if self._firsts and self._firsts[0] < bound:
+            self.add(self._firsts[0], bound)
+
+    def clear(self) -> None:
+        """Take everything out."""
+        self._firsts.clear()
+        self._nexts.clear()
+        self._total = 0
+
+    # ---- questions ---------------------------------------------------------------------------
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._firsts, number) - 1
+        return at >= 0 and number < self._nexts[at]
+
+    def covers(self, first: int, next_: int) -> bool:
+        """Whether all of `first` up to, not with, `next_` is in; true for the empty range."""
+        if first >= next_:
+            return True
+        at = bisect_right(self._firsts, first) - 1
+        return at >= 0 and next_ <= self._nexts[at]
+
+    def overlaps(self, first: int, next_: int) -> bool:
+        """Whether any of `first` up to, not with, `next_` is in; false for the empty range."""
+        if first >= next_ or not self._nexts or first >= self._nexts[-1]:
+            return False
+        return self._firsts[bisect_right(self._nexts, first)] < next_
+
+    def holes(self, first: int, next_: int) -> list[Range]:
+        """Return what of `first` up to, not with, `next_` is not in, as ranges in order."""
+        found: list[Range] = []
+        at = bisect_right(self._nexts, first)
+        while first < next_:
+            if at == len(self._firsts) or self._firsts[at] >= next_:
+                found.append((first, next_))
+                break
+            if first < self._firsts[at]:
+                found.append((first, self._firsts[at]))
+            first = self._nexts[at]
+            at += 1
+        return found
+
+    @property
+    def total(self) -> int:
+        """How many integers are in."""
+        return self._total
+
+    @property
+    def least(self) -> int:
+        """The least integer that is in. Raises: IndexError when empty."""
+        return self._firsts[0]
+
+    @property
+    def next(self) -> int:
+        """One above the greatest integer that is in. Raises: IndexError when empty."""
+        return self._nexts[-1]
+
+    def __iter__(self) -> Iterator[Range]:
+        """Yield the ranges in order."""
+        return zip(self._firsts, self._nexts, strict=True)
+
+    def __len__(self) -> int:
+        """How many ranges there are."""
+        return len(self._firsts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RangeSet):
+            return NotImplemented
+        return self._firsts == other._firsts and self._nexts == other._nexts
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"RangeSet({list(self)})"
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    def _add_inside(self, first: int, next_: int) -> int:
+        low = bisect_left(self._nexts, first)  # the first range that ends at or behind `first`: it may touch
+        high = bisect_right(self._firsts, next_)  # the first range that starts behind `next_`
+        new = next_ - first
+        if low < high:
+            new -= self._count(low, high, first, next_)
+            first = min(first, self._firsts[low])
+            next_ = max(next_, self._nexts[high - 1])
+        self._firsts[low:high] = [first]
+        self._nexts[low:high] = [next_]
+        self._total += new
+        return new
+
+    def _count(self, low: int, high: int, first: int, next_: int) -> int:
+        """Count the integers of the ranges `low` up to `high` that lie in `first` up to `next_`."""
+        pairs = zip(self._firsts[low:high], self._nexts[low:high], strict=True)
+        return sum(min(next_, end) - max(first, start) for start, end in pairs)
