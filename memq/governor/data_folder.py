@@ -1,0 +1,189 @@
+"""The folder that one standalone broker owns: its lock, its identity, and the places of its parts.
+
+API.md names the files: `lock`, `cluster.json`, `topics.sqlite`, `queue.sqlite`, `objects/`, `tmp/`. Nothing in it is an
+absolute path, so a stopped folder can be moved or copied as a whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    MemqError,
+    StoreError,
+    UnsupportedFormatError,
+)
+from memq.storage_handlers.folders import sync_folder
+from memq.topic import check_name
+
+LAYOUT_VERSION = 1
+_LOCK_BYTES_MAX = 64
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What `cluster.json` holds: the cluster's name, which begins every object key, and the version of the layout."""
+
+    id: str
+    layout: int
+
+
+@dataclass(slots=True)
+class DataFolder:
+    """An open data folder: nobody else opens it until `close`, or until this process ends, however it ends."""
+
+    path: Path
+    cluster: str
+    _lock: int
+
+    @classmethod
+    def open(cls, path: Path, draw: random.Random) -> DataFolder:
+        """Open the folder at `path`, making what is not there; `draw` draws the name of a new cluster.
+
+        Raises: InvalidRequestError when another process holds it, naming its pid; DeniedError when it can't be
+        written; CorruptDataError when a part is missing or damaged; UnsupportedFormatError when a newer memq made
+        it; StoreError when the disk is full or fails.
+        """
+        try:
+            _make_folders(path)
+            lock = _take_lock(path)
+        except OSError as error:
+            raise _folder_error(path, error) from error
+        try:
+            return cls(path, _identity(path, draw).id, lock)
+        except OSError as error:
+            os.close(lock)
+            raise _folder_error(path, error) from error
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @property
+    def topics(self) -> Path:
+        """The coordinator's file."""
+        return self.path / "topics.sqlite"
+
+    @property
+    def queue(self) -> Path:
+        """The notification queue's file."""
+        return self.path / "queue.sqlite"
+
+    @property
+    def objects(self) -> Path:
+        """The root of the filesystem store."""
+        return self.path / "objects"
+
+    @property
+    def tmp(self) -> Path:
+        """The filesystem store's temporary files, on the same file system."""
+        return self.path / "tmp"
+
+    def close(self) -> None:
+        """Let the folder go."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def _make_folders(path: Path) -> None:
+    """Make the folders, and fsync the parents of new ones: else a power loss takes them with all that they hold."""
+    for folder in [*reversed(path.parents), path, path / "objects", path / "tmp"]:
+        if not folder.is_dir():
+            with suppress(FileExistsError):
+                folder.mkdir()
+            if not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+            sync_folder(folder.parent)
+
+
+def _take_lock(path: Path) -> int:
+    """Lock the folder by flock, which the kernel lets go when the process ends; the pid inside is for people."""
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    except BlockingIOError as error:
+        holder = os.pread(lock, _LOCK_BYTES_MAX, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(lock)
+        raise InvalidRequestError(
+            f"data folder '{path}' is in use by the process with pid {holder}",
+            hint="stop that process, or choose another folder with --data",
+        ) from error
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _identity(path: Path, draw: random.Random) -> Identity:
+    file = path / "cluster.json"
+    try:
+        body = file.read_bytes()
+    except FileNotFoundError:
+        return _new_identity(path, draw)
+    try:
+        found = msgspec.json.decode(body, type=Identity)
+        check_name(found.id, "cluster")
+    except (msgspec.MsgspecError, MemqError) as error:
+        raise CorruptDataError(f"'{file}' is damaged: {error}", hint="restore it; it names the cluster") from error
+    if found.layout > LAYOUT_VERSION:
+        raise UnsupportedFormatError(
+            f"data folder '{path}' has layout {found.layout}, this memq knows {LAYOUT_VERSION}"
+        )
+    _check_parts(path)
+    return found
+
+
+def _new_identity(path: Path, draw: random.Random) -> Identity:
+    """Name a new cluster. The file appears whole or not at all."""
+    if any((path / "objects").iterdir()):
+        raise _missing(path, "cluster.json")
+    made = Identity(id=f"memq-{draw.getrandbits(48):012x}", layout=LAYOUT_VERSION)
+    temporary = path / "tmp" / "cluster.json"
+    with temporary.open("wb") as file:
+        file.write(msgspec.json.encode(made) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path / "cluster.json")
+    sync_folder(path)
+    return made
+
+
+def _check_parts(path: Path) -> None:
+    """Refuse a folder that holds objects but lost what names them: an empty queue would have all of them swept."""
+    if not any((path / "objects").iterdir()):
+        return
+    for name in ("queue.sqlite", "topics.sqlite"):
+        file = path / name
+        if not file.exists() or not file.stat().st_size:
+            raise _missing(path, name)
+
+
+def _missing(path: Path, name: str) -> CorruptDataError:
+    return CorruptDataError(
+        f"data folder '{path}' holds objects, but its '{name}' is missing or empty",
+        hint=f"restore '{name}' from a copy, or start with another folder",
+    )
+
+
+def _folder_error(path: Path, error: OSError) -> MemqError:
+    reason = f"{error.strerror or error}" + (f": '{error.filename}'" if error.filename else "")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return DeniedError(
+            f"data folder '{path}' can't be written: {reason}",
+            hint="choose a writable folder with --data, or its owner",
+        )
+    if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
+        return InvalidRequestError(f"data folder '{path}' can't be made: {reason}", hint="choose another --data")
+    return StoreError(f"data folder '{path}' can't be opened: {reason}", hint="check the disk")

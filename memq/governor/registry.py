@@ -1,0 +1,189 @@
+"""Topics, assignments and brokers as a pure machine: every coordinator of one process decides by it.
+
+A request is checked against the state and answered with a `Change`; the shell makes the change durable, and only then
+applies it. So what could not be stored has not happened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from memq.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, VersionConflictError
+from memq.governor import Assignment, BrokerEntry
+from memq.limits import SLOTS
+from memq.topic import Topic, check_name
+
+_TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a request changes: topics to store and to remove, assignments to store."""
+
+    stored: tuple[Topic, ...] = ()
+    removed: tuple[Topic, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+
+
+class Registry:
+    """The topics with the assignments of their partitions, the ids that were ever used, and the live brokers."""
+
+    def __init__(
+        self, topics: Iterable[Topic] = (), assignments: Iterable[Assignment] = (), used_ids: Iterable[str] = ()
+    ) -> None:
+        self._topics = {topic.name: topic for topic in topics}
+        self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
+        self._used_ids = dict.fromkeys(used_ids)
+        self._brokers: dict[str, BrokerEntry] = {}
+
+    # ---- what there is -----------------------------------------------------------------------
+
+    def topics(self) -> list[Topic]:
+        """Return all topics, by name."""
+        return sorted(self._topics.values(), key=lambda topic: topic.name)
+
+    def assignments(self) -> list[Assignment]:
+        """Return all assignments, by topic id and partition."""
+        return [self._assignments[key] for key in sorted(self._assignments)]
+
+    def assignment(self, topic_id: str, partition: int) -> Assignment:
+        """Return one assignment, or raise NotFoundError."""
+        found = self._assignments.get((topic_id, partition))
+        if found is None:
+            raise NotFoundError(f"partition {partition} of topic id {topic_id} is not there")
+        return found
+
+    def brokers(self) -> list[BrokerEntry]:
+        """Return the live brokers, by id."""
+        return [self._brokers[broker] for broker in sorted(self._brokers)]
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def create_topic(self, topic: Topic) -> Change:
+        """Add a topic with unassigned partitions; its epochs start at 0.
+
+        Raises: AlreadyExistsError for its name, or for an id that any topic ever had.
+        """
+        check_topic(topic)
+        if topic.name in self._topics:
+            raise AlreadyExistsError(f"topic '{topic.name}' exists already")
+        if topic.id in self._used_ids:
+            raise AlreadyExistsError(f"topic id {topic.id} was used before", hint="draw a new id; ids are never reused")
+        return Change(stored=(topic,), assignments=_unassigned(topic))
+
+    def alter_topic(self, topic: Topic) -> Change:
+        """Replace a topic by its next version; new partitions are unassigned, and none may go.
+
+        Raises: VersionConflictError when `topic.version` is not the stored one.
+        """
+        check_topic(topic)
+        before = self._current_topic(topic)
+        lost = {part.partition for part in before.partitions} - {part.partition for part in topic.partitions}
+        if lost:
+            raise InvalidRequestError(f"topic '{topic.name}' would lose its partitions {sorted(lost)}")
+        added = [entry for entry in _unassigned(topic) if (topic.id, entry.partition) not in self._assignments]
+        after = msgspec.structs.replace(topic, version=topic.version + 1)
+        return Change(stored=(after,), assignments=tuple(added))
+
+    def delete_topic(self, topic: Topic) -> Change:
+        """Remove a topic with its assignments.
+
+        Raises: NotFoundError, also when another topic has its name now; VersionConflictError.
+        """
+        return Change(removed=(self._current_topic(topic),))
+
+    def set_assignment(self, assignment: Assignment) -> Change:
+        """Replace an assignment by its next version.
+
+        Raises: VersionConflictError; InvalidRequestError for an epoch below the stored one.
+        """
+        before = self.assignment(assignment.topic_id, assignment.partition)
+        if assignment.version != before.version:
+            raise VersionConflictError(
+                f"assignment of partition {assignment.partition} of topic id {assignment.topic_id} "
+                f"has version {before.version}, not {assignment.version}"
+            )
+        if assignment.epoch < before.epoch:
+            raise InvalidRequestError(f"epoch {assignment.epoch} is below {before.epoch}: epochs only grow")
+        return Change(assignments=(_next(assignment),))
+
+    def release(self, broker: BrokerEntry) -> Change:
+        """Release what this session opened, and what is assigned to its broker while it is the live session."""
+        sessions = [broker.session, ""] if self._brokers.get(broker.id) == broker else [broker.session]
+        return Change(
+            assignments=tuple(
+                _next(msgspec.structs.replace(entry, broker="", session=""))
+                for entry in self.assignments()
+                if entry.broker == broker.id and entry.session in sessions
+            )
+        )
+
+    # ---- what happened -----------------------------------------------------------------------
+
+    def apply(self, change: Change) -> None:
+        """Take over a change that was made durable."""
+        for topic in change.removed:
+            del self._topics[topic.name]
+            for key in [key for key in self._assignments if key[0] == topic.id]:
+                del self._assignments[key]
+        for topic in change.stored:
+            self._topics[topic.name] = topic
+            self._used_ids[topic.id] = None
+        for entry in change.assignments:
+            self._assignments[entry.topic_id, entry.partition] = entry
+
+    def enter(self, broker: BrokerEntry) -> None:
+        """Note a live broker, in place of an older session."""
+        check_name(broker.id, "broker")
+        self._brokers[broker.id] = broker
+
+    def leave(self, broker: BrokerEntry) -> bool:
+        """Forget a broker, when this is its live session; return whether it was."""
+        if self._brokers.get(broker.id) != broker:
+            return False
+        del self._brokers[broker.id]
+        return True
+
+    def _current_topic(self, topic: Topic) -> Topic:
+        found = self._topics.get(topic.name)
+        if found is None or found.id != topic.id:
+            raise NotFoundError(f"topic '{topic.name}' with id {topic.id} is not there")
+        if found.version != topic.version:
+            raise VersionConflictError(f"topic '{topic.name}' has version {found.version}, not {topic.version}")
+        return found
+
+
+def check_topic(topic: Topic) -> Topic:
+    """Return `topic` when its name, id, settings and partition map hold.
+
+    Raises: InvalidNameError, InvalidSettingError, InvalidRequestError.
+    """
+    check_name(topic.name)
+    topic.settings.check()
+    if not _TOPIC_ID.match(topic.id):
+        raise InvalidRequestError(f"topic id {topic.id[:60]!a} is not 32 hex digits in lower case")
+    numbers = sorted(part.partition for part in topic.partitions)
+    if not numbers or numbers != list(range(len(numbers))):
+        raise InvalidRequestError(f"partitions of topic '{topic.name}' are {numbers[:20]}, not 0 and up")
+    if not all(0 <= part.read_partition < 4_096 for part in topic.partitions):
+        raise InvalidRequestError(f"a read partition of topic '{topic.name}' is outside 0 to 4095")
+    expected = 0
+    for part in sorted(topic.partitions, key=lambda part: part.slot_first):
+        if part.slot_first != expected or part.slot_last < part.slot_first:
+            raise InvalidRequestError(f"slots of topic '{topic.name}' have a gap or an overlap at {expected}")
+        expected = part.slot_last + 1
+    if expected != SLOTS:
+        raise InvalidRequestError(f"slots of topic '{topic.name}' end at {expected - 1}, not {SLOTS - 1}")
+    return topic
+
+
+def _unassigned(topic: Topic) -> tuple[Assignment, ...]:
+    return tuple(Assignment(topic_id=topic.id, partition=part.partition) for part in topic.partitions)
+
+
+def _next(assignment: Assignment) -> Assignment:
+    return msgspec.structs.replace(assignment, version=assignment.version + 1)

@@ -1,0 +1,179 @@
+"""The coordinator of one broker without a cluster: topics, settings and assignments in one SQLite file.
+
+Only one process opens the file (see `DataFolder`), so the whole state is in memory; a change is committed with an
+fsync before it counts. The membership is that one broker, in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from memq.errors import CorruptDataError, MemqError, UnreachableError
+from memq.governor import Assignment, BrokerEntry
+from memq.governor.registry import Change, Registry, check_topic
+from memq.governor.watchers import Watchers
+from memq.notification.sqlite_file import SqliteFile
+from memq.threads import ThreadPool
+from memq.topic import Topic
+
+_APPLICATION_ID = 0x6D71_5431  # "mqT1"
+_SCHEMA = (
+    "CREATE TABLE topics (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE used_ids (id TEXT PRIMARY KEY) WITHOUT ROWID",
+    """CREATE TABLE assignments (topic_id TEXT NOT NULL REFERENCES topics (id), partition INTEGER NOT NULL,
+    body BLOB NOT NULL, PRIMARY KEY (topic_id, partition)) WITHOUT ROWID""",
+)
+
+
+class StandaloneCoordinator:
+    """Topics and assignments in the file at `path`, which it makes when it is not there.
+
+    Raises at construction: CorruptDataError, UnsupportedFormatError, DeniedError, UnreachableError.
+    """
+
+    def __init__(self, path: Path, cluster: str) -> None:
+        self._cluster = cluster
+        self._file = SqliteFile(path, "topics file", _APPLICATION_ID, 1, _SCHEMA, UnreachableError, 1_000)
+        self._connection = self._file.connect()
+        try:
+            self._registry = _load(self._connection, self._file)
+        except BaseException:
+            self._connection.close()
+            raise
+        self._in_doubt = False  # a commit failed or was left alone: what is in the file decides
+        self._turn = asyncio.Lock()
+        self._pool = ThreadPool("coordinator", 1)
+        self._watchers = Watchers()
+
+    @property
+    def cluster(self) -> str:
+        """See `Coordinator.cluster`."""
+        return self._cluster
+
+    async def register(self, broker: BrokerEntry) -> None:
+        """See `Coordinator.register`."""
+        self._registry.enter(broker)
+        self._watchers.changed()
+
+    async def unregister(self, broker: BrokerEntry) -> None:
+        """See `Coordinator.unregister`."""
+        await self._change(lambda registry: registry.release(broker))
+        self._registry.leave(broker)
+        self._watchers.changed()
+
+    async def brokers(self) -> Sequence[BrokerEntry]:
+        """See `Coordinator.brokers`."""
+        return self._registry.brokers()
+
+    async def topics(self) -> Sequence[Topic]:
+        """See `Coordinator.topics`."""
+        return self._registry.topics()
+
+    async def create_topic(self, topic: Topic) -> None:
+        """See `Coordinator.create_topic`."""
+        await self._change(lambda registry: registry.create_topic(topic))
+
+    async def alter_topic(self, topic: Topic) -> Topic:
+        """See `Coordinator.alter_topic`."""
+        return (await self._change(lambda registry: registry.alter_topic(topic))).stored[0]
+
+    async def delete_topic(self, topic: Topic) -> None:
+        """See `Coordinator.delete_topic`."""
+        await self._change(lambda registry: registry.delete_topic(topic))
+
+    async def assignments(self) -> Sequence[Assignment]:
+        """See `Coordinator.assignments`."""
+        return self._registry.assignments()
+
+    async def assignment(self, topic_id: str, partition: int) -> Assignment:
+        """See `Coordinator.assignment`."""
+        return self._registry.assignment(topic_id, partition)
+
+    async def set_assignment(self, assignment: Assignment) -> Assignment:
+        """See `Coordinator.set_assignment`."""
+        return (await self._change(lambda registry: registry.set_assignment(assignment))).assignments[0]
+
+    def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """See `Coordinator.watch`."""
+        return self._watchers.watch(callback)
+
+    async def close(self) -> None:
+        """See `Coordinator.close`; closing twice is fine."""
+        await self._watchers.close()
+        await self._pool.close()
+        self._connection.close()
+
+    async def _change(self, decide: Callable[[Registry], Change]) -> Change:
+        """Decide on the current state, store the change, and only then apply it; one request at a time."""
+        async with self._turn:
+            if self._in_doubt:
+                await self._reload()
+            change = decide(self._registry)
+            self._in_doubt = True
+            await self._pool.run(_store, self._connection, self._file, change)
+            self._registry.apply(change)
+            self._in_doubt = False
+        self._watchers.changed()
+        return change
+
+    async def _reload(self) -> None:
+        loaded = await self._pool.run(_load, self._connection, self._file)
+        for broker in self._registry.brokers():
+            loaded.enter(broker)
+        self._registry = loaded
+        self._in_doubt = False
+        self._watchers.changed()
+
+
+def _store(connection: sqlite3.Connection, file: SqliteFile, change: Change) -> None:
+    """Commit a change, all or nothing."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _write(connection, change)
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+    except sqlite3.Error as error:
+        raise file.error(error) from error
+
+
+def _write(connection: sqlite3.Connection, change: Change) -> None:
+    for topic in change.removed:
+        connection.execute("DELETE FROM assignments WHERE topic_id = ?", (topic.id,))
+        connection.execute("DELETE FROM topics WHERE id = ?", (topic.id,))
+    for topic in change.stored:
+        connection.execute(
+            "INSERT INTO topics (id, body) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET body = excluded.body",
+            (topic.id, msgspec.json.encode(topic)),
+        )
+        connection.execute("INSERT OR IGNORE INTO used_ids (id) VALUES (?)", (topic.id,))
+    connection.executemany(
+        """INSERT INTO assignments (topic_id, partition, body) VALUES (?, ?, ?)
+        ON CONFLICT (topic_id, partition) DO UPDATE SET body = excluded.body""",
+        [(entry.topic_id, entry.partition, msgspec.json.encode(entry)) for entry in change.assignments],
+    )
+
+
+def _load(connection: sqlite3.Connection, file: SqliteFile) -> Registry:
+    try:
+        topics = [body for (body,) in connection.execute("SELECT body FROM topics")]
+        assignments = [body for (body,) in connection.execute("SELECT body FROM assignments")]
+        used_ids = [used for (used,) in connection.execute("SELECT id FROM used_ids ORDER BY id")]
+    except sqlite3.Error as error:
+        raise file.error(error) from error
+    try:
+        return Registry(
+            [check_topic(msgspec.json.decode(body, type=Topic)) for body in topics],
+            [msgspec.json.decode(body, type=Assignment) for body in assignments],
+            used_ids,
+        )
+    except (msgspec.MsgspecError, MemqError) as error:
+        raise CorruptDataError(f"{file.what} '{file.path}' holds a damaged topic or assignment: {error}") from error

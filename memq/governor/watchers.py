@@ -1,0 +1,63 @@
+"""Calls back whoever watches a coordinator: one task per watcher, so that a slow one delays nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+_log = logging.getLogger("memq.governor")
+
+
+class Watchers:
+    """The watchers of one coordinator. Changes that come while a callback runs are merged into one more call."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed: dict[int, asyncio.Event] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Call `callback` after changes from now on; the returned function ends that."""
+        self._count += 1
+        number = self._count
+        changed = self._changed[number] = asyncio.Event()
+        self._tasks[number] = asyncio.get_running_loop().create_task(self._follow(number, changed, callback))
+        return lambda: self._end(number)
+
+    def changed(self) -> None:
+        """Something changed."""
+        for event in self._changed.values():
+            event.set()
+
+    async def close(self) -> None:
+        """End all watchers, and wait for the callbacks that run, except one that closes this itself."""
+        tasks = [task for task in self._tasks.values() if task is not asyncio.current_task()]
+        for number in list(self._changed):
+            self._end(number)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _end(self, number: int) -> None:
+        event = self._changed.pop(number, None)
+        task = self._tasks.get(number)
+        if event is not None and task is not None:
+            event.set()
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    async def _follow(self, number: int, changed: asyncio.Event, callback: Callable[[], Awaitable[None]]) -> None:
+        try:
+            while number in self._changed:
+                await changed.wait()
+                changed.clear()
+                if number in self._changed:
+                    await self._call(callback)
+        finally:
+            del self._tasks[number]
+
+    async def _call(self, callback: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await callback()
+        except Exception:  # noqa: BLE001 - a watcher's failure must not keep the next change from it or others
+            _log.exception("a watcher of the coordinator failed", extra={"event": "watcher-failed"})

@@ -1,0 +1,204 @@
+"""Consumer groups as a pure machine: who may read what, in which generation.
+
+Every queue that keeps groups itself uses it.
+
+**Cooperative.** A partition moves from member A to B in two steps: the machine marks A's hold as revoking, and
+only when A names it in a heartbeat's `released`, or A is gone, may B get it. So at any time a partition has at
+most one holder.
+
+**Generations.** Each change of members or holds makes the next generation. A hold remembers the generation in
+which it began (`since`) and the one in which it was to end (`revoking`). A commit is valid when the member holds
+every partition of it, revoking or not, and names a generation not before that hold began: what was lost and came
+back, by expiry, by joining again or by moving to and fro, began later than what the member knew then. A release
+is valid when its generation is not before the revocation: a late copy of an old heartbeat gives nothing away.
+
+**Liveness.** A member is there while it was heard less than its session timeout ago. Time comes in as monotonic
+milliseconds of one machine; a difference of a timeout in either direction is an expiry, so what was stored before
+a restart of the machine (its clock starts again from 0) does not live for ever. Expiry is a function of time
+alone: whoever looks, does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from memq.errors import GenerationFencedError, InvalidRequestError, TooLargeError
+from memq.notification import Membership
+from memq.notification.balance import balance
+from memq.notification.refusals import check_position
+from memq.topic import Committed, ReadPartition, check_name
+
+GROUP_MEMBERS_MAX = 1_000
+PARTITIONS_PER_MEMBER_MAX = 65_536
+SESSION_TIMEOUT_MS_MIN = 100
+SESSION_TIMEOUT_MS_MAX = 3_600_000
+OUTSIDE_GENERATION = -1  # of the member "", who commits from outside the membership
+
+
+class Hold(msgspec.Struct):
+    """One partition that a member holds, since which generation; `revoking` is that of its revocation, or 0."""
+
+    partition: ReadPartition
+    since: int
+    revoking: int = 0
+
+
+class Member(msgspec.Struct):
+    """One member: when it was heard, what it wants to share in, what it holds."""
+
+    session_timeout_ms: int
+    heard_ms: int
+    joined: int  # the generation in which it joined last
+    wanted: tuple[ReadPartition, ...]
+    holds: list[Hold]
+
+
+class Group(msgspec.Struct):
+    """The membership of one group. While `generation` is the same, only `heard_ms` can differ."""
+
+    generation: int = 0
+    members: dict[str, Member] = {}
+
+    def expire(self, now_ms: int) -> None:
+        """Drop who was silent for its session timeout, and share out what it held."""
+        gone = [
+            name for name, member in self.members.items() if abs(now_ms - member.heard_ms) >= member.session_timeout_ms
+        ]
+        for name in gone:
+            del self.members[name]
+        if gone:
+            self._change()
+
+    def join(self, name: str, wanted: Sequence[ReadPartition], session_timeout_ms: int, now_ms: int) -> Membership:
+        """Enter, or change what is wanted. Whatever the member holds begins again: its older generations are void."""
+        self.expire(now_ms)
+        check_member(name, wanted, session_timeout_ms)
+        if name not in self.members and len(self.members) >= GROUP_MEMBERS_MAX:
+            raise TooLargeError(f"a group has at most {GROUP_MEMBERS_MAX} members")
+        before = self.members.get(name)
+        joined = self.generation + 1
+        holds = [Hold(hold.partition, joined, hold.revoking) for hold in before.holds] if before else []
+        wanted_once = tuple(dict.fromkeys(wanted))
+        self.members[name] = Member(session_timeout_ms, now_ms, joined, wanted_once, holds)
+        self._change()
+        return self.membership(name)
+
+    def heartbeat(self, name: str, generation: int, released: Sequence[ReadPartition], now_ms: int) -> Membership:
+        """Note that the member lives, and take back what it releases of what was revoked.
+
+        Raises: GenerationFencedError when it expired, left, or joined again meanwhile.
+        """
+        self.expire(now_ms)
+        member = self._current(name, generation)
+        member.heard_ms = now_ms
+        given = frozenset(released)
+        kept = [hold for hold in member.holds if not (hold.partition in given and 0 < hold.revoking <= generation)]
+        if len(kept) < len(member.holds):
+            member.holds = kept
+            self._change()
+        return self.membership(name)
+
+    def leave(self, name: str, now_ms: int) -> None:
+        """Give everything back at once."""
+        self.expire(now_ms)
+        if self.members.pop(name, None):
+            self._change()
+
+    def forget(self, partitions: Sequence[ReadPartition]) -> None:
+        """Take partitions that are no more from everyone."""
+        gone = frozenset(partitions)
+        members = self.members.values()
+        if all(gone.isdisjoint(member.wanted) and not _holds_any(member, gone) for member in members):
+            return
+        for member in members:
+            member.wanted = tuple(partition for partition in member.wanted if partition not in gone)
+            member.holds = [hold for hold in member.holds if hold.partition not in gone]
+        self._change()
+
+    def check_commit(
+        self, name: str, generation: int, positions: Mapping[ReadPartition, Committed], now_ms: int
+    ) -> None:
+        """Refuse a commit that the member may not make now.
+
+        Raises: GenerationFencedError, for all positions when one is not held; InvalidRequestError for a commit
+        from outside (member "", generation -1) while the group has members, or a position of another partition.
+        """
+        self.expire(now_ms)
+        for partition, committed in positions.items():
+            check_position(partition, committed)
+        if name == "" and generation == OUTSIDE_GENERATION:
+            return self.check_no_members("positions can't be set")
+        since = {hold.partition: hold.since for hold in self._current(name, generation).holds}
+        for partition in positions:
+            if since.get(partition, generation + 1) > generation:
+                raise GenerationFencedError(
+                    f"member '{name}' of generation {generation} does not hold partition {partition.partition} "
+                    f"of topic '{partition.topic}'"
+                )
+        return None
+
+    def check_no_members(self, refusal: str) -> None:
+        """Refuse what only works on a group without members; call `expire` first."""
+        if self.members:
+            raise InvalidRequestError(
+                f"{refusal}: the group has {len(self.members)} active members", hint="stop the group's consumers first"
+            )
+
+    def membership(self, name: str) -> Membership:
+        """Return what the member holds now."""
+        holds = sorted(self.members[name].holds, key=lambda hold: hold.partition)
+        return Membership(
+            self.generation,
+            tuple(hold.partition for hold in holds if not hold.revoking),
+            tuple(hold.partition for hold in holds if hold.revoking),
+        )
+
+    def held(self) -> dict[str, tuple[ReadPartition, ...]]:
+        """Return each member with all that it holds, for people."""
+        return {
+            name: tuple(sorted(hold.partition for hold in member.holds))
+            for name, member in sorted(self.members.items())
+        }
+
+    def _current(self, name: str, generation: int) -> Member:
+        member = self.members.get(name)
+        if member is None:
+            raise GenerationFencedError(f"member '{name}' is not in the group; it left, or was silent too long")
+        if not member.joined <= generation <= self.generation:
+            raise GenerationFencedError(
+                f"member '{name}' names generation {generation}, it has {member.joined} to {self.generation}"
+            )
+        return member
+
+    def _change(self) -> None:
+        """Make the next generation: revoke and assign towards the balance."""
+        self.generation += 1
+        holders = {hold.partition: name for name, member in self.members.items() for hold in member.holds}
+        kept = {
+            hold.partition: name for name, member in self.members.items() for hold in member.holds if not hold.revoking
+        }
+        owners = balance({name: member.wanted for name, member in self.members.items()}, kept)
+        for name, member in self.members.items():
+            for hold in member.holds:
+                if not hold.revoking and owners.get(hold.partition) != name:
+                    hold.revoking = self.generation
+        for partition, name in owners.items():
+            if partition not in holders:
+                self.members[name].holds.append(Hold(partition, self.generation))
+
+
+def _holds_any(member: Member, partitions: frozenset[ReadPartition]) -> bool:
+    return any(hold.partition in partitions for hold in member.holds)
+
+
+def check_member(name: str, wanted: Sequence[ReadPartition], session_timeout_ms: int) -> None:
+    """Refuse a join with a name, a number of partitions or a timeout that is out of bounds."""
+    check_name(name, "member")
+    if len(wanted) > PARTITIONS_PER_MEMBER_MAX:
+        raise TooLargeError(f"member '{name}' wants {len(wanted)} partitions, at most {PARTITIONS_PER_MEMBER_MAX}")
+    if not SESSION_TIMEOUT_MS_MIN <= session_timeout_ms <= SESSION_TIMEOUT_MS_MAX:
+        raise InvalidRequestError(
+            f"session timeout {session_timeout_ms} ms is outside {SESSION_TIMEOUT_MS_MIN} to {SESSION_TIMEOUT_MS_MAX}"
+        )

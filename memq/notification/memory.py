@@ -1,0 +1,207 @@
+"""A notification queue in memory: for tests, the simulation and `memq.testing`. Lost with the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from memq.clock import Clock
+from memq.errors import NotFoundError, QueueRefusedError
+from memq.notification import Entry, GroupState, Membership, Publication, Span
+from memq.notification.groups import Group
+from memq.notification.refusals import check_epoch, check_publication, missing_partition
+from memq.notification.waiters import Waiters, until_reached
+from memq.topic import Committed, ReadPartition, check_name
+
+AHEAD_MS_MAX = 10_000  # in "age" mode, as Kafka's message.timestamp.after.max.ms is set
+
+
+@dataclass(slots=True)
+class Log:
+    """One read partition: entries at the offsets `begin`, `begin` + 1, …, and the highest epoch per write partition."""
+
+    stale_publish_ms: int
+    begin: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    epochs: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """The offset of the next entry."""
+        return self.begin + len(self.entries)
+
+
+class MemoryQueue:
+    """Keeps logs and groups in dictionaries; whoever gets this instance sees the same queue.
+
+    `refuse` picks the rule for stale publications: "epoch" as SQLite does, "age" as Kafka does (by the queue time
+    against the clock's wall time, never by epoch). No thread and no waiting, except in `wait`.
+    """
+
+    def __init__(self, clock: Clock, refuse: Literal["epoch", "age"] = "epoch") -> None:
+        self._clock = clock
+        self._refuse = refuse
+        self._logs: dict[ReadPartition, Log] = {}
+        self._groups: dict[str, Group] = {}
+        self._positions: dict[str, dict[ReadPartition, Committed]] = {}
+        self._waiters = Waiters()
+
+    # ---- pointers ----------------------------------------------------------------------------
+
+    async def publish(self, publication: Publication) -> int:
+        """See `PointerWriter.publish`."""
+        log = self._log(publication.partition)
+        check_publication(publication)
+        if self._refuse == "age":
+            self._check_age(publication, log.stale_publish_ms)
+        else:
+            check_epoch(publication, log.epochs.get(publication.write_partition, 0))
+            log.epochs[publication.write_partition] = publication.epoch
+        offset = log.end
+        log.entries.append(Entry(offset, publication.time_ms, bytes(publication.body)))
+        self._waiters.advance(publication.partition, log.end)
+        return offset
+
+    def _check_age(self, publication: Publication, stale_publish_ms: int) -> None:
+        age_ms = self._clock.wall_ms() - publication.time_ms
+        if not -AHEAD_MS_MAX <= age_ms <= stale_publish_ms:
+            raise QueueRefusedError(
+                f"queue time {publication.time_ms} is {age_ms} ms old, "
+                f"{-AHEAD_MS_MAX} to {stale_publish_ms} are allowed"
+            )
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        """See `PointerReader.read`."""
+        log = self._log(partition)
+        found: list[Entry] = []
+        size = 0
+        for index in range(max(offset - log.begin, 0), len(log.entries)):
+            entry = log.entries[index]
+            size += len(entry.body)
+            if found and size > bytes_max:
+                break
+            found.append(entry)
+        return found
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        log = self._log(partition)
+        return Span(log.begin, log.end)
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        """See `PointerReader.seek_time`."""
+        log = self._log(partition)
+        return next((entry.offset for entry in log.entries if entry.time_ms >= time_ms), log.end)
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        """See `PointerReader.wait`."""
+        if any(self._log(partition).end > offset for partition, offset in ends.items()):
+            return
+        number, waiter = self._waiters.add(ends)
+        try:
+            await until_reached(waiter, timeout_s)
+        finally:
+            self._waiters.remove(number)
+
+    def _log(self, partition: ReadPartition) -> Log:
+        log = self._logs.get(partition)
+        if log is None:
+            raise missing_partition(partition)
+        return log
+
+    # ---- groups ------------------------------------------------------------------------------
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """See `Groups.join`."""
+        check_name(group, "group")
+        entered = self._groups.get(group) or Group()
+        membership = entered.join(member, partitions, session_timeout_ms, self._now_ms())
+        self._groups[group] = entered
+        return membership
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        """See `Groups.heartbeat`."""
+        return self._group(group).heartbeat(member, generation, released, self._now_ms())
+
+    async def leave(self, group: str, member: str) -> None:
+        """See `Groups.leave`."""
+        check_name(group, "group")
+        if group in self._groups:
+            self._groups[group].leave(member, self._now_ms())
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """See `Groups.commit`."""
+        check_name(group, "group")
+        target = self._groups.get(group) or Group()
+        target.check_commit(member, generation, positions, self._now_ms())
+        for partition in positions:
+            self._log(partition)
+        self._groups[group] = target
+        self._positions.setdefault(group, {}).update(positions)
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `Groups.committed`."""
+        stored = self._positions.get(check_name(group, "group"), {})
+        return {partition: stored[partition] for partition in partitions if partition in stored}
+
+    async def groups(self) -> Sequence[str]:
+        """See `Groups.groups`."""
+        return sorted(self._groups)
+
+    async def describe(self, group: str) -> GroupState:
+        """See `Groups.describe`."""
+        found = self._group(group)
+        found.expire(self._now_ms())
+        return GroupState(group, found.generation, found.held(), dict(sorted(self._positions.get(group, {}).items())))
+
+    async def delete_group(self, group: str) -> None:
+        """See `Groups.delete_group`."""
+        found = self._group(group)
+        found.expire(self._now_ms())
+        found.check_no_members(f"group '{group}' can't be deleted")
+        del self._groups[group]
+        self._positions.pop(group, None)
+
+    def _group(self, name: str) -> Group:
+        found = self._groups.get(check_name(name, "group"))
+        if found is None:
+            raise NotFoundError(f"group '{name}' is not there", hint="memq group list shows the groups")
+        return found
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1_000)
+
+    # ---- partitions --------------------------------------------------------------------------
+
+    async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
+        """See `PartitionAdmin.create`. Made again, it keeps its entries and gets the new `stale_publish_ms`."""
+        for partition in partitions:
+            self._logs.setdefault(partition, Log(stale_publish_ms)).stale_publish_ms = stale_publish_ms
+
+    async def trim(self, partition: ReadPartition, before: int) -> None:
+        """See `PartitionAdmin.trim`."""
+        log = self._log(partition)
+        count = min(max(before - log.begin, 0), len(log.entries))
+        del log.entries[:count]
+        log.begin += count
+
+    async def drop(self, partitions: Sequence[ReadPartition]) -> None:
+        """See `PartitionAdmin.drop`. Dropping what is not there is fine."""
+        for group in self._groups.values():
+            group.forget(partitions)
+        for partition in partitions:
+            self._logs.pop(partition, None)
+            for positions in self._positions.values():
+                positions.pop(partition, None)
+            self._waiters.wake(partition)
+
+    async def check(self) -> None:
+        """See `NotificationQueue.check`: memory is always there."""
+
+    async def close(self) -> None:
+        """See `NotificationQueue.close`: there is nothing to end, and others may share this queue."""

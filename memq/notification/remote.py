@@ -1,0 +1,205 @@
+"""The queue `remote`: a broker lends its notification queue by frames to clients that can't reach it themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from memq.limits import POLL_BYTES_MAX
+from memq.notification import Entry, GroupState, Membership, Span
+from memq.protocol.frames import Api
+from memq.protocol.messages import (
+    AdminAnswer,
+    AdminRequest,
+    CommitAnswer,
+    CommitRequest,
+    DeleteGroup,
+    DescribeGroup,
+    HeartbeatRequest,
+    JoinRequest,
+    ListGroups,
+    MembershipAnswer,
+    PartitionEntries,
+    PartitionRef,
+    PollAnswer,
+    PollEntries,
+    PollFrom,
+    PollRequest,
+    PollSpans,
+    PollTime,
+    WireCommitted,
+)
+from memq.topic import Committed, Position, ReadPartition, Totals
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+ANSWER_S = 30.0  # how long an answer may take, beyond what it was asked to wait
+
+
+class Ask(Protocol):
+    """Sends a request to a broker, whichever answers, and returns the answer.
+
+    Raises: what the broker named; UnreachableError, TimedOutError.
+    """
+
+    async def __call__(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
+        """Ask."""
+        ...
+
+
+class Polled(msgspec.Struct, frozen=True):
+    """What one partition held from the asked offset on, with its span at that moment."""
+
+    partition: ReadPartition
+    span: Span
+    entries: tuple[Entry, ...]
+
+
+class RemoteQueue:
+    """Reads pointers and takes part in groups through a broker: `PointerReader` and `Groups` of memq.notification."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    # ---- pointers ----------------------------------------------------------------------------
+
+    async def poll(
+        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = POLL_BYTES_MAX
+    ) -> list[Polled]:
+        """Return entries of several partitions, each from its offset on; wait up to `wait_ms` when there are none."""
+        partitions = [PollFrom(partition=ref_of(part), offset=offset) for part, offset in offsets.items()]
+        answer = await self._poll(PollEntries(partitions=partitions, wait_ms=wait_ms, bytes_max=bytes_max), wait_ms)
+        return [_polled_of(part) for part in answer.partitions]
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        """See `PointerReader.read`."""
+        polled = await self.poll({partition: offset}, 0, min(bytes_max, POLL_BYTES_MAX))
+        return polled[0].entries if polled else ()
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        return (await self.spans([partition]))[partition]
+
+    async def spans(self, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Span]:
+        """Return the spans of several partitions."""
+        answer = await self._poll(PollSpans(partitions=[ref_of(partition) for partition in partitions]))
+        return {partition_of(part.partition): Span(part.begin, part.end) for part in answer.partitions}
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        """See `PointerReader.seek_time`."""
+        return (await self._poll(PollTime(partition=ref_of(partition), time_ms=time_ms))).offset
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        """See `PointerReader.wait`."""
+        await self.poll(ends, int(timeout_s * 1000), 1)
+
+    async def _poll(self, ask: PollEntries | PollTime | PollSpans, wait_ms: int = 0) -> PollAnswer:
+        return await self._ask(Api.POLL, PollRequest(ask=ask), PollAnswer, timeout_s=ANSWER_S + wait_ms / 1000)
+
+    # ---- groups ------------------------------------------------------------------------------
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """See `Groups.join`."""
+        request = JoinRequest(
+            group=group,
+            member=member,
+            partitions=[ref_of(partition) for partition in partitions],
+            session_timeout_ms=session_timeout_ms,
+        )
+        return membership_of(await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S))
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        """See `Groups.heartbeat`."""
+        request = HeartbeatRequest(
+            group=group, member=member, generation=generation, released=[ref_of(partition) for partition in released]
+        )
+        return membership_of(await self._ask(Api.HEARTBEAT, request, MembershipAnswer, timeout_s=ANSWER_S))
+
+    async def leave(self, group: str, member: str) -> None:
+        """See `Groups.leave`."""
+        request = JoinRequest(group=group, member=member, leave=True)
+        await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S)
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """See `Groups.commit`."""
+        wire = [wire_of(partition, committed) for partition, committed in positions.items()]
+        request = CommitRequest(group=group, member=member, generation=generation, positions=wire)
+        await self._ask(Api.COMMIT, request, CommitAnswer, timeout_s=ANSWER_S)
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `Groups.committed`."""
+        request = CommitRequest(group=group, fetch=[ref_of(partition) for partition in partitions])
+        answer = await self._ask(Api.COMMIT, request, CommitAnswer, timeout_s=ANSWER_S)
+        return committed_of(answer.positions)
+
+    async def groups(self) -> Sequence[str]:
+        """See `Groups.groups`."""
+        return (await self._admin(AdminRequest(ask=ListGroups()))).groups
+
+    async def describe(self, group: str) -> GroupState:
+        """See `Groups.describe`."""
+        found = (await self._admin(AdminRequest(ask=DescribeGroup(group=group)))).group
+        assert found is not None, "the broker answered without a group"
+        members = {member.member: tuple(partition_of(ref) for ref in member.assigned) for member in found.members}
+        return GroupState(found.group, found.generation, members, committed_of(found.positions))
+
+    async def delete_group(self, group: str) -> None:
+        """See `Groups.delete_group`."""
+        await self._admin(AdminRequest(ask=DeleteGroup(group=group)))
+
+    async def _admin(self, request: AdminRequest) -> AdminAnswer:
+        return await self._ask(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
+
+
+# ---- between the wire and the port --------------------------------------------------------------
+
+
+def ref_of(partition: ReadPartition) -> PartitionRef:
+    """Return a read partition as it goes over the wire."""
+    return PartitionRef(topic=partition.topic, topic_id=partition.topic_id, partition=partition.partition)
+
+
+def partition_of(ref: PartitionRef) -> ReadPartition:
+    """Return the read partition that the wire names."""
+    return ReadPartition(ref.topic, ref.topic_id, ref.partition)
+
+
+def wire_of(partition: ReadPartition, committed: Committed) -> WireCommitted:
+    """Return a committed position as it goes over the wire."""
+    return WireCommitted(
+        partition=ref_of(partition),
+        pointer_offset=committed.position.pointer_offset,
+        record_index=committed.position.record_index,
+        records=committed.totals.records,
+        bytes=committed.totals.bytes,
+    )
+
+
+def committed_of(positions: Sequence[WireCommitted]) -> dict[ReadPartition, Committed]:
+    """Return the committed positions that the wire names."""
+    return {
+        partition_of(wire.partition): Committed(
+            Position(wire.partition.partition, wire.pointer_offset, wire.record_index),
+            Totals(wire.records, wire.bytes),
+        )
+        for wire in positions
+    }
+
+
+def membership_of(answer: MembershipAnswer) -> Membership:
+    """Return the membership that the wire names."""
+    return Membership(
+        answer.generation,
+        tuple(partition_of(ref) for ref in answer.assigned),
+        tuple(partition_of(ref) for ref in answer.revoking),
+    )
+
+
+def _polled_of(part: PartitionEntries) -> Polled:
+    entries = tuple(Entry(wire.offset, wire.time_ms, bytes(wire.pointer)) for wire in part.entries)
+    return Polled(partition_of(part.partition), Span(part.begin, part.end), entries)

@@ -1,0 +1,116 @@
+"""Opens a SQLite file of memq, safely against power loss, and says in memq's errors what SQLite says in its own.
+
+The queue and the standalone coordinator keep their state by it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError, UnsupportedFormatError
+
+_DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_WAL_TRIES_MAX = 200
+_WAL_RETRY_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteFile:
+    """What a file is for: `application_id` tells it from other files, `schema` makes it, `version` counts its layouts.
+
+    `failed` is the error of what may pass, `busy_timeout_ms` how long a connection waits for another's lock.
+    """
+
+    path: Path
+    what: str
+    application_id: int
+    version: int
+    schema: Sequence[str]
+    failed: type[RetryableError]
+    busy_timeout_ms: int = 10_000
+
+    def connect(self) -> sqlite3.Connection:
+        """Open the file, making it when it is not there: WAL, and an fsync with every commit.
+
+        The connection begins no transaction by itself, and any one thread at a time may use it.
+        Raises: CorruptDataError, UnsupportedFormatError, DeniedError, or `failed`.
+        """
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=self.busy_timeout_ms / 1_000, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise self.error(error) from error
+        try:
+            self._prepare(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise self.error(error) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        if _number(connection, "PRAGMA user_version") != self.version:
+            self._make(connection)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA fullfsync = ON")  # macOS: past the disk's own cache, too
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    def _make(self, connection: sqlite3.Connection) -> None:
+        """Make an empty file ours. Several processes may do so at once: the first one does it."""
+        _enter_wal(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        version = _number(connection, "PRAGMA user_version")
+        application_id = _number(connection, "PRAGMA application_id")
+        empty = not _number(connection, "SELECT count(*) FROM sqlite_master")
+        if application_id != self.application_id and not (empty and version == 0):
+            raise CorruptDataError(f"{self.what} '{self.path}' is a SQLite file of something else")
+        if version > self.version:
+            raise UnsupportedFormatError(
+                f"{self.what} '{self.path}' has layout {version}, this memq knows {self.version}"
+            )
+        if version == 0:
+            for statement in self.schema:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {self.application_id:d}")
+            connection.execute(f"PRAGMA user_version = {self.version:d}")
+        connection.execute("COMMIT")
+
+    def error(self, error: sqlite3.Error) -> MemqError:
+        """Return memq's error for one of SQLite's; the caller raises it from that."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        text = f"{self.what} '{self.path}': {str(error).lower()}"
+        if code in _DAMAGED:
+            return CorruptDataError(text, hint="stop memq, keep the file, and restore it from a copy")
+        if code in _DENIED or (code == sqlite3.SQLITE_CANTOPEN and self.path.parent.is_dir()):
+            return DeniedError(text, hint=f"give memq the right to write '{self.path.parent}' and the files in it")
+        if code == sqlite3.SQLITE_FULL:
+            return self.failed(text, hint="the disk is full: make room; the request is tried again")
+        return self.failed(text)
+
+
+def _enter_wal(connection: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log. Two first openers can meet here, and SQLite's own waiting does not cover it."""
+    pause = threading.Event()
+    for last in range(_WAL_TRIES_MAX, 0, -1):
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or last == 1:
+                raise
+            pause.wait(_WAL_RETRY_S)
+        else:
+            return
+
+
+def _number(connection: sqlite3.Connection, query: str) -> int:
+    with closing(connection.execute(query)) as rows:
+        return int(rows.fetchone()[0])

@@ -1,0 +1,213 @@
+"""The blocking half of the filesystem store: files written durably and without overwrite, read, and walked in order.
+
+Everything here runs in a thread. `OSError` goes out as it is; the handler says what it means to the caller.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+from awscrt.checksums import crc32c
+
+from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
+from memq.storage_handlers import Buffer, ObjectEntry
+from memq.storage_handlers.folders import Folders, sync_folder
+
+try:
+    import fcntl
+except ImportError:  # Windows, where clients may read a shared folder
+    fcntl = None  # type: ignore[assignment]
+
+_BUFFERS_PER_WRITE = 512  # below IOV_MAX, which is 1,024 on Linux and macOS
+_COMPARE_BYTES = 1 << 20
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS only
+
+
+class ObjectFiles:
+    """The files of one store: objects below `root`, temporary files in `tmp`."""
+
+    def __init__(self, root: Path, tmp: Path) -> None:
+        self.root = root
+        self.tmp = tmp
+        self._folders = Folders(root)
+        self._numbers = itertools.count()
+
+    def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        """Write a temporary file, sync it, link it to its name if that is free, sync the name.
+
+        The checksum is taken of the buffers after they were written: bytes that changed in memory, before or
+        meanwhile, become no object.
+        """
+        temporary, handle = self._create_temporary()
+        try:
+            try:
+                size = write_all(handle, buffers)
+                found = joined_crc(buffers)
+                if found != checksum:
+                    raise CorruptDataError(
+                        f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}"
+                    )
+                sync_file(handle)
+            finally:
+                os.close(handle)
+            self._name(temporary, key, size, checksum)
+        finally:
+            with suppress(OSError):  # what is left is swept at the next start
+                temporary.unlink()
+
+    def _create_temporary(self) -> tuple[Path, int]:
+        while True:
+            path = self.tmp / f"{os.getpid()}-{next(self._numbers)}"
+            try:
+                return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileExistsError:  # of an earlier process with this pid
+                continue
+
+    def _name(self, temporary: Path, key: str, size: int, checksum: int) -> None:
+        path = self.root / key
+        with self._folders.pinned(path.parent):
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                if not same_content(path, size, checksum):
+                    raise ObjectExistsError(f"another object lies under key '{key}'") from None
+            sync_folder(path.parent)  # also of one that was there: its own put may not have come this far
+
+    def delete(self, key: str) -> None:
+        """Remove the file and the folders that it leaves empty.
+
+        Nothing is synced: what a power loss brings back is an object that nothing names, and is swept again.
+        """
+        path = self.root / key
+        try:
+            path.unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (IsADirectoryError, PermissionError):  # the latter is what macOS says of a folder
+            if not path.is_dir():
+                raise
+            return
+        self._folders.prune(path.parent)
+
+    def get(self, key: str) -> bytes:
+        """Return the whole file."""
+        with self._open(key) as file:
+            return read_exactly(file, key, 0, os.fstat(file.fileno()).st_size)
+
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """Return a part of the file."""
+        with self._open(key) as file:
+            size = os.fstat(file.fileno()).st_size
+            if offset + length > size:
+                raise CorruptDataError(f"object '{key}' has {size} bytes, asked for {length} from {offset}")
+            return read_exactly(file, key, offset, length)
+
+    def size(self, key: str) -> int:
+        """Return the size of the file."""
+        try:
+            status = (self.root / key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            status = None
+        if status is None or stat.S_ISDIR(status.st_mode):
+            raise NotFoundError(f"object '{key}' is not there")
+        return status.st_size
+
+    def _open(self, key: str) -> FileIO:
+        try:
+            return FileIO(self.root / key)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise NotFoundError(f"object '{key}' is not there") from None
+
+    def walk(self, prefix: str) -> Iterator[ObjectEntry]:
+        """Yield the objects whose key starts with `prefix`, by key; what vanishes meanwhile may be left out."""
+        folder, _, name = prefix.rpartition("/")
+        return self._walk(f"{folder}/" if folder else "", name)
+
+    def _walk(self, folder: str, start: str) -> Iterator[ObjectEntry]:
+        """By key means: a folder sorts by its name with the slash, since `a-b` comes before `a/b`."""
+        try:
+            with os.scandir(self.root / folder) as found:
+                names = sorted(
+                    f"{each.name}/" if each.is_dir() else each.name for each in found if each.name.startswith(start)
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in names:
+            if name.endswith("/"):
+                yield from self._walk(f"{folder}{name}", "")
+                continue
+            with suppress(FileNotFoundError):
+                status = (self.root / folder / name).stat()
+                yield ObjectEntry(f"{folder}{name}", status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def sweep_temporary(self) -> tuple[int, int]:
+        """Remove all temporary files and return their number and bytes."""
+        number = size = 0
+        with os.scandir(self.tmp) as found:
+            for each in found:
+                if each.is_file(follow_symlinks=False):
+                    size += each.stat(follow_symlinks=False).st_size
+                    os.unlink(each.path)
+                    number += 1
+        return number, size
+
+
+def write_all(handle: int, buffers: Sequence[Buffer]) -> int:
+    """Write all buffers, without joining them, and return the number of bytes."""
+    views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+    total = sum(len(view) for view in views)
+    first = 0
+    while first < len(views):
+        written = os.writev(handle, views[first : first + _BUFFERS_PER_WRITE])
+        while first < len(views) and written >= len(views[first]):
+            written -= len(views[first])
+            first += 1
+        if written:
+            views[first] = views[first][written:]
+    return total
+
+
+def joined_crc(buffers: Sequence[Buffer]) -> int:
+    """Return the crc32c of the joined buffers."""
+    value = 0
+    for buffer in buffers:
+        value = crc32c(buffer, value)
+    return value
+
+
+def same_content(path: Path, size: int, checksum: int) -> bool:
+    """Tell whether a file holds `size` bytes with this crc32c."""
+    with path.open("rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size != size:
+            return False
+        value = 0
+        while chunk := file.read(_COMPARE_BYTES):
+            value = crc32c(chunk, value)
+        return value == checksum
+
+
+def read_exactly(file: FileIO, key: str, offset: int, length: int) -> bytes:
+    """Read `length` bytes from `offset`; Linux gives at most 2 GiB in one call, and a cut file fewer than asked for."""
+    file.seek(offset)
+    parts: list[bytes] = []
+    while length:
+        part = file.read(length)
+        if not part:
+            raise CorruptDataError(f"object '{key}' ends {length} bytes early")
+        parts.append(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def sync_file(handle: int) -> None:
+    """Make what was written survive the loss of power: on macOS fsync ends at the disk's own cache."""
+    if _FULL_SYNC is None:
+        os.fsync(handle)
+    else:
+        fcntl.fcntl(handle, _FULL_SYNC)

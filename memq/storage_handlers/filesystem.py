@@ -1,0 +1,139 @@
+"""Objects as files: the store of the embedded default, put-if-absent and safe against the loss of power."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from awscrt.checksums import crc32c
+
+from memq.errors import DeniedError, InvalidRequestError, MemqError, StoreError
+from memq.storage_handlers import Buffer, ObjectEntry
+from memq.storage_handlers.files import ObjectFiles
+from memq.storage_handlers.keys import check_key, check_prefix
+from memq.threads import ThreadPool
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LIST_PAGE = 1_000
+_PROBE = b"memq was here"
+_REFUSALS: dict[int, tuple[type[MemqError], str]] = {
+    errno.ENOSPC: (StoreError, "the disk is full: make room; the request is tried again"),
+    errno.EDQUOT: (StoreError, "the disk quota is used up: make room; the request is tried again"),
+    errno.EFBIG: (StoreError, "a limit on the size of files is in the way (ulimit -f)"),
+    errno.EMFILE: (StoreError, "too many open files: raise the limit (ulimit -n)"),
+    errno.EIO: (StoreError, "the disk fails: look at the system's log"),
+    errno.EACCES: (DeniedError, "give memq the right to write the data folder and all in it"),
+    errno.EPERM: (DeniedError, "give memq the right to write there, on a file system that has hard links"),
+    errno.EROFS: (DeniedError, "the file system is read-only: mount it writable, or choose another folder"),
+    errno.ENOENT: (StoreError, "the folder of the store is gone: restore it, and start memq again"),
+    errno.EXDEV: (InvalidRequestError, "put the folder for temporary files on the file system of the objects"),
+    errno.ENOTDIR: (InvalidRequestError, "a part of the key is an object: keys can't be both object and folder"),
+    errno.EISDIR: (InvalidRequestError, "the key is a folder: keys can't be both object and folder"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TempSweep:
+    """What `sweep_temp` removed."""
+
+    files: int
+    bytes: int
+
+
+class FilesystemHandler:
+    """Stores each object as the file `root/key`, by way of a temporary file in `tmp` on the same file system.
+
+    Blocking calls run in at most `threads_max` threads. Any number of processes may read and put; only one
+    may delete.
+    """
+
+    def __init__(self, root: Path, tmp: Path, threads_max: int = 4) -> None:
+        self._root = root
+        self._files = ObjectFiles(root, tmp)
+        self._pool = ThreadPool("filesystem store", threads_max)
+        self._probes = count()
+
+    @property
+    def url(self) -> str:
+        """See `StorageHandler.url`."""
+        return self._root.resolve().as_uri()
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        """See `ObjectWriter.put`."""
+        check_key(key)
+        await self._run(f"object '{key}' not stored", self._files.put, key, buffers, checksum)
+
+    async def delete(self, key: str) -> None:
+        """See `ObjectWriter.delete`. Folders that become empty go, too."""
+        check_key(key)
+        await self._run(f"object '{key}' not deleted", self._files.delete, key)
+
+    async def get(self, key: str) -> bytes:
+        """See `ObjectReader.get`."""
+        check_key(key)
+        return await self._run(f"object '{key}' not read", self._files.get, key)
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See `ObjectReader.get_range`."""
+        check_key(key)
+        return await self._run(f"object '{key}' not read", self._files.get_range, key, offset, length)
+
+    async def size(self, key: str) -> int:
+        """See `ObjectReader.size`."""
+        check_key(key)
+        return await self._run(f"object '{key}' not read", self._files.size, key)
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+        """See `ObjectReader.list`. Reads a page of 1,000 entries at a time, and the names of one folder at once."""
+        walk = self._files.walk(check_prefix(prefix))
+        while page := await self._run(f"objects under '{prefix}' not listed", _next_page, walk):
+            for entry in page:
+                yield entry
+
+    async def check(self) -> None:
+        """See `StorageHandler.check`."""
+        key = f"memq-check/{os.getpid()}-{next(self._probes)}"
+        try:
+            await self.put(key, [_PROBE], crc32c(_PROBE))
+            if await self.get(key) != _PROBE:
+                raise StoreError(f"object '{key}' came back changed", hint="the disk fails: look at the system's log")
+        finally:
+            await self.delete(key)
+
+    async def sweep_temp(self) -> TempSweep:
+        """Remove what puts that never ended left in the folder for temporary files.
+
+        Only at start, under the lock of the data folder: it would take the files of puts that run.
+        """
+        files, size = await self._run("temporary files not swept", self._files.sweep_temporary)
+        return TempSweep(files, size)
+
+    async def close(self) -> None:
+        """See `StorageHandler.close`."""
+        await self._pool.close()
+
+    async def _run(self, failure: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with _refusals(failure):
+            return await self._pool.run(function, *args, **kwargs)
+
+
+def _next_page(walk: Iterator[ObjectEntry]) -> Sequence[ObjectEntry]:
+    return tuple(islice(walk, _LIST_PAGE))
+
+
+@contextmanager
+def _refusals(failure: str) -> Iterator[None]:
+    """Say in memq's errors what the operating system says in its own."""
+    try:
+        yield
+    except OSError as error:
+        kind, hint = _REFUSALS.get(error.errno or 0, (StoreError, ""))
+        raise kind(f"{failure}: {(error.strerror or str(error)).lower()}", hint=hint) from error

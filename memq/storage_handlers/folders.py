@@ -1,0 +1,87 @@
+"""The folders of the filesystem store: made so that they survive the loss of power, removed when they are empty.
+
+A file is safe only when every folder above it is named, durably, in its parent. Syncing the whole chain with each
+object would cost one fsync per level, so what was synced is remembered. Removal would make that memory a lie: a folder
+that is removed and made again is a new one. So removing and relying on a folder exclude each other: a put pins the
+folders of its object for as long as it relies on them, and whoever removes passes over what is pinned.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+KNOWN_FOLDERS_MAX = 65_536  # about 10 MB; forgetting all costs one fsync per level and folder
+
+
+class Folders:
+    """The folders below `root`, for threads of one process. Only one process may remove folders."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._durable: dict[Path, None] = {}
+        self._pinned: Counter[Path] = Counter()
+
+    @contextmanager
+    def pinned(self, folder: Path) -> Iterator[None]:
+        """Make `folder`, durably, with all above it, and keep it until the block ends."""
+        chain = self._chain(folder)
+        with self._lock:
+            self._pinned.update(chain)
+        try:
+            for each in reversed(chain):
+                self._make(each)
+            yield
+        finally:
+            with self._lock:
+                self._pinned.subtract(chain)
+                for each in chain:
+                    if not self._pinned[each]:
+                        del self._pinned[each]
+
+    def prune(self, folder: Path) -> None:
+        """Remove `folder` and those above it, up to the first that is not empty or is pinned."""
+        for each in self._chain(folder):
+            with self._lock:
+                if self._pinned[each] or not self._remove(each):
+                    return
+
+    def _chain(self, folder: Path) -> list[Path]:
+        """Return `folder` and those above it, without the root, innermost first."""
+        assert folder.is_relative_to(self._root), f"{folder} is not below {self._root}"
+        depth = len(folder.parts) - len(self._root.parts)
+        return [folder, *folder.parents][:depth]
+
+    def _make(self, folder: Path) -> None:
+        with self._lock:
+            if folder in self._durable:
+                return
+        with suppress(FileExistsError):
+            folder.mkdir()
+        sync_folder(folder.parent)
+        with self._lock:
+            if len(self._durable) >= KNOWN_FOLDERS_MAX:
+                self._durable.clear()
+            self._durable[folder] = None
+
+    def _remove(self, folder: Path) -> bool:
+        self._durable.pop(folder, None)
+        try:
+            folder.rmdir()
+        except OSError:  # not empty, gone, or not ours to remove: an empty folder harms nobody
+            return False
+        return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` survive the loss of power."""
+    handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,55 @@
+"""The grammar of object keys, the same for every handler, so that a key that one store takes, all take."""
+
+from __future__ import annotations
+
+import re
+
+from memq.errors import InvalidRequestError
+
+KEY_CHARS_MAX = 1_024  # what S3 allows
+KEY_PART_CHARS_MAX = 255  # what file systems allow in one name
+
+# The characters of names (DESIGN: one grammar in names, keys, znodes, metrics and logs). It leaves out what
+# some file system reads in its own way: backslash, colon, NUL, wildcards.
+_PART = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
+
+
+def check_key(key: str) -> str:
+    """Return `key` when each of its parts between slashes is a name, and none is `.` or `..`.
+
+    Raises: InvalidRequestError, with the key shortened when it is long.
+    """
+    if not 1 <= len(key) <= KEY_CHARS_MAX:
+        raise InvalidRequestError(f"key {_shown(key)} has {len(key)} characters, 1 to {KEY_CHARS_MAX} are allowed")
+    for part in key.split("/"):
+        _check_part(part, key)
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` when keys can start with it: the last part may be empty or cut anywhere.
+
+    Raises: InvalidRequestError.
+    """
+    if len(prefix) > KEY_CHARS_MAX:
+        raise InvalidRequestError(
+            f"prefix {_shown(prefix)} has {len(prefix)} characters, at most {KEY_CHARS_MAX} are allowed"
+        )
+    *folders, last = prefix.split("/")
+    for part in folders:
+        _check_part(part, prefix)
+    if last.strip("."):
+        _check_part(last, prefix)
+    return prefix
+
+
+def _check_part(part: str, key: str) -> None:
+    if not _PART.match(part) or part in (".", ".."):
+        raise InvalidRequestError(
+            f"key {_shown(key)} has a part that is not allowed: {_shown(part)}",
+            hint="parts between slashes are 1 to 255 of A-Z a-z 0-9 . _ -, neither '.' nor '..'",
+        )
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 80 else text[:77] + "...")

@@ -1,0 +1,80 @@
+"""Objects in memory: for tests, the simulation and `memq.testing`. Lost with the process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from awscrt.checksums import crc32c
+
+from memq.clock import Clock
+from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
+from memq.storage_handlers import Buffer, ObjectEntry
+from memq.storage_handlers.keys import check_key, check_prefix
+
+
+class MemoryHandler:
+    """Keeps objects in a dictionary, until they are deleted; whoever gets this instance sees the same objects.
+
+    No thread and no waiting: every call is done at once. `objects` is the store itself, key to bytes: tests
+    look at it and damage it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._modified_ms: dict[str, int] = {}
+        self.objects: dict[str, bytes] = {}
+
+    @property
+    def url(self) -> str:
+        """See `StorageHandler.url`."""
+        return "memory:"
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        """See `ObjectWriter.put`. The bytes are copied."""
+        check_key(key)
+        body = b"".join(buffers)
+        found = crc32c(body)
+        if found != checksum:
+            raise CorruptDataError(f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}")
+        if self.objects.setdefault(key, body) != body:
+            raise ObjectExistsError(f"another object of {len(self.objects[key])} bytes lies under key '{key}'")
+        self._modified_ms.setdefault(key, self._clock.wall_ms())
+
+    async def delete(self, key: str) -> None:
+        """See `ObjectWriter.delete`."""
+        self.objects.pop(check_key(key), None)
+        self._modified_ms.pop(key, None)
+
+    async def get(self, key: str) -> bytes:
+        """See `ObjectReader.get`."""
+        return self._found(key)
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See `ObjectReader.get_range`."""
+        body = self._found(key)
+        if offset + length > len(body):
+            raise CorruptDataError(f"object '{key}' has {len(body)} bytes, asked for {length} from {offset}")
+        return body[offset : offset + length]
+
+    async def size(self, key: str) -> int:
+        """See `ObjectReader.size`."""
+        return len(self._found(key))
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+        """See `ObjectReader.list`. Shows what is there at the first step."""
+        check_prefix(prefix)
+        keys = sorted(key for key in self.objects if key.startswith(prefix))
+        for entry in [ObjectEntry(key, len(self.objects[key]), self._modified_ms[key]) for key in keys]:
+            yield entry
+
+    async def check(self) -> None:
+        """See `StorageHandler.check`: memory is always there."""
+
+    async def close(self) -> None:
+        """See `StorageHandler.close`: there is nothing to end, and others may share this store."""
+
+    def _found(self, key: str) -> bytes:
+        body = self.objects.get(check_key(key))
+        if body is None:
+            raise NotFoundError(f"object '{key}' is not there")
+        return body
