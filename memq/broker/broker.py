@@ -1,0 +1,184 @@
+"""One broker: puts its parts together, listens, looks after its connections, drains and closes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from memq.broker.connection import Connection
+from memq.broker.hot import HotBatches
+from memq.broker.intake import Intake
+from memq.broker.metrics import Counters
+from memq.broker.partitions import Partitions, read_partitions
+from memq.broker.requests import Requests
+from memq.broker.services import Services
+from memq.broker.slabs import SLAB_BYTES, SlabPool
+from memq.errors import MemqError, ProtocolError
+from memq.governor import BrokerEntry, Coordinator
+from memq.network import Listener, Runtime, format_address
+from memq.notification import NotificationQueue
+from memq.protocol.frames import Api, encode_frame
+from memq.protocol.messages import Draining, encode_message
+from memq.settings import BrokerSettings
+from memq.storage_handlers import StorageHandler
+from memq.tasks import TaskOwner
+
+log = logging.getLogger("memq.broker")
+HOUSEKEEPING_S = 1.0
+HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
+DRAIN_RETRY_MS = 500
+
+
+class Broker:
+    """A broker on the parts that it is given; `start` makes it reachable, `drain` and `close` end it.
+
+    `stores` are the cluster's stores by name, new objects go to the first. `governs`: it assigns partitions too.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        runtime: Runtime,
+        stores: dict[str, StorageHandler],
+        queue: NotificationQueue,
+        coordinator: Coordinator,
+        *,
+        governs: bool = True,
+        slab_bytes: int = SLAB_BYTES,
+    ) -> None:
+        pool = SlabPool(settings.memory_bytes_max, slab_bytes)
+        hot = HotBatches(settings.memory_bytes_max // HOT_SHARE, pool.release)
+        pool.reclaim = hot.reclaim
+        pool.freed = self._memory_freed
+        self.services = Services(
+            settings=settings,
+            session=f"{runtime.random.getrandbits(64):016x}",
+            runtime=runtime,
+            stores=stores,
+            store_name=next(iter(stores)),
+            queue=queue,
+            coordinator=coordinator,
+            pool=pool,
+            hot=hot,
+            counters=Counters(),
+        )
+        self.partitions = Partitions(self.services, governs=governs)
+        self.intake = Intake(pool)
+        self.address = ""
+        self.failure: BaseException | None = None
+        self.failed = asyncio.Event()
+        self._tasks = TaskOwner(self._task_failed)
+        self._requests = Requests(self.services, self.partitions, self._tasks)
+        self._listener: Listener | None = None
+        self._unwatch: Callable[[], None] = lambda: None
+        self._refresh = asyncio.Event()
+        self._entry = BrokerEntry(id=settings.broker_id, session=self.services.session, address="")
+
+    async def start(self, http_address: str = "") -> None:
+        """Listen, register, and learn what is assigned. Raises: MemqError for what stands in the way."""
+        settings, services = self.services.settings, self.services
+        self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
+        self.address = settings.advertise or format_address(self._listener.address)
+        self._entry = BrokerEntry(
+            id=settings.broker_id, session=services.session, address=self.address, http_address=http_address
+        )
+        await services.coordinator.register(self._entry)
+        await self.partitions.refresh()
+        for topic in self.partitions.topics():
+            await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
+        self._unwatch = services.coordinator.watch(self._coordinator_changed)
+        self._tasks.start(self._follow_coordinator(), "follow coordinator")
+        self._tasks.start(self._keep_house(), "keep house")
+
+    async def drain(self) -> None:
+        """Take nothing new, finish and ack what was taken, release the partitions; connections stay until `close`."""
+        self.partitions.start_draining()
+        if self._listener is not None:
+            self._listener.close()
+        frame = encode_frame(Api.DRAINING, 0, 0, encode_message(Draining(retry_after_ms=DRAIN_RETRY_MS)))
+        for reader in list(self.intake.readers):
+            if isinstance(reader, Connection) and reader.ready:
+                reader.send(frame)
+        await self.partitions.drain()
+
+    async def close(self) -> None:
+        """End at once: connections are closed, what is not acked stays unacked."""
+        self._unwatch()
+        if self._listener is not None:
+            self._listener.close()
+        for reader in list(self.intake.readers):
+            if isinstance(reader, Connection):
+                reader.close()
+        await self.partitions.stop()
+        await self._tasks.stop()
+        self.services.hot.clear()
+        try:
+            await self.services.coordinator.unregister(self._entry)
+        except MemqError as error:
+            log.warning("unregister-failed: %s", error)
+
+    def held_blocks(self) -> list[str]:
+        """Describe what was taken but is not yet in the queue."""
+        return [line for processor in self.partitions.processors.values() for line in processor.held_blocks()]
+
+    async def check(self) -> None:
+        """Prove that store and queue answer. Raises: what stands in the way."""
+        await self.services.store.check()
+        await self.services.queue.check()
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _accept(self) -> Connection:
+        connection = Connection(self.services, self.intake, self._requests)
+        if len(self.intake.readers) >= self.services.settings.connections_max:
+            connection.turned_away = True
+        return connection
+
+    def _task_failed(self, error: BaseException) -> None:
+        log.error("broker-failed: %r", error, exc_info=error)
+        self.failure = error
+        self.failed.set()
+
+    def _memory_freed(self) -> None:
+        asyncio.get_running_loop().call_soon(self.intake.feed)
+
+    async def _coordinator_changed(self) -> None:
+        self._refresh.set()
+
+    async def _follow_coordinator(self) -> None:
+        while True:
+            await self._refresh.wait()
+            self._refresh.clear()
+            try:
+                await self.partitions.refresh()
+            except MemqError as error:
+                log.warning("refresh-failed: %s", error)
+                await asyncio.sleep(HOUSEKEEPING_S)
+                self._refresh.set()
+
+    async def _keep_house(self) -> None:
+        """Every second: close connections that are overdue, forget silent producers, return spare memory."""
+        services = self.services
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            now_s, settings = services.runtime.clock.monotonic(), services.settings
+            for reader in list(self.intake.readers):
+                if isinstance(reader, Connection):
+                    _close_overdue(reader, now_s, settings)
+            for processor in self.partitions.processors.values():
+                if processor.own is not None:
+                    processor.own.forget(services.runtime.clock.wall_ms())
+            services.pool.trim(max(services.pool.leased_bytes // 4, 4 * services.pool.slab_bytes))
+
+
+def _close_overdue(connection: Connection, now_s: float, settings: BrokerSettings) -> None:
+    """Close a connection without HELLO, with a frame that does not become whole, or that reads no answers, in time."""
+    if not connection.ready and now_s - connection.opened_s > settings.hello_timeout_ms / 1000:
+        connection.refuse(ProtocolError(f"no HELLO within {settings.hello_timeout_ms} ms"))
+    since_s = connection.half_since_s
+    if since_s is not None and now_s - since_s > settings.frame_timeout_ms / 1000:
+        connection.refuse(ProtocolError(f"a frame was not whole within {settings.frame_timeout_ms} ms"))
+    since_s = connection.congested_since_s
+    if since_s is not None and now_s - since_s > settings.frame_timeout_ms / 1000:
+        connection.abort()  # it does not read: there is no use in telling it

@@ -1,0 +1,410 @@
+"""One connection of a client at the broker: bytes into slabs, blocks checked in place, frames to their handlers.
+
+The loop in `_take_frames` is the broker's hot path: everything that a block needs before it may be acked at
+level ONE happens there, on the bytes as they were received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from typing import Protocol, cast
+
+from awscrt.checksums import crc32c
+
+from memq.broker.intake import Intake, Region
+from memq.broker.services import Services
+from memq.broker.slabs import Slab
+from memq.broker.streams import Stream
+from memq.errors import CorruptDataError, MemqError, OutOfSequenceError, ProtocolError, ThrottledError, TooOldError
+from memq.format.block import CHECKED_FROM, CODEC_LZ4, FLAGS_KNOWN, MAGIC, check_block
+from memq.limits import (
+    BLOCK_HEADER_BYTES,
+    BLOCK_RAW_BYTES_MAX,
+    BLOCK_RECORDS_MAX,
+    FORMAT_VERSIONS,
+    FRAME_PREFIX_BYTES,
+    SEQUENCE_END,
+    TIME_MS_END,
+)
+from memq.protocol.connection import Conversation, Side, State
+from memq.protocol.frames import (
+    PREFIX,
+    AckLevel,
+    Api,
+    ForeignProtocolError,
+    Frame,
+    check_hello_start,
+    check_prefix,
+    encode_ack,
+    encode_frame,
+)
+from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
+
+log = logging.getLogger("memq.broker")
+# A WRITE frame's prefix and its block's header in one call.
+WRITE_HEAD = struct.Struct("<IBBHq 4sIBBHIII4xIQQqIHHQ")
+assert WRITE_HEAD.size == FRAME_PREFIX_BYTES + BLOCK_HEADER_BYTES
+THROTTLE_MS = 100
+_WRITE = int(Api.WRITE)
+
+
+class Handler(Protocol):
+    """Who answers the requests of connections."""
+
+    def request(self, connection: Connection, frame: Frame) -> None:
+        """Take a control frame; its body is a copy. Raises: ProtocolError when the connection must be closed."""
+        ...
+
+    def gone(self, connection: Connection) -> None:
+        """The connection is closed."""
+        ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A client's connection, from accept to close."""
+
+    def __init__(self, services: Services, intake: Intake, handler: Handler) -> None:
+        self.conversation = Conversation()
+        self.streams: dict[int, Stream] = {}
+        self.half_since_s: float | None = None  # when the frame that is half there was begun or last resumed
+        self.opened_s = services.runtime.clock.monotonic()
+        self.ready_s = 0.0
+        self.peer = ""
+        self.turned_away = False  # over the broker's bound on connections
+        self._services = services
+        self._intake = intake
+        self._handler = handler
+        self._transport: asyncio.Transport | None = None
+        self._region: Region | None = None
+        self._waiting: tuple[bytes, int] | None = None  # a frame's beginning that found no place, and its length
+        self._paused = False  # by the intake: the memory budget is used up
+        self._congested = False  # by the socket: the client does not read its answers
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.congested_since_s: float | None = None
+        self._refused: MemqError | None = None
+
+    # ---- asyncio.BufferedProtocol ----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Join the broker's connections."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.peer = str(transport.get_extra_info("peername"))
+        self._services.counters.connections += 1
+        self._intake.readers[self] = None
+        if self.turned_away:
+            self.refuse(ThrottledError("the broker has as many connections as its connections_max allows"))
+        if self._intake.starved:
+            self.pause()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where received bytes go."""
+        return self._intake.buffer(self._region)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take received bytes: whole frames at once, a half one keeps its place."""
+        intake, region = self._intake, self._region
+        self._services.counters.received_bytes += nbytes
+        at_cursor = intake.at_cursor(region)
+        if region is None:
+            slab, start = intake.slab, intake.cursor
+            end = start + nbytes
+        else:
+            slab, start = region.slab, region.start
+            end = region.filled + nbytes
+        if at_cursor:
+            intake.cursor = max(intake.cursor, end)
+        try:
+            at, need = self._take_frames(slab, start, end)
+        except MemqError as error:
+            self.refuse(error)
+            at, need = end, 0
+        if region is not None and at == start and end - start < need <= region.end - start:
+            region.filled = end
+        else:
+            self._keep_rest(slab, at, end, need)
+            if region is not None:
+                self._services.pool.release(region.slab)
+        intake.after_read(self)
+
+    def _keep_rest(self, slab: Slab, at: int, end: int, need: int) -> None:
+        """Reserve a place for a frame that is half there; without one, stop reading until there is."""
+        if at == end:
+            self._region = None
+            self.half_since_s = None
+            return
+        self.half_since_s = self._services.runtime.clock.monotonic()
+        self._region = self._intake.reserve(slab, at, end, need)
+        if self._region is None:
+            self._waiting = (bytes(slab.view[at:end]), need)
+            self.pause()
+
+    def pause_writing(self) -> None:
+        """The client does not read: take nothing more from it until it does."""
+        self._congested = True
+        self._writable.clear()
+        self.congested_since_s = self._services.runtime.clock.monotonic()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._congested = False
+        self._writable.set()
+        self.congested_since_s = None
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    async def writable(self) -> None:
+        """Wait until the socket takes more, or the connection is closed."""
+        await self._writable.wait()
+
+    def eof_received(self) -> bool:
+        """The client closed its side: so does this one."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave: what was received stays, streams are forgotten."""
+        self.conversation.close()
+        self._writable.set()
+        self._intake.readers.pop(self, None)
+        if self._region is not None:
+            self._services.pool.release(self._region.slab)
+            self._region = None
+        for stream in self.streams.values():
+            stream.processor.close_stream(stream)
+        self.streams.clear()
+        self._handler.gone(self)
+
+    # ---- the intake's wishes ---------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether HELLO was said and answered, and the connection is open."""
+        return self.conversation.state in (State.READY, State.DRAINING)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self.conversation.state is State.CLOSED
+
+    @property
+    def half_there(self) -> bool:
+        """Whether a frame has begun and has its place."""
+        return self._region is not None
+
+    def pause(self) -> None:
+        """Stop reading the socket: the memory budget is used up."""
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read the socket again; a frame that waits for a place gets it first."""
+        if self._waiting is not None:
+            beginning, need = self._waiting
+            place = self._intake.place(need)
+            if place is None:
+                return
+            slab, at = place
+            slab.view[at : at + len(beginning)] = beginning
+            self._region = Region(slab, at, at + len(beginning), at + need)
+            self._waiting = None
+        if self.half_since_s is not None:
+            self.half_since_s = self._services.runtime.clock.monotonic()
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._paused = False
+            if not self._congested:
+                self._transport.resume_reading()
+
+    # ---- frames ------------------------------------------------------------------------------------
+
+    def _take_frames(self, slab: Slab, at: int, end: int) -> tuple[int, int]:
+        """Take the whole frames between `at` and `end`; return where the rest starts and the length it needs."""
+        view, ready = slab.view, self.ready
+        if not ready and end - at >= 4:
+            check_hello_start(bytes(view[at : min(end, at + FRAME_PREFIX_BYTES)]))
+        touched: dict[Stream, None] = {}
+        now_s = self._services.runtime.clock.monotonic()
+        need = 0
+        while at < end:
+            need = FRAME_PREFIX_BYTES
+            if end - at < need:
+                break
+            length, api, flags, number, argument = PREFIX.unpack_from(view, at)
+            need += length
+            stop = at + need
+            if stop > end or api != _WRITE or not ready:
+                check_prefix(length, api)
+                if stop > end:
+                    break
+                self._take_control(Frame(api, flags, number, argument, bytes(view[at + FRAME_PREFIX_BYTES : stop])))
+                ready = self.ready
+            else:
+                stream = self.streams.get(number)
+                if stream is None:
+                    raise ProtocolError(f"WRITE on stream {number}, which was never opened")
+                if stream.open:  # else: what follows a refused block is ignored until OPEN
+                    self._take_block(stream, slab, at, stop, now_s)
+                    touched[stream] = None
+            at = stop
+        if touched:
+            self._after_blocks(touched)
+        return at, need
+
+    def _take_block(self, stream: Stream, slab: Slab, at: int, stop: int, now_s: float) -> None:
+        """Check one block where it lies and append it to the open batch, or close its stream with the reason."""
+        view, start = slab.view, at + FRAME_PREFIX_BYTES
+        if stop - start < BLOCK_HEADER_BYTES:
+            self._refuse_block(stream, CorruptDataError(f"block of {stop - start} bytes is cut"))
+            return
+        (length, _, _, _, sent_ms, magic, checksum, version, codec, flags, payload, raw, count, scope, producer_id) = (
+            head := WRITE_HEAD.unpack_from(view, at)
+        )[:15]
+        first, base_ms, _, slot_first, slot_last, _ = head[15:]
+        processor = stream.processor
+        if not (
+            magic == MAGIC
+            and version in FORMAT_VERSIONS
+            and codec <= CODEC_LZ4
+            and flags <= FLAGS_KNOWN
+            and (flags & 17) != 16
+            and payload + BLOCK_HEADER_BYTES == length
+            and payload <= raw <= BLOCK_RAW_BYTES_MAX
+            and (codec or payload == raw)
+            and 0 < count <= BLOCK_RECORDS_MAX
+            and 4 * count <= raw
+            and -TIME_MS_END < base_ms < TIME_MS_END
+            and slot_first <= slot_last
+            and producer_id == stream.producer_id
+            and scope == processor.scope
+            and crc32c(view[start + CHECKED_FROM : stop]) == checksum
+        ):
+            self._refuse_block(stream, _block_error(stream, view[start:stop]))
+            return
+        next_ = first + count
+        if first != stream.expected or next_ > SEQUENCE_END:
+            error = OutOfSequenceError(f"block starts at sequence {first}, stream expects {stream.expected}")
+            self._refuse_block(stream, error)
+            return
+        if (now_s - self.ready_s) * 1000 - sent_ms > processor.delivery_timeout_ms:
+            self._refuse_block(
+                stream, TooOldError(f"block {first} was first sent over {processor.delivery_timeout_ms} ms ago")
+            )
+            return
+        producer = stream.producer
+        if first < producer.next:
+            try:
+                duplicate = processor.duplicate(stream, first, next_)
+            except OutOfSequenceError as error:
+                self._refuse_block(stream, error)
+                return
+            if duplicate:
+                stream.expected = next_
+                return
+        if processor.draining or not processor.ring.append(stream, first, count, slab, start, stop, now_s):
+            self._turn_away(stream, first)
+            return
+        stream.expected = next_
+        if next_ > producer.next:
+            producer.next = next_
+        counters = self._services.counters
+        counters.received_blocks += 1
+        counters.received_records += count
+
+    def _after_blocks(self, touched: dict[Stream, None]) -> None:
+        """Ack at level ONE what was taken in this read, once per stream, and set the ring going."""
+        for stream in touched:
+            if stream.acks == AckLevel.ONE and stream.processor.own is not None:
+                self.send_ack(stream, AckLevel.ONE, stream.expected, stream.processor.own.epoch)
+            stream.processor.pump_soon()
+
+    def _turn_away(self, stream: Stream, first: int) -> None:
+        """A sound block that finds no room: throttle, or send it elsewhere when the partition drains."""
+        stream.open = False
+        if stream.processor.draining:
+            self.send_redirect(stream)
+            return
+        self._services.counters.throttled_blocks += 1
+        throttle = Throttle(retry_after_ms=THROTTLE_MS, text="the ring of the partition is full")
+        self._write(encode_frame(Api.THROTTLE, stream.number, first, encode_message(throttle)))
+
+    def _refuse_block(self, stream: Stream, error: MemqError) -> None:
+        """Close the stream: what follows is ignored until it is opened again."""
+        stream.open = False
+        self._services.counters.refused_blocks += 1
+        log.warning("block-refused: %s topic '%s': %s", self.peer, stream.processor.topic.name, error)
+        self._write(encode_frame(Api.NACK, stream.number, stream.expected, encode_message(nack_of(error))))
+
+    def _take_control(self, frame: Frame) -> None:
+        self.conversation.said(Side.CLIENT, frame.api)
+        self._handler.request(self, frame)
+
+    # ---- out -----------------------------------------------------------------------------------------
+
+    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
+        """See `memq.broker.streams.AckSink`."""
+        self._services.counters.acks += 1
+        self._write(encode_ack(level, stream.number, next_sequence, epoch))
+
+    def send_redirect(self, stream: Stream) -> None:
+        """See `memq.broker.streams.AckSink`."""
+        self._write(encode_frame(Api.REDIRECT, stream.number, stream.expected, encode_message(Redirect())))
+
+    def send(self, frame: bytes) -> None:
+        """Send an answer; HELLO's starts the connection's clock."""
+        api = frame[4]
+        self.conversation.said(Side.BROKER, api)
+        if api == Api.HELLO:
+            self.ready_s = self._services.runtime.clock.monotonic()
+        self._write(frame)
+
+    def refuse(self, error: MemqError) -> None:
+        """Tell the client what is wrong with the connection as a whole, and close it."""
+        if self._refused is not None or self._transport is None:
+            return
+        self._refused = error
+        self._services.counters.rejected_connections += 1
+        log.warning("connection-refused: %s: %s", self.peer, error)
+        if isinstance(error, ForeignProtocolError) and error.protocol == "HTTP":
+            self._write(_http_answer(error))
+        else:
+            self._write(encode_frame(Api.ERROR, 0, 0, encode_message(nack_of(error))))
+        self.conversation.close()
+        self._transport.close()
+
+    def close(self) -> None:
+        """Close after what was written has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+
+def _block_error(stream: Stream, block: memoryview) -> MemqError:
+    """Say what is wrong with a block that did not pass."""
+    try:
+        header = check_block(block)
+    except MemqError as error:
+        return error
+    if header.producer_id != stream.producer_id:
+        return ProtocolError(f"block of producer {header.producer_id:016x} on a stream of {stream.producer_id:016x}")
+    return CorruptDataError(
+        f"{header.describe()} has scope {header.scope:08x}, topic '{stream.processor.topic.name}' "
+        f"partition {stream.processor.partition} has {stream.processor.scope:08x}"
+    )
+
+
+def _http_answer(error: MemqError) -> bytes:
+    body = f"{error}\n{error.hint}\n".encode()
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + body

@@ -1,0 +1,154 @@
+"""Everything in one process, on a folder: the broker with a filesystem store, a SQLite queue and no cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from memq.broker.broker import Broker
+from memq.broker.http import HttpPort
+from memq.broker.metrics import CounterCollector
+from memq.broker.retention import look_after, sweep
+from memq.errors import MemqError
+from memq.governor.data_folder import DataFolder
+from memq.governor.standalone import StandaloneCoordinator
+from memq.network import Runtime, format_address
+from memq.notification.sqlite import SqliteQueue
+from memq.settings import BrokerSettings
+from memq.storage_handlers.filesystem import FilesystemHandler
+
+log = logging.getLogger("memq.broker")
+STORE_NAME = "main"
+
+
+async def serve(settings: BrokerSettings, ready: Callable[[str], None], *, runtime: Runtime | None = None) -> int:
+    """Run a broker on the folder `settings.data` until SIGTERM or SIGINT, drain it, and return the exit code.
+
+    `ready` is called with the address of the memq port once clients can come. A second signal gives up the
+    drain: what was held is logged and the code is 1.
+    Raises: MemqError for what stands in the way of the start.
+    """
+    runtime = runtime or Runtime()
+    folder = DataFolder.open(Path(settings.data), runtime.random)
+    try:
+        return await _serve(dataclasses.replace(settings, cluster=folder.cluster), folder, runtime, ready)
+    finally:
+        folder.close()
+
+
+async def _serve(settings: BrokerSettings, folder: DataFolder, runtime: Runtime, ready: Callable[[str], None]) -> int:
+    store = FilesystemHandler(folder.objects, folder.tmp)
+    queue = SqliteQueue(folder.queue, runtime.clock)
+    coordinator = StandaloneCoordinator(folder.topics, settings.cluster)
+    broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator)
+    registry = CollectorRegistry()
+    registry.register(CounterCollector(broker.services.counters, _gauges(broker)))
+    http = HttpPort(runtime.network, broker.check, registry)
+    signals = _Signals()
+    try:
+        temporary = await store.sweep_temp()
+        http_address = ""
+        if settings.http_port >= 0:
+            http_address = format_address(await http.start(settings.host, settings.http_port))
+        await broker.start(http_address)
+        objects, size = await sweep(broker.services, broker.partitions, 0)  # under the lock nothing is under way
+        if temporary.files or objects:
+            log.warning(
+                "swept-at-start: %d temporary files (%d bytes) and %d unnamed objects (%d bytes) of an earlier run",
+                temporary.files,
+                temporary.bytes,
+                objects,
+                size,
+            )
+        if http_address:
+            log.info("http-ready: http://%s/healthz, /readyz, /metrics", http_address)
+        ready(broker.address)
+        return await _run(broker, settings, signals)
+    finally:
+        signals.close()
+        await broker.close()
+        await http.stop()
+        await queue.close()
+        await store.close()
+        await coordinator.close()
+
+
+async def _run(broker: Broker, settings: BrokerSettings, signals: _Signals) -> int:
+    """Serve until a signal or a failure, then drain."""
+    house = asyncio.create_task(_keep_house(broker, settings), name="housekeeping")
+    try:
+        await _first(signals.first.wait(), broker.failed.wait())
+        if broker.failure is not None:
+            return 1
+        log.info("draining: taking nothing new, finishing what was taken")
+        drain = asyncio.create_task(broker.drain(), name="drain")
+        await _first(asyncio.shield(drain), signals.second.wait())
+        if drain.done():
+            drain.result()
+            return 0
+        drain.cancel()
+        for line in broker.held_blocks():
+            log.error("given-up: %s", line)
+        return 1
+    except MemqError as error:
+        log.error("drain-failed: %s", error)
+        return 1
+    finally:
+        house.cancel()
+        await asyncio.wait([house])
+
+
+async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
+    while True:
+        await asyncio.sleep(settings.retention_interval_ms / 1000)
+        await look_after(broker.services, broker.partitions)
+
+
+async def _first(*works: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:
+    """Wait until one of the works is done, and cancel the others."""
+    tasks = [asyncio.create_task(work) if asyncio.iscoroutine(work) else work for work in works]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+class _Signals:
+    """The first and the second SIGTERM or SIGINT of this process."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._caught)
+
+    def _caught(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    def close(self) -> None:
+        """Give the signals back."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+
+def _gauges(broker: Broker) -> dict[str, tuple[str, Callable[[], float]]]:
+    services = broker.services
+    return {
+        "memory_budget_bytes": ("the memory budget", lambda: services.pool.budget_bytes),
+        "memory_leased_bytes": ("memory that blocks and half frames are in", lambda: services.pool.leased_bytes),
+        "memory_hot_bytes": ("memory that published batches are kept in", lambda: services.hot.pinned_bytes),
+        "reading_paused": ("1 while the memory budget stops all reading", lambda: broker.intake.starved),
+        "open_connections": ("connections now", lambda: len(broker.intake.readers)),
+        "open_partitions": ("partitions that are open here", lambda: len(broker.partitions.processors)),
+        "ring_batches": (
+            "batches that are not yet published",
+            lambda: sum(len(processor.ring) for processor in broker.partitions.processors.values()),
+        ),
+    }

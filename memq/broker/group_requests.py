@@ -1,0 +1,148 @@
+"""Lends the notification queue to clients: pointers by POLL, groups by JOIN, HEARTBEAT and COMMIT."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memq.broker.connection import Connection
+from memq.broker.partitions import Partitions
+from memq.broker.services import Services
+from memq.errors import NotFoundError, TooLargeError
+from memq.limits import POLL_BYTES_MAX
+from memq.notification import Membership
+from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
+from memq.protocol.frames import Frame
+from memq.protocol.messages import (
+    AdminAnswer,
+    CommitAnswer,
+    CommitRequest,
+    DeleteGroup,
+    DescribeGroup,
+    HeartbeatRequest,
+    JoinRequest,
+    ListGroups,
+    MembershipAnswer,
+    PartitionEntries,
+    PartitionRef,
+    PollAnswer,
+    PollEntries,
+    PollRequest,
+    PollSpans,
+    PollTime,
+    WireEntry,
+    WireGroup,
+    WireMember,
+    decode_message,
+)
+from memq.topic import ReadPartition, check_name
+
+WAIT_MS_MAX = 30_000
+POLL_PARTITIONS_MAX = 10_000
+
+
+class GroupRequests:
+    """Answers what consumers ask of the queue."""
+
+    def __init__(self, services: Services, partitions: Partitions) -> None:
+        self._services = services
+        self._queue = services.queue
+        self._partitions = partitions
+
+    async def poll(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+        """Answer with pointers, with begin and end of partitions, or with an offset by time."""
+        ask = decode_message(frame.body, PollRequest).ask
+        if isinstance(ask, PollTime):
+            return PollAnswer(offset=await self._queue.seek_time(self._known(ask.partition), ask.time_ms))
+        if len(ask.partitions) > POLL_PARTITIONS_MAX:
+            raise TooLargeError(f"poll of {len(ask.partitions)} partitions at once, {POLL_PARTITIONS_MAX} are allowed")
+        if isinstance(ask, PollSpans):
+            return PollAnswer(partitions=[await self._entries(self._known(ref), None, 0) for ref in ask.partitions])
+        return await self._poll_entries(ask)
+
+    async def _poll_entries(self, ask: PollEntries) -> PollAnswer:
+        wanted = {self._known(part.partition): part.offset for part in ask.partitions}
+        if ask.wait_ms > 0:
+            await self._queue.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
+        left, found = min(ask.bytes_max, POLL_BYTES_MAX), []
+        for partition, offset in wanted.items():
+            part = await self._entries(partition, offset if left > 0 else None, left)
+            left -= sum(len(entry.pointer) for entry in part.entries)
+            found.append(part)
+        return PollAnswer(partitions=found)
+
+    async def _entries(self, partition: ReadPartition, offset: int | None, bytes_max: int) -> PartitionEntries:
+        entries = [] if offset is None else await self._queue.read(partition, offset, bytes_max)
+        span = await self._queue.span(partition)
+        return PartitionEntries(
+            partition=ref_of(partition),
+            begin=span.begin,
+            end=span.end,
+            entries=[
+                WireEntry(offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(entry.body))
+                for entry in entries
+            ],
+        )
+
+    def _known(self, ref: PartitionRef) -> ReadPartition:
+        topic = self._partitions.topic(ref.topic, ref.topic_id)
+        if not 0 <= ref.partition < topic.read_partitions:
+            raise NotFoundError(
+                f"topic '{topic.name}' has {topic.read_partitions} read partitions, none is {ref.partition}"
+            )
+        return partition_of(ref)
+
+    # ---- groups ----------------------------------------------------------------------------------
+
+    async def join(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+        """Enter or leave a group."""
+        ask = decode_message(frame.body, JoinRequest)
+        check_name(ask.group, "group")
+        if ask.leave:
+            await self._queue.leave(ask.group, ask.member)
+            return MembershipAnswer(generation=-1)
+        partitions = [self._known(ref) for ref in ask.partitions]
+        timeout_ms = min(max(ask.session_timeout_ms, 500), 600_000)
+        return _answer(await self._queue.join(ask.group, ask.member, partitions, timeout_ms))
+
+    async def heartbeat(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+        """Note that a member lives."""
+        ask = decode_message(frame.body, HeartbeatRequest)
+        released = [partition_of(ref) for ref in ask.released]
+        return _answer(await self._queue.heartbeat(ask.group, ask.member, ask.generation, released))
+
+    async def commit(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+        """Store positions of a group, or read them."""
+        ask = decode_message(frame.body, CommitRequest)
+        check_name(ask.group, "group")
+        if ask.positions:
+            positions = committed_of(ask.positions)
+            await self._queue.commit(ask.group, ask.member, ask.generation, positions)
+        if not ask.fetch:
+            return CommitAnswer()
+        found = await self._queue.committed(ask.group, [partition_of(ref) for ref in ask.fetch])
+        return CommitAnswer(positions=[wire_of(partition, committed) for partition, committed in found.items()])
+
+    async def admin(self, ask: ListGroups | DescribeGroup | DeleteGroup) -> AdminAnswer:
+        """List, describe or delete groups."""
+        if isinstance(ask, ListGroups):
+            return AdminAnswer(groups=list(await self._queue.groups()))
+        if isinstance(ask, DeleteGroup):
+            await self._queue.delete_group(ask.group)
+            return AdminAnswer()
+        state = await self._queue.describe(ask.group)
+        members = [
+            WireMember(member=member, assigned=[ref_of(partition) for partition in held])
+            for member, held in state.members.items()
+        ]
+        positions = [wire_of(partition, committed) for partition, committed in state.committed.items()]
+        return AdminAnswer(
+            group=WireGroup(group=ask.group, generation=state.generation, members=members, positions=positions)
+        )
+
+
+def _answer(membership: Membership) -> MembershipAnswer:
+    return MembershipAnswer(
+        generation=membership.generation,
+        assigned=[ref_of(partition) for partition in membership.assigned],
+        revoking=[ref_of(partition) for partition in membership.revoking],
+    )

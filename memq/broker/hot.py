@@ -1,0 +1,76 @@
+"""Batches that were published lately, still in memory: READ is served from them without asking the store."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memq.broker.slabs import Slab
+
+
+@dataclass(frozen=True, slots=True)
+class HotBatch:
+    """The blocks of one published batch: views of slabs that it keeps leased, `offset` bytes into its object."""
+
+    key: str
+    views: list[memoryview]
+    slabs: list[Slab]
+    length: int
+
+
+class HotBatches:
+    """The youngest published batches, by key, within a byte bound; the first to go when memory is short."""
+
+    def __init__(self, bytes_max: int, release: Callable[[Slab], None]) -> None:
+        self.bytes_max = bytes_max
+        self.pinned_bytes = 0
+        self._release = release
+        self._batches: OrderedDict[str, HotBatch] = OrderedDict()
+
+    def add(self, batch: HotBatch) -> None:
+        """Take over the batch's references on its slabs."""
+        if batch.key in self._batches:
+            self._drop(batch.key)
+        self._batches[batch.key] = batch
+        self.pinned_bytes += _pinned(batch)
+        while self.pinned_bytes > self.bytes_max and self._batches:
+            self._drop(next(iter(self._batches)))
+
+    def read(self, key: str, offset: int, length: int) -> bytes | None:
+        """Return a copy of a range of the batch that starts its object, or None when it is not all here.
+
+        A copy: the socket keeps what it is given until it is sent, and a slab does not wait for that.
+        """
+        batch = self._batches.get(key)
+        if batch is None or offset + length > batch.length:
+            return None
+        pieces, at = [], 0
+        for view in batch.views:
+            low, high = max(offset - at, 0), min(offset + length - at, len(view))
+            if low < high:
+                pieces.append(view[low:high])
+            at += len(view)
+            if at >= offset + length:
+                break
+        return b"".join(pieces)
+
+    def reclaim(self, count: int) -> None:
+        """Drop the oldest batches until about `count` bytes of slabs came back, or nothing is left."""
+        target = self.pinned_bytes - count
+        while self._batches and self.pinned_bytes > max(target, 0):
+            self._drop(next(iter(self._batches)))
+
+    def clear(self) -> None:
+        """Give everything back."""
+        self.reclaim(self.pinned_bytes)
+
+    def _drop(self, key: str) -> None:
+        batch = self._batches.pop(key)
+        self.pinned_bytes -= _pinned(batch)
+        for slab in batch.slabs:
+            self._release(slab)
+
+
+def _pinned(batch: HotBatch) -> int:
+    return sum(slab.size for slab in batch.slabs)

@@ -1,0 +1,127 @@
+"""Where received bytes go: connections fill one slab after another, and stop reading when memory is short.
+
+Reads are synchronous, so one current slab serves all connections: each read starts at the cursor, and a
+frame that is only half there keeps its place (a region) until the rest comes. While a region is the last
+thing in the current slab its connection reads on behind it; otherwise it reads up to the frame's end.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from memq.broker.slabs import READ_BYTES_MIN, Slab, SlabPool
+
+
+class Region:
+    """The place of a frame that is half there: `start` to `end` in a slab, bytes up to `filled`."""
+
+    __slots__ = ("end", "filled", "slab", "start")
+
+    def __init__(self, slab: Slab, start: int, filled: int, end: int) -> None:
+        self.slab = slab
+        self.start = start
+        self.filled = filled
+        self.end = end
+
+
+class Reader(Protocol):
+    """A connection, as the intake sees it."""
+
+    def pause(self) -> None:
+        """Stop reading."""
+        ...
+
+    def resume(self) -> None:
+        """Read again."""
+        ...
+
+    @property
+    def half_there(self) -> bool:
+        """Whether a frame has begun and its place is reserved: it may go on reading."""
+        ...
+
+
+class Intake:
+    """The current slab of a broker and the connections that fill it.
+
+    An eighth of the budget is left for frames that have begun, so that they can end.
+    """
+
+    def __init__(self, pool: SlabPool) -> None:
+        self.pool = pool
+        self.starved = False
+        self.readers: dict[Reader, None] = {}
+        self._leave_bytes = max(pool.budget_bytes // 8, 2 * pool.slab_bytes)
+        slab = pool.lease(pool.slab_bytes)
+        assert slab is not None, "budget below one slab"
+        self.slab: Slab = slab
+        self.cursor = 0
+
+    def buffer(self, region: Region | None) -> memoryview:
+        """Return where the next bytes of a connection go; never empty."""
+        if region is None:
+            return self.slab.view[self.cursor :]
+        if region.slab is self.slab and region.end == self.cursor and not self.starved:
+            return self.slab.view[region.filled :]
+        return region.slab.view[region.filled : region.end]
+
+    def at_cursor(self, region: Region | None) -> bool:
+        """Whether `buffer` returned the end of the current slab for this region."""
+        return region is None or (region.slab is self.slab and region.end == self.cursor and not self.starved)
+
+    def reserve(self, slab: Slab, start: int, filled: int, need: int) -> Region | None:
+        """Give the frame that begins at `start` of `slab` a place of `need` bytes; None when memory is short.
+
+        The place is where it is when it fits behind it, else a copy of its beginning in another slab. The
+        region has a reference of its own.
+        """
+        if slab is self.slab and filled == self.cursor and start + need <= slab.size:
+            self.cursor = max(self.cursor, start + need)
+            slab.references += 1
+            return Region(slab, start, filled, start + need)
+        place = self.place(need)
+        if place is None:
+            return None
+        other, at = place
+        length = filled - start
+        other.view[at : at + length] = slab.view[start:filled]
+        return Region(other, at, at + length, at + need)
+
+    def place(self, need: int) -> tuple[Slab, int] | None:
+        """Find `need` bytes: in the current slab, a fresh one, or a slab of its own for a large frame."""
+        if need <= self.pool.slab_bytes:
+            if self.cursor + need > self.slab.size and not self._renew(0):
+                return None
+            at = self.cursor
+            self.cursor += need
+            self.slab.references += 1
+            return self.slab, at
+        slab = self.pool.lease(need)
+        return None if slab is None else (slab, 0)
+
+    def _renew(self, leave_bytes: int) -> bool:
+        slab = self.pool.lease(self.pool.slab_bytes, leave_bytes=leave_bytes)
+        if slab is None:
+            return False
+        self.pool.release(self.slab)
+        self.slab, self.cursor = slab, 0
+        return True
+
+    def after_read(self, reader: Reader) -> None:
+        """See that there is room for the next read; stop all reading that would begin something new if not."""
+        if self.slab.size - self.cursor >= READ_BYTES_MIN and not self.starved:
+            return
+        if not self.starved and not self._renew(self._leave_bytes):
+            self.starved = True
+            for other in list(self.readers):
+                if not other.half_there:
+                    other.pause()
+        elif self.starved and not reader.half_there:
+            reader.pause()
+
+    def feed(self) -> None:
+        """Memory came back: let connections read again when there is enough."""
+        if self.starved and self._renew(self._leave_bytes):
+            self.starved = False
+            for reader in list(self.readers):
+                reader.resume()

@@ -1,0 +1,150 @@
+"""Opening and releasing a partition: the assignment by compare-and-set, a control pointer, and the queue's tail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from memq.broker.batch import Origin, control_pointer
+from memq.broker.ownership import Ownership, Phase
+from memq.broker.publishing import Publisher
+from memq.broker.services import Services
+from memq.errors import EpochFencedError, MemqError, MovedError, NotFoundError, RetryableError, VersionConflictError
+from memq.format.pointer import encode_pointer
+from memq.governor import Assignment
+from memq.notification import Publication
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
+
+log = logging.getLogger("memq.broker")
+BACKOFF_S_MAX = 2.0
+
+
+async def open_partition(services: Services, topic: Topic, partition: int, read: ReadPartition) -> Ownership:
+    """Open a partition that is assigned to this broker, trying again for ever while it is.
+
+    An opening whose answer is lost or late does not count: the next try has the next epoch, so no epoch
+    is ever opened twice. Raises: MovedError when the partition belongs to another broker, or is gone.
+    """
+    tries, seen = 0, 0
+    while True:
+        try:
+            epoch = await _claim(services, topic, partition, seen)
+            own = await _open_epoch(services, topic, partition, read, epoch)
+        except (RetryableError, TimeoutError) as error:
+            if isinstance(error, MovedError):
+                raise
+            log.warning("opening-retry: topic '%s' partition %d: %s", topic.name, partition, error)
+        except NotFoundError as error:
+            raise MovedError(f"topic '{topic.name}' partition {partition} is gone: {error}") from error
+        else:
+            if own.phase is Phase.OPENING:
+                own.become(Phase.OWNING)
+                services.counters.openings += 1
+                return own
+            seen = max(seen, own.highest_epoch)
+        tries += 1
+        await asyncio.sleep(services.runtime.random.uniform(0.0, min(BACKOFF_S_MAX, 0.02 * 2.0**tries)))
+
+
+async def _claim(services: Services, topic: Topic, partition: int, seen: int) -> int:
+    """Compare-and-set the assignment: the next epoch, above `seen`, with this broker's session. Return it."""
+    current = await services.coordinator.assignment(topic.id, partition)
+    if current.broker != services.settings.broker_id:
+        raise _moved(topic, partition, current)
+    claimed = msgspec.structs.replace(current, epoch=max(current.epoch, seen) + 1, session=services.session)
+    try:
+        return (await services.coordinator.set_assignment(claimed)).epoch
+    except VersionConflictError:
+        return await _claim(services, topic, partition, seen)
+
+
+def _moved(topic: Topic, partition: int, current: Assignment) -> MovedError:
+    owner = f"broker '{current.broker}'" if current.broker else "nobody"
+    return MovedError(f"partition {partition} of topic '{topic.name}' belongs to {owner}")
+
+
+async def _open_epoch(services: Services, topic: Topic, partition: int, read: ReadPartition, epoch: int) -> Ownership:
+    """Return the ownership of an epoch: OPENING when all is well, FENCED when a higher epoch was met."""
+    settings, clock = topic.settings, services.runtime.clock
+    own = Ownership(
+        partition=partition,
+        epoch=epoch,
+        opened_s=clock.monotonic(),
+        opened_wall_ms=clock.wall_ms(),
+        stale_publish_s=settings.stale_publish_ms / 1000,
+        dedup_window_ms=settings.dedup_window_ms,
+    )
+    own.proof_s = own.opened_s
+    try:
+        await _publish_opened(services, topic, own, Publisher(services, own, read))
+    except EpochFencedError as error:
+        log.info("opening-passed: topic '%s' partition %d epoch %d: %s", topic.name, partition, epoch, error)
+        if own.phase is Phase.OPENING:
+            own.become(Phase.FENCED)
+    return own
+
+
+async def _publish_opened(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
+    """Read the tail, publish `opened`, and read up to it. Raises: EpochFencedError, RetryableError, TimeoutError."""
+    clock = services.runtime.clock
+    await _read_tail(services, own, publisher)
+    own.state()
+    adopted = own.next_adopted()
+    pointer = control_pointer(
+        "opened", _origin(services, topic, own), own.totals_with(adopted), adopted, clock.wall_ms()
+    )
+    handed_over_s = clock.monotonic()
+    own.prove(handed_over_s)
+    publication = Publication(
+        publisher.partition, own.partition, own.epoch, own.queue_time_ms(), encode_pointer(pointer)
+    )
+    async with asyncio.timeout(own.stale_publish_s):
+        offset = await services.queue.publish(publication)
+    if clock.monotonic() - handed_over_s > own.stale_publish_s:
+        raise RetryableError(f"the answer to opening epoch {own.epoch} came after {own.stale_publish_s:g} s")
+    own.published(offset, pointer, own.queue_time_ms())
+    if own.unread:
+        await publisher.read_to_end()
+
+
+def _origin(services: Services, topic: Topic, own: Ownership) -> Origin:
+    settings = services.settings
+    return Origin(settings.cluster, settings.broker_id, services.store_name, topic, own.partition, own.epoch)
+
+
+async def _read_tail(services: Services, own: Ownership, publisher: Publisher) -> None:
+    """Read the queue from W ago to its end, from earlier on when that shows no pointer of this partition.
+
+    The totals come from the last pointer of the partition, which may be older than W.
+    """
+    queue, read = services.queue, publisher.partition
+    span = await queue.span(read)
+    since = own.opened_wall_ms - own.dedup_window_ms - CLOCK_ERROR_MS
+    start = min(await queue.seek_time(read, since), max(span.end - 1, span.begin))
+    step = 1
+    while True:
+        own.restart(start)
+        await publisher.read_to_end()
+        if own.highest_epoch or start <= span.begin:
+            return
+        step *= 16
+        start = max(start - step, span.begin)
+
+
+async def release_partition(services: Services, publisher: Publisher, topic: Topic) -> None:
+    """Say `closed` in the queue and give the assignment's session back, so that the next owner can open."""
+    own = publisher.own
+    origin = _origin(services, topic, own)
+    adopted = own.next_adopted()
+    closed_ms = services.runtime.clock.wall_ms()
+    try:
+        await publisher.publish(
+            lambda: control_pointer("closed", origin, own.totals_with(adopted), adopted, closed_ms), None
+        )
+        current = await services.coordinator.assignment(topic.id, own.partition)
+        if current.session == services.session and current.epoch == own.epoch:
+            await services.coordinator.set_assignment(msgspec.structs.replace(current, session=""))
+    except MemqError as error:
+        log.warning("release-failed: topic '%s' partition %d: %s", topic.name, own.partition, error)

@@ -1,0 +1,202 @@
+"""What an owner knows of its partition from the queue: its epoch, its proof, who sent what, and the totals. Pure.
+
+The queue is the log of what was committed. An owner opens with a control pointer, reads the tail up to
+it, and from then on knows everything that lies in the queue as long as it keeps reading what comes
+between its own pointers. The moment of a proof is when its request was handed over, never when its
+answer was read: an owner that was paused in between would date its pointers too young.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from memq.broker.streams import Producer
+from memq.format.pointer import Adopted, Pointer, ProducerRanges
+from memq.topic import Totals
+
+ADOPTED_MAX = 64  # late pointers that one pointer can count; more wait for the next one
+
+
+class Phase(Enum):
+    """OPENING until the tail is read, OWNING, FENCED once a higher epoch was met."""
+
+    OPENING = auto()
+    OWNING = auto()
+    FENCED = auto()
+
+
+SUCCESSORS: dict[Phase, frozenset[Phase]] = {
+    Phase.OPENING: frozenset({Phase.OWNING, Phase.FENCED}),
+    Phase.OWNING: frozenset({Phase.FENCED}),
+    Phase.FENCED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Ownership:
+    """One epoch of one partition at one broker. Monotonic times in s, queue times in Unix ms.
+
+    `read_to` is the queue offset below which everything is known.
+    """
+
+    partition: int
+    epoch: int
+    opened_s: float
+    opened_wall_ms: int
+    stale_publish_s: float
+    dedup_window_ms: int
+    phase: Phase = Phase.OPENING
+    read_to: int = 0
+    proof_s: float = 0.0
+    stated: bool = False  # the opening's totals are stated: what is met from here on is adopted
+    totals: Totals = field(default_factory=Totals)
+    producers: dict[int, Producer] = field(default_factory=dict)
+    adopted: list[Adopted] = field(default_factory=list)
+    landed: dict[int, int] = field(default_factory=dict)  # own batch sequence -> offset, met by reading
+    highest_epoch: int = 0
+    unread: bool = False  # something may lie between the own pointers: read before the next publish
+    _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
+    _published: int = -1  # highest own batch sequence that is counted
+    _late: dict[int, Adopted] = field(default_factory=dict)  # while opening: late pointers nobody counted yet
+
+    def become(self, phase: Phase) -> None:
+        """Change phase; only what the table allows."""
+        assert phase in SUCCESSORS[self.phase], f"{self.phase.name} to {phase.name}"
+        self.phase = phase
+
+    # ---- proof and queue time --------------------------------------------------------------
+
+    def prove(self, handed_over_s: float) -> None:
+        """Note a proof: a request handed over at `handed_over_s` showed no higher epoch."""
+        self.proof_s = max(self.proof_s, handed_over_s)
+
+    def needs_proof(self, now_s: float) -> bool:
+        """Whether the last proof is older than a third of S: read before publishing."""
+        return now_s - self.proof_s > self.stale_publish_s / 3
+
+    def queue_time_ms(self) -> int:
+        """The moment of the last proof as wall clock, carried on from the opening by the monotonic clock."""
+        return self.opened_wall_ms + int((self.proof_s - self.opened_s) * 1000)
+
+    # ---- what the queue shows ----------------------------------------------------------------
+
+    def producer(self, producer_id: int) -> Producer:
+        """Return what is known of a producer; a new one starts empty."""
+        found = self.producers.get(producer_id)
+        if found is None:
+            found = self.producers[producer_id] = Producer(producer_id)
+        return found
+
+    def meet(self, offset: int, time_ms: int, pointer: Pointer) -> None:
+        """Take one entry of the queue, in order of offset; entries below `read_to` were taken before."""
+        if offset < self.read_to:
+            return
+        self.read_to = offset + 1
+        if self._own.pop(offset, self) is None or pointer.partition != self.partition:
+            return
+        if pointer.epoch > self.epoch and self.phase is not Phase.FENCED:
+            self.become(Phase.FENCED)
+        if pointer.kind == "data":
+            self._join(pointer.producers, time_ms)
+        if not self.stated:
+            self._count_tail(offset, pointer)
+        elif pointer.kind == "data":
+            self._count_met(offset, pointer)
+        self.highest_epoch = max(self.highest_epoch, pointer.epoch)
+
+    def restart(self, offset: int) -> None:
+        """Begin to read the tail at `offset`; nothing is known yet."""
+        self.read_to = offset
+        self.producers.clear()
+        self._late.clear()
+        self.totals = Totals()
+
+    def _join(self, producers: Iterable[ProducerRanges], time_ms: int) -> None:
+        for entry in producers:
+            producer = self.producer(entry.producer)
+            producer.seen_ms = max(producer.seen_ms, time_ms)
+            for first, next_ in entry.ranges:
+                producer.queued.add(first, next_)
+                producer.next = max(producer.next, next_)
+
+    def _count_tail(self, offset: int, pointer: Pointer) -> None:
+        """Follow the totals of earlier owners: a pointer states what lay before it, without what was late."""
+        late = pointer.epoch < self.highest_epoch
+        entry = _adopted(offset, pointer)
+        if late and pointer.kind == "data":
+            self._late[offset] = entry
+        elif not late:
+            for adopted in pointer.adopted:
+                self._late.pop(adopted.offset, None)
+            self.totals = Totals(pointer.totals.records, pointer.totals.bytes).plus(entry.records, entry.bytes)
+
+    def _count_met(self, offset: int, pointer: Pointer) -> None:
+        """Count a pointer that came between the own ones: an own try that landed late, or a late owner's."""
+        if pointer.epoch == self.epoch and pointer.batch_sequence > self._published:
+            self.landed.setdefault(pointer.batch_sequence, offset)
+            if self.landed[pointer.batch_sequence] == offset:
+                return  # counted when it is taken as the publication of its batch
+        self.adopted.append(_adopted(offset, pointer))
+
+    def state(self) -> None:
+        """Fix the totals that the `opened` pointer states; it counts what came late to the owners before."""
+        self.stated = True
+        self.adopted = list(self._late.values())
+        self._late.clear()
+
+    # ---- what is published -------------------------------------------------------------------
+
+    def next_adopted(self) -> tuple[Adopted, ...]:
+        """Return the late pointers that the next pointer counts."""
+        return tuple(self.adopted[:ADOPTED_MAX])
+
+    def totals_with(self, adopted: Iterable[Adopted]) -> Totals:
+        """Return the totals before a pointer that counts `adopted`."""
+        totals = self.totals
+        for entry in adopted:
+            totals = totals.plus(entry.records, entry.bytes)
+        return totals
+
+    def published(self, offset: int, pointer: Pointer, time_ms: int) -> None:
+        """Count an own pointer that is in the queue at `offset`."""
+        if self.follows(offset):
+            self.read_to = offset + 1
+        elif offset >= self.read_to:
+            self._own[offset] = None
+            self.unread = True
+        self.totals = Totals(pointer.totals.records, pointer.totals.bytes).plus(pointer.records, pointer.stored_bytes)
+        del self.adopted[: len(pointer.adopted)]
+        self._join(pointer.producers, time_ms)
+        if pointer.kind == "data":
+            self._published = max(self._published, pointer.batch_sequence)
+
+    def take_landed(self, pointer: Pointer) -> None:
+        """Count an earlier try of an own pointer, met by reading; `pointer` is what a new try would say."""
+        offset = self.landed.pop(pointer.batch_sequence)
+        assert offset < self.read_to, "landed pointer was never read"
+        self.totals = self.totals.plus(pointer.records, pointer.stored_bytes)
+        self._published = max(self._published, pointer.batch_sequence)
+
+    def follows(self, offset: int) -> bool:
+        """Whether nothing can lie between what is known and a pointer published at `offset`."""
+        return offset == self.read_to
+
+    def forget(self, now_ms: int) -> None:
+        """Drop producers that were silent for the dedup window and have no stream."""
+        horizon = now_ms - self.dedup_window_ms
+        for producer_id in [
+            number for number, producer in self.producers.items() if producer.seen_ms < horizon and not producer.streams
+        ]:
+            del self.producers[producer_id]
+
+
+def _adopted(offset: int, pointer: Pointer) -> Adopted:
+    return Adopted(
+        offset=offset,
+        epoch=pointer.epoch,
+        batch_sequence=pointer.batch_sequence,
+        records=pointer.records,
+        bytes=pointer.stored_bytes,
+    )

@@ -1,0 +1,193 @@
+"""The topics that a broker knows and the partitions that it owns: from names to processors."""
+
+from __future__ import annotations
+
+import logging
+
+from memq.broker.services import Services
+from memq.broker.topic_processor import TopicProcessor
+from memq.errors import AlreadyExistsError, DrainingError, MovedError, NotFoundError, VersionConflictError
+from memq.governor import Assignment
+from memq.governor.assignment import plan
+from memq.protocol.messages import Owner
+from memq.tasks import TaskOwner
+from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots
+
+log = logging.getLogger("memq.broker")
+
+
+class Partitions:
+    """Follows the coordinator. A processor is opened when a producer first asks for its partition.
+
+    `governs`: this broker also assigns partitions (the only one of a standalone coordinator does).
+    """
+
+    def __init__(self, services: Services, *, governs: bool) -> None:
+        self.processors: dict[tuple[str, int], TopicProcessor] = {}
+        self.draining = False
+        self._services = services
+        self._governs = governs
+        self._topics: dict[str, Topic] = {}
+        self._assignments: dict[tuple[str, int], Assignment] = {}
+        self._addresses: dict[str, str] = {}
+        self._leaving = TaskOwner(lambda error: log.error("drain-failed: %r", error, exc_info=error))
+
+    # ---- what the coordinator says --------------------------------------------------------------
+
+    async def refresh(self) -> None:
+        """Read topics, brokers and assignments; let go of what is no longer ours."""
+        coordinator = self._services.coordinator
+        topics = await coordinator.topics()
+        brokers = await coordinator.brokers()
+        assignments = await coordinator.assignments()
+        if self._governs:
+            for change in plan(topics, brokers, assignments):
+                try:
+                    await coordinator.set_assignment(change)
+                except (VersionConflictError, NotFoundError):
+                    continue  # somebody was faster; the next refresh sees what they did
+            assignments = await coordinator.assignments()
+        self._topics = {topic.name: topic for topic in topics}
+        self._addresses = {broker.id: broker.address for broker in brokers}
+        self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
+        for key, processor in list(self.processors.items()):
+            self._follow(key, processor)
+
+    def _follow(self, key: tuple[str, int], processor: TopicProcessor) -> None:
+        entry = self._assignments.get(key)
+        if entry is None:
+            del self.processors[key]
+            processor.fail(NotFoundError(f"topic '{processor.topic.name}' was deleted"))
+            self._leaving.start(processor.stop(), "stop")
+        elif entry.broker != self._services.settings.broker_id:
+            del self.processors[key]
+            self._leaving.start(processor.drain(), "drain")
+        elif processor.failure is not None:
+            del self.processors[key]  # the next stream opens it anew
+            self._leaving.start(processor.stop(), "stop")
+
+    # ---- what connections ask -------------------------------------------------------------------
+
+    def topics(self) -> list[Topic]:
+        """Return all topics, by name."""
+        return sorted(self._topics.values(), key=lambda topic: topic.name)
+
+    def find(self, name: str) -> Topic | None:
+        """Return a topic by name, or None."""
+        return self._topics.get(name)
+
+    def topic(self, name: str, topic_id: str = "") -> Topic:
+        """Return a topic. Raises: NotFoundError, also when the id is that of an earlier topic of this name."""
+        found = self._topics.get(name)
+        if found is None:
+            raise NotFoundError(f"topic {name[:60]!a} does not exist", hint="create it: memq topic create NAME")
+        if topic_id and topic_id != found.id:
+            raise NotFoundError(
+                f"topic '{name}' with id {topic_id[:8]} was deleted; the one of this name now is {found.id[:8]}",
+                hint="ask for the metadata again",
+            )
+        return found
+
+    def owners(self, topic: Topic) -> list[Owner]:
+        """Return who owns the write partitions of a topic."""
+        owners = []
+        for part in topic.partitions:
+            entry = self._assignments.get((topic.id, part.partition), Assignment(topic_id=topic.id, partition=0))
+            address = self._addresses.get(entry.broker, "")
+            owners.append(Owner(partition=part.partition, epoch=entry.epoch, broker=entry.broker, address=address))
+        return owners
+
+    def addresses(self) -> list[str]:
+        """Return where the live brokers are reached."""
+        return [self._addresses[broker] for broker in sorted(self._addresses)]
+
+    def processor(self, topic: Topic, partition: int) -> TopicProcessor:
+        """Return the processor of a partition of ours, opening it when nobody asked before.
+
+        Raises: NotFoundError (no such partition), MovedError with the owner's address, DrainingError.
+        """
+        if not 0 <= partition < len(topic.partitions):
+            raise NotFoundError(f"topic '{topic.name}' has {len(topic.partitions)} partitions, none is {partition}")
+        if self.draining:
+            raise DrainingError(f"broker '{self._services.settings.broker_id}' is being drained")
+        key = (topic.id, partition)
+        entry = self._assignments.get(key)
+        if entry is None or entry.broker != self._services.settings.broker_id:
+            moved = MovedError(f"partition {partition} of topic '{topic.name}' is not at this broker")
+            moved.address = self._addresses.get(entry.broker, "") if entry is not None else ""
+            raise moved
+        processor = self.processors.get(key)
+        if processor is not None and processor.failure is not None:
+            self._follow(key, processor)
+            processor = None
+        if processor is None:
+            processor = self.processors[key] = TopicProcessor(self._services, topic, partition)
+            processor.start()
+        return processor
+
+    # ---- topics ---------------------------------------------------------------------------------
+
+    async def create(self, name: str, partitions: int, settings: TopicSettings, *, exist_ok: bool) -> Topic:
+        """Make a topic and assign its partitions. Raises: InvalidNameError, InvalidSettingError, AlreadyExistsError."""
+        check_name(name)
+        runtime = self._services.runtime
+        topic = Topic(
+            name=name,
+            id=f"{runtime.random.getrandbits(128):032x}",
+            created_ms=runtime.clock.wall_ms(),
+            settings=settings.check(),
+            partitions=equal_slots(partitions),
+        )
+        try:
+            await self._services.coordinator.create_topic(topic)
+        except AlreadyExistsError:
+            if not exist_ok:
+                raise
+        await self.refresh()
+        found = self.topic(name)
+        await self._services.queue.create(read_partitions(found), found.settings.stale_publish_ms)
+        return found
+
+    async def alter(self, name: str, settings: TopicSettings) -> Topic:
+        """Change a topic's settings; open partitions take them with their next epoch, retention at once."""
+        current = self.topic(name)
+        changed = Topic(
+            **{part: getattr(current, part) for part in current.__struct_fields__ if part != "settings"},
+            settings=settings.check(),
+        )
+        altered = await self._services.coordinator.alter_topic(changed)
+        await self.refresh()
+        return altered
+
+    async def delete(self, name: str) -> None:
+        """Delete a topic and its pointers."""
+        topic = self.topic(name)
+        await self._services.coordinator.delete_topic(topic)
+        await self.refresh()
+        await self._services.queue.drop(read_partitions(topic))
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Take nothing new and return when everything that was taken is acked."""
+        self.draining = True
+        for processor in list(self.processors.values()):
+            await processor.drain()
+        self.processors.clear()
+
+    def start_draining(self) -> None:
+        """Refuse what is new from now on, in all partitions at once."""
+        self.draining = True
+        for processor in self.processors.values():
+            processor.start_draining()
+
+    async def stop(self) -> None:
+        """End at once."""
+        for processor in list(self.processors.values()):
+            await processor.stop()
+        await self._leaving.stop()
+
+
+def read_partitions(topic: Topic) -> list[ReadPartition]:
+    """Return the read partitions of a topic."""
+    return [ReadPartition(topic.name, topic.id, number) for number in range(topic.read_partitions)]

@@ -1,0 +1,129 @@
+"""Publishing one pointer: with a fresh proof, in order, and never again before the queue was read to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from memq.broker.batch import producer_ranges
+from memq.broker.ownership import Ownership, Phase
+from memq.broker.services import Services
+from memq.errors import CorruptDataError, EpochFencedError, MemqError, RetryableError
+from memq.format.block import parse_header
+from memq.format.object import open_object
+from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.notification import Entry, Publication
+from memq.topic import ReadPartition
+
+log = logging.getLogger("memq.broker")
+READ_BYTES = 1 << 20
+BACKOFF_S_MAX = 2.0
+
+
+class Publisher:
+    """Reads and publishes for one epoch of one partition. One publish at a time: the caller sees to that."""
+
+    def __init__(self, services: Services, own: Ownership, partition: ReadPartition) -> None:
+        self.own = own
+        self.partition = partition
+        self._services = services
+
+    async def publish(self, build: Callable[[], Pointer], batch_sequence: int | None) -> None:
+        """Bring the pointer that `build` makes into the queue; it is built anew for every try.
+
+        Before each try the queue is read when the proof is old or the last try went wrong: refused does not
+        mean absent, and what landed is recognised by its batch sequence. Raises: EpochFencedError; it
+        returns normally when the pointer is in the queue, even if a higher epoch was met beside it.
+        """
+        own, counters = self.own, self._services.counters
+        must_read, tries = own.unread, 0
+        started = self._now()
+        while True:
+            if must_read or own.needs_proof(self._now()):
+                await self.read_to_end()
+            if batch_sequence is not None and batch_sequence in own.landed:
+                own.take_landed(build())
+                return
+            pointer, time_ms, handed_over_s = build(), own.queue_time_ms(), self._now()
+            try:
+                offset = await self._hand_over(pointer, time_ms)
+            except (RetryableError, EpochFencedError, TimeoutError) as error:
+                if isinstance(error, EpochFencedError):
+                    log.warning("epoch-refused: %s: %s", self._name(), error)
+                must_read, tries = True, tries + 1
+                counters.publish_retries += 1
+                await asyncio.sleep(self._services.runtime.random.uniform(0, min(BACKOFF_S_MAX, 0.05 * 2.0**tries)))
+                continue
+            if own.follows(offset):
+                own.prove(handed_over_s)
+            own.published(offset, pointer, time_ms)
+            counters.published_pointers += 1
+            counters.publish_seconds.observe(self._now() - started)
+            return
+
+    async def _hand_over(self, pointer: Pointer, time_ms: int) -> int:
+        publication = Publication(self.partition, self.own.partition, self.own.epoch, time_ms, encode_pointer(pointer))
+        async with asyncio.timeout(self.own.stale_publish_s):
+            return await self._services.queue.publish(publication)
+
+    async def read_to_end(self) -> None:
+        """Read the queue to its end and join what it shows; a proof, dated when the last read was handed over.
+
+        Raises: EpochFencedError once a higher epoch was met. Errors of the queue are tried again for ever.
+        """
+        tries = 0
+        while True:
+            handed_over_s = self._now()
+            try:
+                async with asyncio.timeout(self.own.stale_publish_s):
+                    entries = await self._services.queue.read(self.partition, self.own.read_to, READ_BYTES)
+            except (RetryableError, TimeoutError) as error:
+                tries += 1
+                log.warning("queue-retry: %s, try %d: %s", self._name(), tries, error)
+                await asyncio.sleep(self._services.runtime.random.uniform(0, min(BACKOFF_S_MAX, 0.05 * 2.0**tries)))
+                continue
+            for entry in entries:
+                await self._meet(entry)
+            if self.own.phase is Phase.FENCED:
+                raise EpochFencedError(f"{self._name()}: epoch {self.own.epoch} met {self.own.highest_epoch}")
+            if not entries:
+                self.own.prove(handed_over_s)
+                self.own.unread = False
+                return
+
+    async def _meet(self, entry: Entry) -> None:
+        if entry.offset < self.own.read_to:
+            return
+        try:
+            pointer = decode_pointer(entry.body)
+        except CorruptDataError as error:
+            log.error("pointer-damaged: %s offset %d: %s", self._name(), entry.offset, error)
+            self.own.read_to = entry.offset + 1
+            return
+        if self.own.stated and pointer.kind == "data" and pointer.epoch < self.own.epoch:
+            self._services.counters.late_pointers += 1
+        self.own.meet(entry.offset, entry.time_ms, await self._completed(pointer))
+
+    async def _completed(self, pointer: Pointer) -> Pointer:
+        """Return the pointer with all its producers: one that names too many is completed from its object."""
+        if pointer.producers_complete or not pointer.locations:
+            return pointer
+        place = pointer.locations[0]
+        try:
+            data = await self._services.stores[place.store].get(place.key)
+            view = memoryview(data)
+            blocks = open_object(data).blocks
+            headers = [parse_header(view, block.offset) for block in blocks]
+        except (MemqError, KeyError) as error:
+            log.error("index-unread: %s object %s: %s", self._name(), place.key, error)
+            return pointer
+        return msgspec.structs.replace(pointer, producers=tuple(producer_ranges(headers)))
+
+    def _now(self) -> float:
+        return self._services.runtime.clock.monotonic()
+
+    def _name(self) -> str:
+        return f"topic '{self.partition.topic}' partition {self.own.partition}"

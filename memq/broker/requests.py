@@ -1,0 +1,288 @@
+"""Answers the control frames of connections: each request is a task, and a connection may have a bounded number."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from memq import __version__
+from memq.broker.byte_budget import ByteBudget
+from memq.broker.connection import Connection
+from memq.broker.group_requests import GroupRequests
+from memq.broker.partitions import Partitions
+from memq.broker.services import Services
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, NotReadyError, ThrottledError, TooLargeError
+from memq.format.pointer import ProducerEnd
+from memq.limits import PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END, STREAMS_PER_CONNECTION_MAX
+from memq.protocol.frames import HELLO_MAGIC, AckLevel, Api, Frame, check_version, encode_frame
+from memq.protocol.messages import (
+    AdminAnswer,
+    AdminRequest,
+    AlterTopic,
+    Close,
+    CreateTopic,
+    DeleteTopic,
+    Done,
+    Hello,
+    HelloAnswer,
+    Metadata,
+    MetadataRequest,
+    Open,
+    OpenAnswer,
+    ReadRequest,
+    StoreMetadata,
+    TopicMetadata,
+    decode_message,
+    encode_message,
+    nack_of,
+)
+from memq.tasks import TaskOwner
+from memq.topic import Topic, TopicSettings, check_name, parse_settings
+
+log = logging.getLogger("memq.broker")
+REQUESTS_PER_CONNECTION_MAX = 64
+REQUEST_BYTES_MAX = 1 << 20
+PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
+READ_SHARE = 8  # an eighth of the memory budget, beside it, is lent to answers of READ
+OPEN_TIMEOUT_S = 10.0
+NOT_READY_MS = 200
+TOPICS_PER_METADATA_MAX = 10_000
+
+Answer = msgspec.Struct | bytes
+
+
+class Requests:
+    """Answers for all connections of one broker."""
+
+    def __init__(self, services: Services, partitions: Partitions, tasks: TaskOwner) -> None:
+        self._services = services
+        self._partitions = partitions
+        self._groups = GroupRequests(services, partitions)
+        self._tasks = tasks
+        self._reads = ByteBudget(services.settings.memory_bytes_max // READ_SHARE)
+        self._pending_bytes = 0
+        self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
+        self._answers: dict[int, Callable[[Connection, Frame], Awaitable[Answer]]] = {
+            Api.OPEN: self._open,
+            Api.CLOSE: self._close,
+            Api.METADATA: self._metadata,
+            Api.READ: self._read,
+            Api.ADMIN: self._admin,
+            Api.POLL: self._groups.poll,
+            Api.COMMIT: self._groups.commit,
+            Api.JOIN: self._groups.join,
+            Api.HEARTBEAT: self._groups.heartbeat,
+        }
+
+    # ---- memq.broker.connection.Handler ------------------------------------------------------------
+
+    def request(self, connection: Connection, frame: Frame) -> None:
+        """Start to answer a request; HELLO is answered at once. Raises: ProtocolError, UnsupportedVersionError."""
+        if frame.api == Api.HELLO:
+            connection.send(self._hello(frame))
+            return
+        working = self._working.setdefault(connection, {})
+        error = self._too_much(len(working), len(frame.body))
+        if error is not None:
+            connection.send(_error_frame(frame, error))
+            return
+        self._pending_bytes += len(frame.body)
+        task = self._tasks.start(self._answer(connection, frame), Api(frame.api).name)
+        working[task] = None
+
+        def done(task: asyncio.Task[None]) -> None:
+            working.pop(task, None)
+            self._pending_bytes -= len(frame.body)
+
+        task.add_done_callback(done)
+
+    def _too_much(self, waiting: int, size: int) -> MemqError | None:
+        if size > REQUEST_BYTES_MAX:
+            return TooLargeError(f"request of {size} bytes, {REQUEST_BYTES_MAX} are allowed")
+        if waiting >= REQUESTS_PER_CONNECTION_MAX:
+            return ThrottledError(f"{waiting} requests of this connection are waiting for their answers")
+        if self._pending_bytes + size > PENDING_BYTES_MAX:
+            return ThrottledError(f"requests of {self._pending_bytes} bytes are waiting for their answers")
+        return None
+
+    def gone(self, connection: Connection) -> None:
+        """Stop the answers that nobody will read."""
+        for task in list(self._working.pop(connection, {})):
+            task.cancel()
+
+    async def _answer(self, connection: Connection, frame: Frame) -> None:
+        if frame.api != Api.READ:
+            await self._answer_now(connection, frame)
+            return
+        async with self._reads.lend(_read_length(frame)):  # until the client has taken the answer
+            await self._answer_now(connection, frame)
+            await connection.writable()
+
+    async def _answer_now(self, connection: Connection, frame: Frame) -> None:
+        try:
+            answer = await self._answers[frame.api](connection, frame)
+            body = answer if isinstance(answer, bytes) else encode_message(answer)
+            reply = encode_frame(frame.api, frame.stream, frame.argument, body)
+        except KeyError:
+            reply = _error_frame(frame, InvalidRequestError(f"this broker does not answer {Api(frame.api).name}"))
+        except MemqError as error:
+            reply = _error_frame(frame, error)
+        if not connection.closed:
+            connection.send(reply)
+
+    def _hello(self, frame: Frame) -> bytes:
+        hello = decode_message(frame.body, Hello)
+        version = check_version(hello.least_version, hello.greatest_version)
+        settings = self._services.settings
+        answer = HelloAnswer(version=version, broker=settings.broker_id, cluster=settings.cluster, memq=__version__)
+        return encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(answer))
+
+    # ---- streams ---------------------------------------------------------------------------------
+
+    async def _open(self, connection: Connection, frame: Frame) -> Answer:
+        ask = decode_message(frame.body, Open)
+        producer = _producer_id(ask.producer)
+        if frame.stream == 0:
+            raise InvalidRequestError("stream 0 is the connection itself", hint="open streams 1 to 65535")
+        if ask.acks not in tuple(AckLevel) or not 0 <= ask.sequence < SEQUENCE_END:
+            raise InvalidRequestError(f"acks {ask.acks} or sequence {ask.sequence} is out of range")
+        old = connection.streams.pop(frame.stream, None)
+        if old is not None:
+            old.processor.close_stream(old)
+        if len(connection.streams) >= STREAMS_PER_CONNECTION_MAX:
+            raise ThrottledError(f"connection has {STREAMS_PER_CONNECTION_MAX} streams already")
+        topic = await self._topic(ask.topic, ask.topic_id)
+        processor = self._partitions.processor(topic, ask.partition)
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await processor.ready()
+        except TimeoutError as error:
+            raise NotReadyError(
+                f"partition {ask.partition} of topic '{topic.name}' is still being opened", retry_after_ms=NOT_READY_MS
+            ) from error
+        if connection.closed or frame.stream in connection.streams:
+            raise NotReadyError(f"stream {frame.stream} was closed or opened again meanwhile")
+        stream = processor.open_stream(frame.stream, connection, producer, ask.acks, ask.sequence)
+        connection.streams[frame.stream] = stream
+        assert processor.own is not None, "ready without an epoch"
+        return OpenAnswer(epoch=processor.own.epoch, sequence=ask.sequence)
+
+    async def _close(self, connection: Connection, frame: Frame) -> Answer:
+        ask = decode_message(frame.body, Close)
+        stream = connection.streams.pop(frame.stream, None)
+        if stream is None:
+            raise NotFoundError(f"stream {frame.stream} is not open")
+        stream.processor.close_stream(stream)
+        end = ProducerEnd(
+            producer=stream.producer_id,
+            next_sequence=_checked_sequence(ask.next_sequence),
+            burned=tuple((_checked_sequence(first), _checked_sequence(next_)) for first, next_ in ask.burned[:256]),
+        )
+        await stream.processor.end_producer(end)
+        return Done()
+
+    async def _topic(self, name: str, topic_id: str = "") -> Topic:
+        """Return a topic; one that is not known yet may have been made by another broker meanwhile."""
+        try:
+            return self._partitions.topic(name, topic_id)
+        except NotFoundError:
+            await self._partitions.refresh()
+            return self._partitions.topic(name, topic_id)
+
+    # ---- metadata and objects --------------------------------------------------------------------
+
+    async def _metadata(self, connection: Connection, frame: Frame) -> Answer:
+        ask = decode_message(frame.body, MetadataRequest)
+        if ask.topics is not None and len(ask.topics) > TOPICS_PER_METADATA_MAX:
+            raise TooLargeError(f"metadata of {len(ask.topics)} topics at once, {TOPICS_PER_METADATA_MAX} are allowed")
+        names = [topic.name for topic in self._partitions.topics()] if ask.topics is None else ask.topics
+        found: list[TopicMetadata] = []
+        missing: list[str] = []
+        for name in names:
+            topic = await self._find(check_name(name, internal=True), create=ask.create)
+            if topic is None:
+                missing.append(name)
+            else:
+                found.append(TopicMetadata(topic=topic, owners=self._partitions.owners(topic)))
+        return Metadata(
+            cluster=self._services.settings.cluster,
+            brokers=self._partitions.addresses(),
+            topics=found,
+            missing=missing,
+            stores=[StoreMetadata(name=name, url=store.url) for name, store in self._services.stores.items()],
+        )
+
+    async def _find(self, name: str, *, create: bool) -> Topic | None:
+        try:
+            return await self._topic(name)
+        except NotFoundError:
+            settings = self._services.settings
+            if not (create and settings.auto_create_topics):
+                return None
+            return await self._partitions.create(name, settings.partitions, TopicSettings(), exist_ok=True)
+
+    async def _read(self, connection: Connection, frame: Frame) -> Answer:
+        ask = decode_message(frame.body, ReadRequest)
+        if not 0 < ask.length <= READ_BYTES_MAX or ask.offset < 0:
+            raise TooLargeError(f"READ of {ask.length} bytes at {ask.offset}; 1 to {READ_BYTES_MAX} are allowed")
+        store = self._services.stores.get(ask.store)
+        if store is None:
+            raise NotFoundError(f"store {ask.store[:60]!a} is not one of this cluster")
+        counters = self._services.counters
+        counters.read_requests += 1
+        hot = self._services.hot.read(ask.key, ask.offset, ask.length)
+        if hot is not None:
+            counters.read_hot_requests += 1
+        data = await store.get_range(ask.key, ask.offset, ask.length) if hot is None else hot
+        counters.read_bytes += len(data)
+        return data
+
+    # ---- administration --------------------------------------------------------------------------
+
+    async def _admin(self, connection: Connection, frame: Frame) -> Answer:
+        ask = decode_message(frame.body, AdminRequest).ask
+        if isinstance(ask, CreateTopic):
+            settings = parse_settings(ask.settings, TopicSettings())
+            count = ask.partitions or self._services.settings.partitions
+            return AdminAnswer(topic=await self._partitions.create(ask.name, count, settings, exist_ok=ask.exist_ok))
+        if isinstance(ask, AlterTopic):
+            topic = await self._topic(ask.name)
+            return AdminAnswer(
+                topic=await self._partitions.alter(ask.name, parse_settings(ask.settings, topic.settings))
+            )
+        if isinstance(ask, DeleteTopic):
+            await self._topic(ask.name)
+            await self._partitions.delete(ask.name)
+            return AdminAnswer()
+        return await self._groups.admin(ask)
+
+
+def _read_length(frame: Frame) -> int:
+    """Return how many bytes a READ asks for; 0 for one that will be refused."""
+    try:
+        return max(0, min(decode_message(frame.body, ReadRequest).length, READ_BYTES_MAX))
+    except MemqError:
+        return 0
+
+
+def _producer_id(text: str) -> int:
+    try:
+        number = int(text, 16) if len(text) == 16 else 0
+    except ValueError:
+        number = 0
+    if not 0 < number < PRODUCER_ID_END:
+        raise InvalidRequestError(f"bad producer id {text[:40]!a}", hint="16 hex digits, 1 to 2^63-1")
+    return number
+
+
+def _checked_sequence(number: int) -> int:
+    if not 0 <= number <= SEQUENCE_END:
+        raise InvalidRequestError(f"sequence {number} is out of range")
+    return number
+
+
+def _error_frame(frame: Frame, error: MemqError) -> bytes:
+    return encode_frame(Api.ERROR, frame.stream, frame.argument, encode_message(nack_of(error)))

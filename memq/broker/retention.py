@@ -1,0 +1,166 @@
+"""Retention takes what is too old or too much, pointers first; the sweep what no pointer names, after a safety age."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+
+from memq.broker.partitions import Partitions, read_partitions
+from memq.broker.services import Services
+from memq.errors import CorruptDataError, MemqError, NotFoundError
+from memq.format.key import topic_prefix
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Entry
+from memq.storage_handlers import ObjectEntry
+from memq.topic import ReadPartition, Topic
+
+log = logging.getLogger("memq.broker")
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What retention takes of a read partition: entries below `before`, and the objects that they alone named."""
+
+    before: int
+    keys: tuple[str, ...]
+
+
+def expired(
+    entries: Iterable[tuple[Entry, Pointer | None]], settings_ms: int, settings_bytes: int, now_ms: int
+) -> Expired:
+    """Decide what of a partition's entries (all of them, in order) is too old or too much. Pure.
+
+    The last pointer of each write partition stays: it has the totals and the epoch that the next opening needs.
+    Damaged entries (None) go with what is around them.
+    """
+    known = list(entries)
+    last = {pointer.partition: number for number, (_, pointer) in enumerate(known) if pointer is not None}
+    bound = min(last.values(), default=0)
+    bytes_behind = sum(pointer.stored_bytes for _, pointer in known if pointer is not None)
+    taken = 0
+    for entry, pointer in known[:bound]:
+        bytes_behind -= pointer.stored_bytes if pointer is not None else 0
+        too_old = settings_ms > 0 and entry.time_ms < now_ms - settings_ms
+        too_much = settings_bytes > 0 and bytes_behind >= settings_bytes
+        if not (too_old or too_much):
+            break
+        taken += 1
+    kept = {key for _, pointer in known[taken:] for key in _keys(pointer)}
+    keys = dict.fromkeys(key for _, pointer in known[:taken] for key in _keys(pointer) if key not in kept)
+    return Expired(known[taken][0].offset if taken else (known[0][0].offset if known else 0), tuple(keys))
+
+
+def _keys(pointer: Pointer | None) -> list[str]:
+    return [] if pointer is None else [place.key for place in pointer.locations]
+
+
+async def retire(services: Services, partitions: Partitions) -> None:
+    """Apply retention to every topic. Raises: MemqError of queue and store; what was not done is done next time."""
+    for topic in partitions.topics():
+        for partition in read_partitions(topic):
+            await _retire_partition(services, partitions, topic, partition)
+
+
+async def _retire_partition(services: Services, partitions: Partitions, topic: Topic, partition: ReadPartition) -> None:
+    settings, now_ms = topic.settings, services.runtime.clock.wall_ms()
+    span = await services.queue.span(partition)
+    if span.begin >= span.end:
+        return
+    first = await services.queue.read(partition, span.begin, 1)
+    nothing_old = not settings.retention_ms or not first or first[0].time_ms >= now_ms - settings.retention_ms
+    if nothing_old and not settings.retention_bytes:
+        return  # the usual case costs one small read
+    known = [item async for item in _pointers(services, partition)]
+    await _restate_last(partitions, topic, known, now_ms)
+    found = expired(known, settings.retention_ms, settings.retention_bytes, now_ms)
+    if found.before <= span.begin:
+        return
+    await services.queue.trim(partition, found.before)
+    services.counters.retired_pointers += found.before - span.begin
+    for key in found.keys:
+        await services.store.delete(key)
+        services.counters.retired_objects += 1
+    log.info(
+        "retired: topic '%s' partition %d: %d pointers, %d objects",
+        topic.name,
+        partition.partition,
+        found.before - span.begin,
+        len(found.keys),
+    )
+
+
+async def _restate_last(
+    partitions: Partitions, topic: Topic, known: list[tuple[Entry, Pointer | None]], now_ms: int
+) -> None:
+    """Have `opened` published again behind a last pointer that is too old, so that the next round can take it."""
+    last = {pointer.partition: (entry, pointer) for entry, pointer in known if pointer is not None}
+    for partition, (entry, pointer) in last.items():
+        old = topic.settings.retention_ms and entry.time_ms < now_ms - topic.settings.retention_ms
+        processor = partitions.processors.get((topic.id, partition))
+        if old and pointer.kind == "data" and processor is not None:
+            await processor.restate()
+
+
+async def _pointers(services: Services, partition: ReadPartition) -> AsyncIterator[tuple[Entry, Pointer | None]]:
+    offset = 0
+    while entries := await services.queue.read(partition, offset, READ_BYTES):
+        for entry in entries:
+            try:
+                yield entry, decode_pointer(entry.body)
+            except CorruptDataError as error:
+                log.error("pointer-damaged: topic '%s' offset %d: %s", partition.topic, entry.offset, error)
+                yield entry, None
+        offset = entries[-1].offset + 1
+
+
+async def sweep(services: Services, partitions: Partitions, age_ms: int) -> tuple[int, int]:
+    """Delete the objects of this cluster that are older than `age_ms` and that no pointer names.
+
+    The listing comes first and the pointers last, so that a pointer that is published meanwhile counts; what a
+    ring still holds is left alone, however old it is.
+    Return how many objects and bytes went. Raises: MemqError of queue and store.
+    """
+    now_ms = services.runtime.clock.wall_ms()
+    topics = {topic_prefix(services.settings.cluster, topic.name, topic.id): topic for topic in partitions.topics()}
+    objects = bytes_ = 0
+    candidates: dict[str, list[ObjectEntry]] = {}
+    async for entry in services.store.list(f"{services.settings.cluster}/topics/"):
+        if entry.modified_ms <= now_ms - age_ms:
+            candidates.setdefault("/".join(entry.key.split("/")[:4]) + "/", []).append(entry)
+    for prefix, entries in candidates.items():
+        named = await _named(services, topics.get(prefix))
+        for entry in entries:
+            pending = (processor.pending_keys() for processor in partitions.processors.values())
+            if entry.key not in named and not any(entry.key in keys for keys in pending):
+                await services.store.delete(entry.key)
+                objects, bytes_ = objects + 1, bytes_ + entry.size
+    services.counters.swept_objects += objects
+    services.counters.swept_bytes += bytes_
+    return objects, bytes_
+
+
+async def _named(services: Services, topic: Topic | None) -> set[str]:
+    """Return the keys that the pointers of a topic name; none for a topic that was deleted."""
+    named: set[str] = set()
+    if topic is None:
+        return named
+    for partition in read_partitions(topic):
+        try:
+            async for _, pointer in _pointers(services, partition):
+                named.update(_keys(pointer))
+        except NotFoundError:
+            continue  # never opened, so nothing was published
+    return named
+
+
+async def look_after(services: Services, partitions: Partitions) -> None:
+    """One round of retention and sweep; errors are logged, the next round tries again."""
+    try:
+        await retire(services, partitions)
+        objects, bytes_ = await sweep(services, partitions, services.settings.sweep_age_ms)
+        if objects:
+            log.info("swept: %d unnamed objects, %d bytes", objects, bytes_)
+    except MemqError as error:
+        log.warning("housekeeping-failed: %s", error)

@@ -1,0 +1,249 @@
+"""The ring of batch slots of one topic partition: what is open, sealed, stored and published. Pure.
+
+One slot is open and takes blocks. Sealed slots upload in parallel, but only the head may publish its
+pointer, and its acks go out with that: so a reader never sees batch 8 before batch 7, and a cumulative
+ack never covers a block whose pointer is not in the queue. Slots hold extents, not bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from memq.broker.slabs import Slab
+from memq.broker.streams import Stream
+from memq.protocol.frames import AckLevel
+
+Extent = tuple[Slab, int, int]  # one block: slab, start, end
+
+
+class SlotState(Enum):
+    """Where a batch stands."""
+
+    FREE = auto()
+    OPEN = auto()
+    SEALED = auto()
+    STORING = auto()
+    STORED = auto()
+    PUBLISHED = auto()
+
+
+# state -> the states that may follow; a ring that is given up frees its slots from any state.
+SUCCESSORS: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.FREE: frozenset({SlotState.OPEN}),
+    SlotState.OPEN: frozenset({SlotState.SEALED, SlotState.FREE}),
+    SlotState.SEALED: frozenset({SlotState.STORING, SlotState.FREE}),
+    SlotState.STORING: frozenset({SlotState.STORED, SlotState.SEALED, SlotState.FREE}),
+    SlotState.STORED: frozenset({SlotState.PUBLISHED, SlotState.SEALED, SlotState.FREE}),
+    SlotState.PUBLISHED: frozenset({SlotState.FREE}),
+}
+
+
+class Run:
+    """Blocks of one stream in one batch, in order and without a gap: sequences `first` up to `next`."""
+
+    __slots__ = ("first", "next", "stream")
+
+    def __init__(self, stream: Stream, first: int) -> None:
+        self.stream = stream
+        self.first = first
+        self.next = first
+
+
+class Slot:
+    """One batch, from its first block to its published pointer."""
+
+    __slots__ = (
+        "bytes",
+        "extents",
+        "later_acks",
+        "number",
+        "opened_s",
+        "records",
+        "runs",
+        "sealed_ms",
+        "slabs",
+        "state",
+        "stored_s",
+    )
+
+    def __init__(self, number: int, now_s: float) -> None:
+        self.state = SlotState.OPEN
+        self.number = number  # the batch sequence, dense within an epoch
+        self.extents: list[Extent] = []
+        self.slabs: list[Slab] = []
+        self.runs: list[Run] = []
+        self.later_acks: list[tuple[Stream, int]] = []  # duplicates that wait for what they duplicate
+        self.bytes = 0
+        self.records = 0
+        self.opened_s = now_s
+        self.stored_s = 0.0
+        self.sealed_ms = 0
+
+    def become(self, state: SlotState) -> None:
+        """Change state; only what the table allows."""
+        assert state in SUCCESSORS[self.state], f"batch {self.number}: {self.state.name} to {state.name}"
+        self.state = state
+
+    def acks(self) -> dict[Stream, int]:
+        """Return what the published batch acks at level ALL: the next sequence of each stream."""
+        acks = {run.stream: run.next for run in self.runs if run.stream.acks == AckLevel.ALL}
+        for stream, sequence in self.later_acks:
+            acks[stream] = max(sequence, acks.get(stream, 0))
+        return acks
+
+    def views(self) -> list[memoryview]:
+        """Return the bytes of the blocks, one view each, without a copy."""
+        return [slab.view[start:end] for slab, start, end in self.extents]
+
+
+@dataclass(frozen=True, slots=True)
+class RingLimits:
+    """How a ring seals and how much it holds; see `memq.topic.TopicSettings`."""
+
+    slots: int
+    batch_bytes_max: int
+    batch_blocks_max: int
+    batch_age_s_max: float
+    seal_when_idle: bool
+    uploads_in_flight_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the shell does next: uploads to start, the batch to publish, when to ask again (monotonic s)."""
+
+    uploads: list[Slot]
+    publish: Slot | None
+    wake_s: float | None
+
+
+class Ring:
+    """The batches of one partition in one epoch, oldest first."""
+
+    def __init__(self, limits: RingLimits) -> None:
+        self.limits = limits
+        self.open: Slot | None = None
+        self.batches: deque[Slot] = deque()  # sealed and later, the head is the oldest
+        self.publishing = False
+        self.flushing = False
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        """How many slots are not free."""
+        return len(self.batches) + (self.open is not None)
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Yield the slots that are not free, oldest first."""
+        yield from self.batches
+        if self.open is not None:
+            yield self.open
+
+    def append(self, stream: Stream, first: int, count: int, slab: Slab, start: int, end: int, now_s: float) -> bool:
+        """Add one checked block to the open batch; False when the ring is full, and then nothing changed.
+
+        The slot takes one reference on each slab that it points into.
+        """
+        slot = self.open
+        if slot is None:
+            if len(self.batches) >= self.limits.slots:
+                return False
+            slot = self.open = Slot(self._next_number, now_s)
+            self._next_number += 1
+        slot.extents.append((slab, start, end))
+        if not slot.slabs or slot.slabs[-1] is not slab:
+            slot.slabs.append(slab)
+            slab.references += 1
+        run = stream.run
+        if run is None or stream.run_slot is not slot:
+            run = stream.run = Run(stream, first)
+            stream.run_slot = slot
+            slot.runs.append(run)
+        elif run.next != first:  # burned sequences, or a duplicate in between
+            run = stream.run = Run(stream, first)
+            slot.runs.append(run)
+        run.next = first + count
+        slot.records += count
+        slot.bytes += end - start
+        if slot.bytes >= self.limits.batch_bytes_max or len(slot.extents) >= self.limits.batch_blocks_max:
+            self.seal()
+        return True
+
+    def seal(self) -> None:
+        """Close the open batch for further blocks."""
+        slot = self.open
+        assert slot is not None, "no batch is open"
+        slot.become(SlotState.SEALED)
+        self.batches.append(slot)
+        self.open = None
+
+    def find(self, producer_id: int, first: int, next_: int) -> Slot | None:
+        """Return the slot that holds these sequences of a producer, the youngest one when several do."""
+        for slot in reversed(tuple(self)):
+            for run in slot.runs:
+                if run.stream.producer_id == producer_id and run.first <= first and next_ <= run.next:
+                    return slot
+        return None
+
+    def plan(self, now_s: float, *, may_publish: bool = True) -> Plan:
+        """Seal what is due, and return what to do now; the head is named only when the caller can publish it."""
+        wake_s = self._seal_due(now_s)
+        busy = sum(1 for slot in self.batches if slot.state is SlotState.STORING)
+        uploads = []
+        for slot in self.batches:
+            if busy >= self.limits.uploads_in_flight_max:
+                break
+            if slot.state is SlotState.SEALED:
+                slot.become(SlotState.STORING)
+                uploads.append(slot)
+                busy += 1
+        head = self.batches[0] if self.batches else None
+        ready = may_publish and head is not None and head.state is SlotState.STORED and not self.publishing
+        if ready:
+            self.publishing = True
+        return Plan(uploads, head if ready else None, wake_s)
+
+    def _seal_due(self, now_s: float) -> float | None:
+        """Seal by age, or because an upload slot is free; return when the open batch comes of age.
+
+        A free slot means that fewer batches than may upload at once are on their way to the queue: with
+        the store or the queue away, the open batch grows instead, so that the ring holds full batches.
+        """
+        slot = self.open
+        if slot is None:
+            return None
+        due_s = slot.opened_s + self.limits.batch_age_s_max
+        idle = self.limits.seal_when_idle and len(self.batches) < self.limits.uploads_in_flight_max
+        if self.flushing or idle or (now_s >= due_s and len(self.batches) < self.limits.slots - 1):
+            self.seal()
+            return None
+        return due_s if now_s < due_s else None
+
+    def stored(self, slot: Slot, now_s: float) -> None:
+        """The batch lies in the store."""
+        slot.become(SlotState.STORED)
+        slot.stored_s = now_s
+
+    def store_again(self, slot: Slot) -> None:
+        """The stored batch waited so long that a sweep may have taken its object: it uploads again."""
+        slot.become(SlotState.SEALED)
+        self.publishing = False
+
+    def published(self) -> Slot:
+        """The head's pointer is in the queue: take it out of the ring and return it."""
+        slot = self.batches.popleft()
+        slot.become(SlotState.PUBLISHED)
+        self.publishing = False
+        return slot
+
+    def give_up(self) -> list[Slot]:
+        """Empty the ring, from the head on; the epoch is over. Return what it held."""
+        slots = list(self)
+        for slot in slots:
+            slot.become(SlotState.FREE)
+        self.batches.clear()
+        self.open = None
+        self.publishing = False
+        return slots

@@ -1,0 +1,35 @@
+"""What every part of one broker shares: its identity, its ports, its memory and its counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memq.broker.hot import HotBatches
+from memq.broker.metrics import Counters
+from memq.broker.slabs import SlabPool
+from memq.governor import Coordinator
+from memq.network import Runtime
+from memq.notification import NotificationQueue
+from memq.settings import BrokerSettings
+from memq.storage_handlers import StorageHandler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The parts that a broker is made of. `session` names one life of the broker `settings.broker_id`."""
+
+    settings: BrokerSettings
+    session: str
+    runtime: Runtime
+    stores: dict[str, StorageHandler]
+    store_name: str
+    queue: NotificationQueue
+    coordinator: Coordinator
+    pool: SlabPool
+    hot: HotBatches
+    counters: Counters = field(default_factory=Counters)
+
+    @property
+    def store(self) -> StorageHandler:
+        """The store that new objects go to."""
+        return self.stores[self.store_name]

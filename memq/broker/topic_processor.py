@@ -1,0 +1,454 @@
+"""One topic partition at its owner: runs the ring, uploads its batches, publishes their pointers, sends the acks.
+
+The shell around `Ring` (what is open, stored, next) and `Ownership` (what the queue shows): it turns their
+answers into calls of store, queue and connections, and decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from memq.broker.batch import Origin, SealedBatch, build_batch, control_pointer, data_pointer, ended_pointer
+from memq.broker.hot import HotBatch
+from memq.broker.opening import open_partition, release_partition
+from memq.broker.ownership import Ownership, Phase
+from memq.broker.publishing import Publisher
+from memq.broker.ring import Ring, RingLimits, Slot, SlotState
+from memq.broker.services import Services
+from memq.broker.streams import AckSink, Stream
+from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, OutOfSequenceError
+from memq.format.block import parse_header, scope_of
+from memq.format.pointer import Pointer, ProducerEnd
+from memq.protocol.frames import AckLevel
+from memq.tasks import TaskOwner
+from memq.topic import ReadPartition, Topic
+
+log = logging.getLogger("memq.broker")
+BACKOFF_S_MAX = 2.0
+STORE_TIMEOUT_S = 60.0
+
+
+class _Nobody:
+    """The sink of blocks that nobody waits for: taken back after a lost epoch, acked long ago."""
+
+    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
+        """Nobody listens."""
+
+    def send_redirect(self, stream: Stream) -> None:
+        """Nobody listens."""
+
+
+_NOBODY = _Nobody()
+
+
+def _limits(topic: Topic) -> RingLimits:
+    settings = topic.settings
+    return RingLimits(
+        slots=settings.ring_slots,
+        batch_bytes_max=settings.batch_bytes_max,
+        batch_blocks_max=settings.batch_blocks_max,
+        batch_age_s_max=settings.batch_age_ms_max / 1000,
+        seal_when_idle=settings.seal_when_idle,
+        uploads_in_flight_max=settings.uploads_in_flight_max,
+    )
+
+
+class TopicProcessor:
+    """Owns one write partition from its opening to its end; `run` opens it again after it was fenced."""
+
+    def __init__(self, services: Services, topic: Topic, partition: int) -> None:
+        self.services = services
+        self.topic = topic
+        self.partition = partition
+        self.scope = scope_of(topic.id_bytes, partition)
+        self.delivery_timeout_ms = topic.settings.delivery_timeout_ms
+        slots = topic.partitions[partition]
+        self.read_partition = ReadPartition(topic.name, topic.id, slots.read_partition)
+        self.ring = Ring(_limits(topic))
+        self.own: Ownership | None = None
+        self.failure: MemqError | None = None
+        self.draining = False
+        self._sealed: dict[int, SealedBatch] = {}
+        self._uploads: dict[int, asyncio.Task[None]] = {}
+        self._publishing: asyncio.Task[None] | None = None
+        self._ends: list[tuple[ProducerEnd, asyncio.Future[None]]] = []
+        self._streams: dict[Stream, None] = {}
+        self._restate = False
+        self._held: list[Slot] = []  # batches with ack=1 blocks whose epoch was lost before their pointer
+        self._last_publish_s = -1e9
+        self._tasks = TaskOwner(self._failed)
+        self._pump_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._ready = asyncio.Event()
+        self._fenced = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to open the partition in the background."""
+        self._tasks.start(self._run(), f"open {self.topic.name}/{self.partition}")
+
+    async def ready(self) -> None:
+        """Wait until blocks are taken. Raises: what stands in the way, when it is final for this broker."""
+        await self._ready.wait()
+        if self.failure is not None:
+            raise self.failure
+        if self.draining:
+            raise DrainingError(f"partition {self.partition} of topic '{self.topic.name}' is being drained")
+
+    def start_draining(self) -> None:
+        """Take nothing new from now on."""
+        self.draining = True
+        self.ring.flushing = True
+        self.pump()
+
+    async def drain(self) -> None:
+        """Take nothing new; return when everything is acked and the partition is released."""
+        self.start_draining()
+        while self.failure is None and (len(self.ring) or self._ends or self._held):
+            self._changed.clear()
+            await self._changed.wait()
+        if self.own is not None and self.failure is None:
+            await release_partition(self.services, self._publisher(), self.topic)
+        if self.failure is not None and self.held_blocks():
+            raise self.failure
+        await self.stop()
+
+    def fail(self, error: MemqError) -> None:
+        """Take nothing more, for the reason that `error` names: streams are closed, waiters get it."""
+        if self.failure is None:
+            self.failure = error
+        self._ready.set()
+        self._changed.set()
+        self._redirect_streams()
+        self._fail_ends(error)
+
+    async def stop(self) -> None:
+        """End at once; what is not published stays unacked."""
+        self.fail(MovedError(f"{self._name()} is closed"))
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._tasks.stop()
+        for slot in self.ring.give_up() + self._held:
+            self._release(slot)
+        self._held = []
+
+    def pending_keys(self) -> set[str]:
+        """Return the keys of the objects whose pointers are still to come: no sweep may take them."""
+        return {sealed.key for sealed in self._sealed.values()}
+
+    def held_blocks(self) -> list[str]:
+        """Describe what is not yet published, for the operator who gives up waiting."""
+        return [
+            f"{self._name()} batch {slot.number} ({slot.state.name.lower()}): producer {run.stream.producer_id:016x}"
+            f" sequences {run.first} to {run.next - 1}, acks={AckLevel(run.stream.acks).name.lower()}"
+            for slot in [*self._held, *self.ring]
+            for run in slot.runs
+        ]
+
+    async def _run(self) -> None:
+        """Open the partition, serve until fenced, open again while the assignment is ours."""
+        while True:
+            try:
+                self.own = await open_partition(self.services, self.topic, self.partition, self.read_partition)
+            except MovedError as error:
+                self.failure = error
+                self._ready.set()
+                return
+            self.ring = Ring(_limits(self.topic))
+            self.ring.flushing = self.draining
+            self._take_back_held()
+            self._fenced.clear()
+            self._ready.set()
+            self.pump()
+            await self._fenced.wait()
+            self._ready.clear()
+            await self._give_up_epoch()
+
+    def _failed(self, error: BaseException) -> None:
+        """A task died of what nobody foresaw: the partition stops, loudly, and its clients go elsewhere."""
+        log.error("processor-failed: %s: %r", self._name(), error, exc_info=error)
+        self.fail(error if isinstance(error, MemqError) else MovedError(f"{self._name()} failed: {error!r}"))
+
+    # ---- from connections ----------------------------------------------------------------------
+
+    def open_stream(self, number: int, sink: AckSink, producer_id: int, acks: int, sequence: int) -> Stream:
+        """Bind a stream; only after `ready`."""
+        assert self.own is not None, "stream opened before its partition"
+        producer = self.own.producer(producer_id)
+        producer.streams += 1
+        stream = Stream(number, sink, self, producer, acks, sequence)
+        self._streams[stream] = None
+        return stream
+
+    def close_stream(self, stream: Stream) -> None:
+        """Forget a stream whose connection is gone, or that is opened again; what it sent stays."""
+        stream.open = False
+        if self._streams.pop(stream, stream) is None:
+            stream.producer.streams -= 1
+
+    def duplicate(self, stream: Stream, first: int, next_: int) -> bool:
+        """Judge a block that starts below what its producer sent already: True when it is here or in the queue.
+
+        A duplicate is acked only when the copy that it duplicates is in the queue, and never before
+        the blocks that came on its stream before it. Raises: OutOfSequenceError for a block that was cut anew.
+        """
+        waits_for = self.ring.find(stream.producer_id, first, next_)
+        if waits_for is None and not stream.producer.queued.covers(first, next_):
+            if stream.producer.queued.overlaps(first, next_):
+                raise OutOfSequenceError(f"block {first} to {next_ - 1} overlaps with records that the queue holds")
+            return False
+        self.services.counters.duplicate_blocks += 1
+        if stream.acks == AckLevel.ALL:
+            last = stream.run_slot
+            if last is not None and last.state not in (SlotState.PUBLISHED, SlotState.FREE):
+                waits_for = last if waits_for is None or waits_for.number < last.number else waits_for
+            if waits_for is None:
+                assert self.own is not None, "stream without an owned partition"
+                stream.sink.send_ack(stream, AckLevel.ALL, next_, self.own.epoch)
+            else:
+                waits_for.later_acks.append((stream, next_))
+        return True
+
+    async def end_producer(self, end: ProducerEnd) -> None:
+        """Record in the queue where a producer ended. Raises: what stands in the way."""
+        if self.failure is not None:
+            raise self.failure
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ends.append((end, future))
+        self.pump()
+        await future
+
+    async def restate(self) -> None:
+        """Publish `opened` again, so that retention may take what lies before it."""
+        if self.own is not None and self.failure is None:
+            self._restate = True
+            self.pump()
+
+    def pump_soon(self) -> None:
+        """Pump once after the blocks of this round of the event loop are in."""
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self.pump)
+
+    # ---- the ring's work -------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Do what the ring says is next."""
+        self._pump_scheduled = False
+        if self.own is None or self.failure is not None or self.own.phase is not Phase.OWNING:
+            return
+        plan = self.ring.plan(self._now(), may_publish=self._publishing is None)
+        for slot in plan.uploads:
+            self._uploads[slot.number] = self._tasks.start(self._upload(slot), f"upload {slot.number}")
+        if self._publishing is None and (plan.publish is not None or self._ends or self._restate):
+            self._publishing = self._tasks.start(self._publish(plan.publish), "publish")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if plan.wake_s is not None:
+            delay = max(plan.wake_s - self._now(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(delay, self.pump)
+
+    async def _upload(self, slot: Slot) -> None:
+        """Store a batch; a store that fails is tried again for ever, for the ring holds the head."""
+        if not slot.sealed_ms:
+            slot.sealed_ms = self.services.runtime.clock.wall_ms()
+            self.services.counters.sealed_batches += 1
+        sealed = self._sealed.get(slot.number)
+        if sealed is None:
+            sealed = self._sealed[slot.number] = build_batch(slot, self._origin())
+        started = self._now()
+        tries = 0
+        while True:
+            try:
+                async with asyncio.timeout(STORE_TIMEOUT_S):
+                    await self.services.store.put(sealed.key, sealed.buffers, sealed.checksum)
+                break
+            except ObjectExistsError:
+                raise  # a key is used once: somebody else writes with our epoch
+            except (MemqError, TimeoutError) as error:
+                tries += 1
+                self.services.counters.store_retries += 1
+                log.warning("store-retry: %s batch %d, try %d: %s", self._name(), slot.number, tries, error)
+                await asyncio.sleep(self._backoff(tries))
+        counters = self.services.counters
+        counters.stored_objects += 1
+        counters.stored_bytes += sealed.object_bytes
+        counters.store_seconds.observe(self._now() - started)
+        self._uploads.pop(slot.number, None)
+        self.ring.stored(slot, self._now())
+        self.pump()
+
+    async def _publish(self, head: Slot | None) -> None:
+        """Publish the head, or a control pointer that is due; ack; go on with the next."""
+        try:
+            if head is not None and self._waited_long(head):
+                self.ring.store_again(head)
+            elif head is not None:
+                await self._publish_batch(head)
+            else:
+                await self._publish_control()
+        except FencedError as error:
+            log.warning("fenced: %s: %s", self._name(), error)
+            self._fenced.set()
+            return
+        finally:
+            self._publishing = None
+            self._changed.set()
+        assert self.own is not None, "published without an epoch"
+        if self.own.phase is Phase.FENCED:
+            self._fenced.set()
+        else:
+            self.pump()
+
+    def _waited_long(self, slot: Slot) -> bool:
+        """Whether a sweep may have taken the object meanwhile: half its safety age has passed since the put."""
+        return self._now() - slot.stored_s > self.services.settings.sweep_age_ms / 2000
+
+    async def _publish_batch(self, slot: Slot) -> None:
+        own, origin, sealed = self._owned(), self._origin(), self._sealed[slot.number]
+
+        def build() -> Pointer:
+            adopted = own.next_adopted()
+            skip = self._skip(slot, sealed, own)
+            return data_pointer(slot, sealed, origin, own.totals_with(adopted), adopted, skip)
+
+        self._last_publish_s = self._now()
+        await self._publisher().publish(build, slot.number)
+        self._ack(self.ring.published(), own.epoch)
+        del self._sealed[slot.number]
+        batch = HotBatch(sealed.key, slot.views(), slot.slabs, slot.bytes)
+        self.services.hot.add(batch)
+
+    def _skip(self, slot: Slot, sealed: SealedBatch, own: Ownership) -> tuple[int, ...]:
+        """Return the numbers of the blocks that the queue holds already."""
+        if not any(own.producer(run.stream.producer_id).queued.overlaps(run.first, run.next) for run in slot.runs):
+            return ()
+        skip = tuple(
+            number
+            for number, header in enumerate(sealed.headers)
+            if own.producer(header.producer_id).queued.covers(header.first_sequence, header.next_sequence)
+        )
+        self.services.counters.skipped_blocks += len(skip)
+        return skip
+
+    def _ack(self, slot: Slot, epoch: int) -> None:
+        """Ack what the published batch holds, to the streams that wait for that."""
+        for stream, sequence in slot.acks().items():
+            stream.sink.send_ack(stream, AckLevel.ALL, sequence, epoch)
+        self.services.counters.ack_seconds.observe(self._now() - slot.opened_s)
+
+    async def _publish_control(self) -> None:
+        ends, self._ends = self._ends, []
+        own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
+        facts = tuple(end for end, _ in ends)
+
+        def build() -> Pointer:
+            if facts:
+                return ended_pointer(origin, own.totals, facts, now_ms)
+            adopted = own.next_adopted()
+            return control_pointer("opened", origin, own.totals_with(adopted), adopted, now_ms)
+
+        self._restate = self._restate and bool(facts)
+        try:
+            await self._publisher().publish(build, None)
+        except MemqError as error:
+            for _, future in ends:
+                if not future.done():
+                    future.set_exception(error)
+            raise
+        for _, future in ends:
+            if not future.done():
+                future.set_result(None)
+
+    # ---- the end of an epoch -----------------------------------------------------------------------
+
+    async def _give_up_epoch(self) -> None:
+        """Give the whole ring up, from the head on: ack=all producers send again, ack=1 blocks are kept."""
+        assert self.own is not None, "gave up an epoch that was never opened"
+        self.services.counters.fenced += 1
+        self._redirect_streams()
+        for task in list(self._uploads.values()):
+            task.cancel()
+            await asyncio.wait([task])  # the store reads the buffers until its put ends
+        self._uploads.clear()
+        self._sealed.clear()
+        for slot in self.ring.give_up():
+            if any(run.stream.acks == AckLevel.ONE for run in slot.runs):
+                self._held.append(slot)
+            else:
+                self._release(slot)
+        self.own = None
+        wait_s = self._last_publish_s + self.topic.settings.stale_publish_ms / 1000 - self._now()
+        if self._held and wait_s > 0:
+            await asyncio.sleep(wait_s)  # until then a publish that is under way may still land
+
+    def _take_back_held(self) -> None:
+        """Append again, in the new epoch, the ack=1 blocks of the lost one that the queue does not hold."""
+        held, self._held = self._held, []
+        for slot in held:
+            self._take_back(slot)
+            self._release(slot)
+
+    def _take_back(self, slot: Slot) -> None:
+        own = self._owned()
+        streams: dict[int, Stream] = {}
+        kept = {run.stream.producer_id for run in slot.runs if run.stream.acks == AckLevel.ONE}
+        for slab, start, end in slot.extents:
+            header = parse_header(slab.view, start)
+            producer = own.producer(header.producer_id)
+            if producer.id not in kept or producer.queued.covers(header.first_sequence, header.next_sequence):
+                continue
+            stream = streams.setdefault(producer.id, Stream(0, _NOBODY, self, producer, AckLevel.NONE, 0))
+            self.ring.append(stream, header.first_sequence, header.count, slab, start, end, self._now())
+            producer.next = max(producer.next, header.next_sequence)
+
+    def _redirect_streams(self) -> None:
+        """Close all streams: their producers open again, here or elsewhere."""
+        streams, self._streams = self._streams, {}
+        for stream in streams:
+            if stream.open:
+                stream.open = False
+                stream.sink.send_redirect(stream)
+
+    def _fail_ends(self, error: MemqError) -> None:
+        for _, future in self._ends:
+            if not future.done():
+                future.set_exception(error)
+        self._ends = []
+
+    def _release(self, slot: Slot) -> None:
+        for slab in slot.slabs:
+            self.services.pool.release(slab)
+
+    # ---- small things ------------------------------------------------------------------------------
+
+    def _publisher(self) -> Publisher:
+        return Publisher(self.services, self._owned(), self.read_partition)
+
+    def _owned(self) -> Ownership:
+        assert self.own is not None, f"{self._name()} is not open"
+        return self.own
+
+    def _origin(self) -> Origin:
+        settings = self.services.settings
+        return Origin(
+            settings.cluster,
+            settings.broker_id,
+            self.services.store_name,
+            self.topic,
+            self.partition,
+            self._owned().epoch,
+        )
+
+    def _now(self) -> float:
+        return self.services.runtime.clock.monotonic()
+
+    def _backoff(self, tries: int) -> float:
+        return self.services.runtime.random.uniform(0.0, min(BACKOFF_S_MAX, 0.05 * 2.0**tries))
+
+    def _name(self) -> str:
+        return f"topic '{self.topic.name}' partition {self.partition}"

@@ -1,0 +1,294 @@
+"""Settings of the broker and of the command line: one table of names, units, bounds and meanings, read in layers.
+
+A flag wins over the environment (`MEMQ_PORT`), that over the settings file, that over the default. The file is
+the one of `--config`, else `./memq.toml`, else `memq.toml` in the user's configuration folder; the first that
+exists is read, and no other. In a file the keys of `[profile.NAME]` win over the plain ones when that profile is
+chosen. Every value keeps its origin.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.limits import KIB, MIB
+from memq.topic import check_name
+
+PREFIX = "MEMQ_"
+FILE_NAME = "memq.toml"
+# Variables that are not settings: which file, which profile, tracebacks, the tests' switch.
+OTHER_VARIABLES = ("CONFIG", "PROFILE", "DEBUG", "REQUIRE_SERVERS")
+# What Kubernetes puts into every pod beside a service named memq: MEMQ_SERVICE_HOST, MEMQ_PORT_9876_TCP_ADDR …
+_SERVICE_LINK = re.compile(r"MEMQ_(SERVICE_.*|PORT_\d+_(TCP|UDP).*)\Z")
+
+_SIZE_UNITS = {"": 1, "b": 1, "kb": 1_000, "mb": 1_000_000, "gb": 10**9, "tb": 10**12}
+_SIZE_UNITS |= {"kib": KIB, "mib": MIB, "gib": 1 << 30, "tib": 1 << 40}
+_TIME_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
+_FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_INT_END = 1 << 52
+
+Value = str | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a setting means and what it may be: bounds for numbers, `choices` for words."""
+
+    doc: str
+    low: int = 0
+    high: int = _INT_END
+    choices: tuple[str, ...] = ()
+
+
+def _setting(default: Value, doc: str, low: int = 0, high: int = _INT_END, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"rule": Rule(doc, low, high, choices)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """What a broker is told. The unit of a number is in its name; a name without one is a count."""
+
+    data: str = _setting("memq-data", "folder of everything that memq dev keeps")
+    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    port: int = _setting(9876, "port of the memq protocol; 0 for any free one", 0, 65_535)
+    http_port: int = _setting(9877, "port of /healthz, /readyz, /metrics; 0 for any free one, -1 for none", -1, 65_535)
+    advertise: str = _setting("", "HOST:PORT that clients are told, when it is not the one listened on")
+    cluster: str = _setting("memq", "name of the cluster; the first part of every object's key")
+    broker_id: str = _setting("broker-1", "name of this broker in its cluster")
+    memory_bytes_max: int = _setting(256 * MIB, "budget for blocks in memory; at it sockets wait", 32 * MIB, 1 << 44)
+    connections_max: int = _setting(10_000, "connections at once; further ones are closed", 1, 1_000_000)
+    hello_timeout_ms: int = _setting(10_000, "a connection that has not said HELLO by then is closed", 100, 600_000)
+    frame_timeout_ms: int = _setting(30_000, "a frame that is not whole by then closes its connection", 100, 3_600_000)
+    retention_interval_ms: int = _setting(30_000, "how often retention and the sweep look", 100, 86_400_000)
+    sweep_age_ms: int = _setting(3_600_000, "an object that no pointer names is deleted at this age", 1_000)
+    auto_create_topics: bool = _setting(True, "make a topic when somebody first sends to it")
+    partitions: int = _setting(1, "partitions of a topic that is made without a number", 1, 4_096)
+    log_level: str = _setting("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
+    log_format: str = _setting("text", "lines for people or JSON objects", choices=("text", "json"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """What the command line tells its producers, consumers and admins."""
+
+    brokers: str = _setting("127.0.0.1:9876", "HOST:PORT of a broker, several with commas")
+    acks: Literal["0", "1", "all"] = _setting("all", "when a record counts as taken", choices=("0", "1", "all"))
+    codec: str = _setting("zstd", "compression of blocks", choices=("none", "zstd", "lz4"))
+    linger_ms: int = _setting(5, "how long a block waits for more records", 0, 60_000)
+    delivery_timeout_ms: int = _setting(120_000, "a record that is not acked by then is given up", 1_000, 86_400_000)
+    pending_bytes_max: int = _setting(64 * MIB, "what a producer holds unacked", 512 * KIB, 1 << 40)
+    prefetch_bytes_max: int = _setting(64 * MIB, "what a consumer reads ahead", 64 * KIB, 1 << 40)
+    timeout_ms: int = _setting(10_000, "how long a question to a broker may take", 100, 86_400_000)
+
+
+Kind = TypeVar("Kind", BrokerSettings, ClientSettings)
+RULES: dict[str, Rule] = {
+    part.name: part.metadata["rule"] for owner in (BrokerSettings, ClientSettings) for part in fields(owner)
+}
+DEFAULTS: dict[str, Value] = {
+    part.name: part.default  # type: ignore[misc]  # every setting has a default of type Value
+    for owner in (BrokerSettings, ClientSettings)
+    for part in fields(owner)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings with the origin of each: `flag`, `MEMQ_PORT`, `memq.toml`, `memq.toml [profile.x]`, `default`."""
+
+    values: Mapping[str, Value]
+    origins: Mapping[str, str]
+
+    def broker(self) -> BrokerSettings:
+        """Return what a broker needs."""
+        return self._take(BrokerSettings)
+
+    def client(self) -> ClientSettings:
+        """Return what clients need."""
+        return self._take(ClientSettings)
+
+    def _take(self, kind: type[Kind]) -> Kind:
+        return kind(**{part.name: self.values[part.name] for part in fields(kind)})  # type: ignore[arg-type]
+
+
+def load_settings(
+    flags: Mapping[str, Value | None],
+    environment: Mapping[str, str],
+    *,
+    config: Path | None = None,
+    profile: str | None = None,
+    folder: Path | None = None,
+) -> Settings:
+    """Merge the layers; a flag that is None was not given. `folder` is where `memq.toml` is looked for.
+
+    Raises: UnknownSettingError with a "did you mean", InvalidSettingError for values, files and profiles.
+    """
+    config = config or (Path(environment[PREFIX + "CONFIG"]) if environment.get(PREFIX + "CONFIG") else None)
+    profile = profile or environment.get(PREFIX + "PROFILE") or None
+    values, origins = dict(DEFAULTS), dict.fromkeys(DEFAULTS, "default")
+    layers = _file_layers(config or _find_file(folder or Path(), environment), profile)
+    layers.append(_environment_layer(environment))
+    layers.append({name: (value, "flag") for name, value in flags.items() if value is not None})
+    for layer in layers:
+        for name, (raw, origin) in layer.items():
+            values[name] = parse_value(name, raw, origin)
+            origins[name] = origin
+    return Settings(values, origins)
+
+
+def parse_value(name: str, raw: object, origin: str = "flag") -> Value:
+    """Return the value of setting `name`, checked. Sizes as 64MiB, times as 5s, plain numbers in the name's unit.
+
+    Raises: UnknownSettingError, InvalidSettingError.
+    """
+    if name not in RULES:
+        raise UnknownSettingError(f"unknown setting '{name}' from {origin}", hint=did_you_mean(name, RULES))
+    rule, default = RULES[name], DEFAULTS[name]
+    if isinstance(default, bool):
+        return _parse_flag(name, raw, origin)
+    if isinstance(default, int):
+        return _parse_number(name, raw, origin, rule)
+    text = str(raw)
+    if rule.choices and text not in rule.choices:
+        raise InvalidSettingError(
+            f"setting {name} = '{text[:60]}' from {origin} is not one of {', '.join(rule.choices)}",
+            hint=did_you_mean(text, rule.choices),
+        )
+    if name in ("cluster", "broker_id"):
+        check_name(text, name.replace("_id", ""))
+    return text
+
+
+def parse_size(text: str) -> int | None:
+    """Return bytes for `64MiB`, `1.5 GB` or `4096`; None for anything else."""
+    return _parse_quantity(text, _SIZE_UNITS)
+
+
+def parse_time_ms(text: str) -> int | None:
+    """Return milliseconds for `5s`, `1.5h`, `250ms`; None for anything else. A plain number needs a unit."""
+    return _parse_quantity(text, _TIME_UNITS_MS)
+
+
+def did_you_mean(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    """Return `did you mean 'port'?`, or the names there are when none is near."""
+    near = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+
+
+def config_folder(environment: Mapping[str, str], platform: str = sys.platform) -> Path:
+    """Return the user's configuration folder of memq on this platform."""
+    home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
+    if platform == "win32":
+        return Path(environment.get("APPDATA") or home / "AppData/Roaming") / "memq"
+    if platform == "darwin":
+        return home / "Library/Application Support/memq"
+    return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "memq"
+
+
+Layer = dict[str, tuple[object, str]]
+
+
+def _find_file(folder: Path, environment: Mapping[str, str]) -> Path | None:
+    for path in (folder / FILE_NAME, config_folder(environment) / FILE_NAME):
+        if path.is_file():
+            return path
+    return None
+
+
+def _file_layers(path: Path | None, profile: str | None) -> list[Layer]:
+    """Return the file's plain keys and, above them, those of the profile; every profile's keys are checked."""
+    if path is None:
+        if profile:
+            raise InvalidSettingError(f"profile '{profile}' needs a settings file", hint=f"write one: ./{FILE_NAME}")
+        return []
+    table = _read_toml(path)
+    profiles = table.pop("profile", {})
+    if not isinstance(profiles, dict) or not all(isinstance(part, dict) for part in profiles.values()):
+        raise InvalidSettingError(f"'profile' in {path} is not a table", hint="write [profile.NAME]")
+    for name, part in (("", table), *profiles.items()):
+        for key, value in part.items():
+            parse_value(key, value, _origin(path, name))
+    if profile and profile not in profiles:
+        raise InvalidSettingError(f"no profile '{profile}' in {path}", hint=did_you_mean(profile, profiles))
+    layers: list[Layer] = [{key: (value, _origin(path, "")) for key, value in table.items()}]
+    if profile:
+        layers.append({key: (value, _origin(path, profile)) for key, value in profiles[profile].items()})
+    return layers
+
+
+def _origin(path: Path, profile: str) -> str:
+    return f"{path} [profile.{profile}]" if profile else str(path)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSettingError(
+            f"can't read settings file {path}: {error.strerror}", hint="check the path of --config"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSettingError(f"settings file {path} is not TOML: {error}", hint="key = value lines") from error
+
+
+def _environment_layer(environment: Mapping[str, str]) -> Layer:
+    layer: Layer = {}
+    for variable in sorted(environment):
+        name = variable.removeprefix(PREFIX)
+        if name == variable or name in OTHER_VARIABLES or not environment[variable]:
+            continue
+        if _SERVICE_LINK.match(variable) or environment[variable].startswith("tcp://"):
+            continue
+        if name.lower() not in RULES:
+            known = {PREFIX + name.upper(): None for name in RULES}
+            near = difflib.get_close_matches(variable, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "memq config lists the settings"
+            raise UnknownSettingError(f"unknown variable {variable} in the environment", hint=hint)
+        layer[name.lower()] = (environment[variable], variable)
+    return layer
+
+
+def _parse_flag(name: str, raw: object, origin: str) -> bool:
+    value = _FLAGS.get(str(raw).strip().lower())
+    if value is None:
+        raise InvalidSettingError(f"setting {name} = '{raw}' from {origin} is no switch", hint="true or false")
+    return value
+
+
+def _parse_number(name: str, raw: object, origin: str, rule: Rule) -> int:
+    text = str(raw).strip()
+    value = int(text) if re.fullmatch(r"-?\d{1,18}", text) and not isinstance(raw, bool) else None
+    if value is None and "bytes" in name:
+        value = parse_size(text)
+    elif value is None and name.endswith("_ms"):
+        value = parse_time_ms(text)
+    if value is None or not rule.low <= value <= rule.high:
+        example = "64MiB" if "bytes" in name else "5s" if name.endswith("_ms") else "a whole number"
+        raise InvalidSettingError(
+            f"setting {name} = '{text[:60]}' from {origin} is not within {rule.low} to {rule.high}",
+            hint=f"write it as {example}",
+        )
+    return value
+
+
+def _parse_quantity(text: str, units: Mapping[str, int]) -> int | None:
+    match = _QUANTITY.match(text)
+    unit = units.get(match[2].lower()) if match else None
+    if match is None or unit is None or len(match[1]) > 24:
+        return None
+    value = float(match[1]) * unit if "." in match[1] else int(match[1]) * unit
+    return int(value) if value == int(value) else None
+
+
+def environment_settings(flags: Mapping[str, Value | None], config: str | None, profile: str | None) -> Settings:
+    """Load the settings of this process: its environment and its working folder."""
+    return load_settings(flags, os.environ, config=Path(config) if config else None, profile=profile)

@@ -1,0 +1,190 @@
+"""What an owner learns from the queue: state, totals, proofs, late pointers, and the higher epoch that fences it."""
+
+from __future__ import annotations
+
+import pytest
+
+from memq.broker.ownership import ADOPTED_MAX, SUCCESSORS, Ownership, Phase
+from memq.format.pointer import Pointer, ProducerRanges
+from memq.topic import Totals
+
+TOPIC_ID = "0" * 31 + "1"
+
+
+def owner(epoch: int) -> Ownership:
+    """An owner that opened at monotonic 100 s, wall clock 1,000,000 ms, with S = 3 s."""
+    own = Ownership(
+        partition=0,
+        epoch=epoch,
+        opened_s=100.0,
+        opened_wall_ms=1_000_000,
+        stale_publish_s=3.0,
+        dedup_window_ms=60_000,
+    )
+    own.proof_s = own.opened_s
+    return own
+
+
+def pointer(kind: str, epoch: int, batch: int = 0, first: int = 0, next_: int = 0, before: int = 0) -> Pointer:
+    """A pointer of producer 7 with sequences `first` to `next_`, ten bytes each, `before` records before it."""
+    ranges = (ProducerRanges(7, ((first, next_),)),) if next_ else ()
+    return Pointer(
+        kind=kind,
+        cluster="c",
+        topic="t",
+        topic_id=TOPIC_ID,
+        partition=0,
+        epoch=epoch,
+        batch_sequence=batch,
+        records=next_ - first,
+        stored_bytes=10 * (next_ - first),
+        producers=ranges,
+        totals=Totals(before, 10 * before),
+    )
+
+
+@pytest.mark.parametrize("old", list(Phase))
+@pytest.mark.parametrize("new", list(Phase))
+def test_phases_change_only_as_the_table_allows(old: Phase, new: Phase) -> None:
+    own = owner(1)
+    own.phase = old
+    if new in SUCCESSORS[old]:
+        own.become(new)
+    else:
+        with pytest.raises(AssertionError):
+            own.become(new)
+
+
+def test_the_tail_rebuilds_producers_and_totals() -> None:
+    own = owner(3)
+    own.meet(0, 1, pointer("opened", 1))
+    own.meet(1, 2, pointer("data", 1, 0, 0, 10))
+    own.meet(2, 3, pointer("data", 1, 1, 10, 30, before=10))
+    own.state()
+    assert own.totals == Totals(30, 300)
+    assert own.producer(7).queued.covers(0, 30)
+    assert own.producer(7).next == 30
+    assert own.highest_epoch == 1
+
+
+def test_what_came_late_before_the_opening_is_adopted_by_it_once() -> None:
+    own = owner(3)
+    own.meet(0, 1, pointer("data", 1, 0, 0, 10))
+    own.meet(1, 2, pointer("opened", 2, before=10))
+    own.meet(2, 3, pointer("data", 1, 1, 10, 15, before=10))  # late: a lower epoch behind a higher one
+    own.state()
+    adopted = own.next_adopted()
+    assert [entry.offset for entry in adopted] == [2]
+    assert own.totals_with(adopted) == Totals(15, 150)
+    stated = Pointer(
+        kind="opened",
+        cluster="c",
+        topic="t",
+        topic_id=TOPIC_ID,
+        partition=0,
+        epoch=3,
+        totals=own.totals_with(adopted),
+        adopted=adopted,
+    )
+    own.published(3, stated, 4)
+    assert own.totals == Totals(15, 150)
+    assert own.next_adopted() == ()
+    reader = owner(4)  # the next owner reads the same totals out of the queue
+    for offset, found in enumerate(
+        (
+            pointer("data", 1, 0, 0, 10),
+            pointer("opened", 2, before=10),
+            pointer("data", 1, 1, 10, 15, before=10),
+            stated,
+        )
+    ):
+        reader.meet(offset, offset, found)
+    reader.state()
+    assert reader.totals == Totals(15, 150)
+    assert reader.next_adopted() == ()
+
+
+def test_what_comes_between_the_own_pointers_is_joined_and_adopted() -> None:
+    own = owner(2)
+    own.state()
+    own.published(0, pointer("opened", 2), 1)
+    own.become(Phase.OWNING)
+    own.published(2, pointer("data", 2, 0, 0, 5), 2)  # offset 1 is somebody else's
+    assert own.unread
+    own.meet(1, 1, pointer("data", 1, 4, 5, 8))
+    own.meet(2, 2, pointer("data", 2, 0, 0, 5))  # the own one is not counted twice
+    assert own.read_to == 3
+    assert [entry.offset for entry in own.next_adopted()] == [1]
+    assert own.totals == Totals(5, 50)
+    assert own.producer(7).queued.covers(0, 8)
+
+
+def test_an_own_try_that_landed_is_recognised_and_counted_once() -> None:
+    own = owner(2)
+    own.state()
+    own.published(0, pointer("opened", 2), 1)
+    own.meet(1, 1, pointer("data", 2, 0, 0, 5))
+    assert own.landed == {0: 1}
+    own.meet(2, 1, pointer("data", 2, 0, 0, 5))  # and the try before that one landed as well
+    own.take_landed(pointer("data", 2, 0, 0, 5))
+    assert own.totals == Totals(5, 50)
+    assert [entry.offset for entry in own.next_adopted()] == [2]
+
+
+def test_a_higher_epoch_fences_whatever_the_phase() -> None:
+    for phase in (Phase.OPENING, Phase.OWNING):
+        own = owner(2)
+        own.phase = phase
+        own.meet(0, 1, pointer("opened", 3))
+        assert own.phase is Phase.FENCED
+        own.meet(1, 1, pointer("opened", 4))
+        assert own.highest_epoch == 4
+
+
+def test_entries_of_other_write_partitions_only_move_the_reading_on() -> None:
+    own = owner(2)
+    other = Pointer(kind="opened", cluster="c", topic="t", topic_id=TOPIC_ID, partition=1, epoch=9)
+    own.meet(0, 1, other)
+    assert (own.read_to, own.phase, own.highest_epoch) == (1, Phase.OPENING, 0)
+
+
+def test_the_queue_time_is_the_moment_of_the_last_proof() -> None:
+    own = owner(1)
+    assert own.queue_time_ms() == 1_000_000
+    own.prove(101.5)
+    assert own.queue_time_ms() == 1_001_500
+    own.prove(101.0)  # an older proof changes nothing
+    assert own.queue_time_ms() == 1_001_500
+    assert not own.needs_proof(102.4)
+    assert own.needs_proof(102.6)
+
+
+def test_one_pointer_adopts_a_bounded_number() -> None:
+    own = owner(2)
+    own.state()
+    for offset in range(ADOPTED_MAX + 10):
+        own.meet(offset, 1, pointer("data", 1, offset, offset, offset + 1))
+    adopted = own.next_adopted()
+    assert len(adopted) == ADOPTED_MAX
+    counted = Pointer(
+        kind="data",
+        cluster="c",
+        topic="t",
+        topic_id=TOPIC_ID,
+        partition=0,
+        epoch=2,
+        totals=own.totals_with(adopted),
+        adopted=adopted,
+    )
+    own.published(own.read_to, counted, 1)
+    assert len(own.next_adopted()) == 10
+
+
+def test_silent_producers_are_forgotten_and_those_with_a_stream_are_not() -> None:
+    own = owner(2)
+    own.meet(0, 1_000, pointer("data", 1, 0, 0, 5))
+    own.producer(8).streams = 1
+    own.forget(61_000)
+    assert sorted(own.producers) == [7, 8]
+    own.forget(61_001)
+    assert sorted(own.producers) == [8]

@@ -1,0 +1,167 @@
+"""The ring: its table of states, what it seals and when, and that only the head is published."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memq.broker.ring import SUCCESSORS, Ring, RingLimits, Slot, SlotState
+from memq.broker.slabs import Slab, SlabPool
+from memq.broker.streams import Producer, Stream
+from memq.broker.topic_processor import TopicProcessor
+from memq.protocol.frames import AckLevel
+
+LIMITS = RingLimits(
+    slots=4, batch_bytes_max=1000, batch_blocks_max=8, batch_age_s_max=0.5, seal_when_idle=True, uploads_in_flight_max=2
+)
+
+
+class Nobody:
+    """A sink that takes everything."""
+
+    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
+        """Take it."""
+
+    def send_redirect(self, stream: Stream) -> None:
+        """Take it."""
+
+
+def stream_of(producer_id: int = 1, acks: int = AckLevel.ALL) -> Stream:
+    """A stream of a producer, without a partition behind it."""
+    return Stream(1, Nobody(), cast(TopicProcessor, None), Producer(producer_id), acks, 0)
+
+
+def slab() -> Slab:
+    """One slab of a small pool."""
+    leased = SlabPool(1 << 20, 1 << 16).lease(1 << 16)
+    assert leased is not None
+    return leased
+
+
+@pytest.mark.parametrize(("old", "new"), list(product(SlotState, SlotState)))
+def test_slots_change_state_only_as_the_table_allows(old: SlotState, new: SlotState) -> None:
+    slot = Slot(0, 0.0)
+    slot.state = old
+    if new in SUCCESSORS[old]:
+        slot.become(new)
+        assert slot.state is new
+    else:
+        with pytest.raises(AssertionError):
+            slot.become(new)
+
+
+def test_every_state_but_free_leads_to_free() -> None:
+    for state in SlotState:
+        reached, todo = {state}, [state]
+        while todo:
+            for after in SUCCESSORS[todo.pop()] - reached:
+                reached.add(after)
+                todo.append(after)
+        assert SlotState.FREE in reached
+
+
+def test_a_batch_is_sealed_by_bytes_and_not_one_block_later() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    assert ring.append(stream, 0, 1, memory, 0, 999, 0.0)
+    assert len(ring.batches) == 0
+    assert ring.append(stream, 1, 1, memory, 999, 1000, 0.0)
+    assert ring.open is None
+    assert [batch.bytes for batch in ring.batches] == [1000]
+
+
+def test_a_batch_is_sealed_by_blocks() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    for number in range(LIMITS.batch_blocks_max):
+        assert ring.append(stream, number, 1, memory, number, number + 1, 0.0)
+    assert ring.open is None
+
+
+def test_an_idle_ring_seals_at_once_and_a_busy_one_by_age() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    for number in range(LIMITS.uploads_in_flight_max):
+        ring.append(stream, number, 1, memory, 0, 10, 0.0)
+        assert [slot.number for slot in ring.plan(0.0).uploads] == [number]
+    ring.append(stream, 2, 1, memory, 0, 10, 1.0)
+    assert ring.plan(1.2).wake_s == 1.5  # no upload slot is free: the open batch grows
+    assert ring.open is not None
+    assert ring.plan(1.5).uploads == []
+    assert ring.open is None  # came of age
+
+
+def test_the_open_batch_grows_when_the_ring_is_nearly_full() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    for number in range(LIMITS.slots):
+        assert ring.append(stream, number, 1, memory, 0, 1000, 0.0)
+    assert not ring.append(stream, 9, 1, memory, 0, 10, 0.0)
+    assert len(ring) == LIMITS.slots
+
+
+def test_only_the_head_is_published_and_one_at_a_time() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    ring.append(stream, 0, 1, memory, 0, 1000, 0.0)
+    ring.append(stream, 1, 1, memory, 0, 1000, 0.0)
+    first, second = ring.plan(0.0).uploads
+    ring.stored(second, 0.0)
+    assert ring.plan(0.0).publish is None
+    ring.stored(first, 0.0)
+    assert ring.plan(0.0, may_publish=False).publish is None
+    assert ring.plan(0.0).publish is first
+    assert ring.plan(0.0).publish is None  # one is under way
+    assert ring.published() is first
+    assert ring.plan(0.0).publish is second
+
+
+def test_acks_cover_duplicates_only_with_the_batch_that_they_wait_for() -> None:
+    ring, memory = Ring(LIMITS), slab()
+    stream, other, one = stream_of(1), stream_of(1), stream_of(2, AckLevel.ONE)
+    ring.append(stream, 0, 5, memory, 0, 10, 0.0)
+    ring.append(one, 0, 7, memory, 0, 10, 0.0)
+    slot = ring.find(1, 0, 5)
+    assert slot is ring.open
+    assert slot is not None
+    slot.later_acks.append((other, 5))
+    assert slot.acks() == {stream: 5, other: 5}
+    assert ring.find(1, 0, 6) is None
+
+
+def test_giving_up_empties_the_ring_from_the_head_on() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    ring.append(stream, 0, 1, memory, 0, 1000, 0.0)
+    ring.append(stream, 1, 1, memory, 0, 10, 0.0)
+    ring.plan(0.0)
+    assert [slot.number for slot in ring.give_up()] == [0, 1]
+    assert len(ring) == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 80))
+def test_whatever_happens_blocks_are_published_once_and_in_order(seed: int, steps: int) -> None:
+    """Random appends, uploads that end in any order, and publishes: every block comes out once, in order."""
+    draw, ring, stream, memory = random.Random(seed), Ring(LIMITS), stream_of(), slab()
+    storing: list[Slot] = []
+    taken, out, head = 0, 0, None
+    for step in range(steps):
+        now = step * 0.1
+        if draw.random() < 0.5 and ring.append(stream, taken, 1, memory, 0, draw.choice((10, 400, 1000)), now):
+            taken += 1
+        if storing and draw.random() < 0.5:
+            ring.stored(storing.pop(draw.randrange(len(storing))), now)
+        plan = ring.plan(now)
+        storing += plan.uploads
+        assert len(storing) <= LIMITS.uploads_in_flight_max
+        assert len(ring) <= LIMITS.slots + 1
+        if plan.publish is not None:
+            assert head is None
+            head = plan.publish
+        if head is not None and draw.random() < 0.7:
+            assert ring.published() is head
+            assert [run.first for run in head.runs] == [out]
+            out = head.runs[-1].next
+            head = None
+    assert out <= taken
+    assert out + sum(slot.records for slot in ring) == taken
