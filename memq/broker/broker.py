@@ -84,10 +84,11 @@ class Broker:
             id=settings.broker_id, session=services.session, address=self.address, http_address=http_address
         )
         await services.coordinator.register(self._entry)
+        # Watched before it is read: a change in between would be noticed by nobody, for as long as nothing else changes.
+        self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.partitions.refresh()
         for topic in self.partitions.topics():
             await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
-        self._unwatch = services.coordinator.watch(self._coordinator_changed)
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
         self._tasks.start(self._keep_house(), "keep house")
 
