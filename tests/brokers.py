@@ -1,0 +1,148 @@
+"""A broker in this process on memory parts, and a bare client that says what no well-behaved client would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from memq.broker.broker import Broker
+from memq.format.block import scope_of
+from memq.format.builder import BlockBuilder
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.network import Runtime, parse_address
+from memq.notification.memory import MemoryQueue
+from memq.protocol.frames import HELLO_MAGIC, WRITE_PREFIX, AckLevel, Api, Frame, FrameReader, encode_frame
+from memq.protocol.messages import (
+    Hello,
+    Metadata,
+    MetadataRequest,
+    Nack,
+    Open,
+    OpenAnswer,
+    decode_message,
+    encode_message,
+)
+from memq.settings import BrokerSettings
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import Topic
+
+TIMEOUT_S = 20.0
+PRODUCER = 0x1234
+
+
+@asynccontextmanager
+async def running_broker(**settings: Any) -> AsyncIterator[Broker]:
+    """Run a broker on a free port; after the test its memory must be back."""
+    runtime = Runtime()
+    broker = Broker(
+        dataclasses.replace(BrokerSettings(port=0), **settings),
+        runtime,
+        {"main": MemoryHandler(runtime.clock)},
+        MemoryQueue(runtime.clock),
+        MemoryCoordinator(MemoryCluster()),
+        slab_bytes=256 * 1024,
+    )
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+    assert broker.services.pool.leased_bytes == broker.intake.slab.size, "slabs are still leased after the close"
+
+
+class BareClient:
+    """Frames over a socket, without any opinion."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._frames = FrameReader()
+        self._ready: list[Frame] = []
+
+    @classmethod
+    async def connect(cls, broker: Broker, *, hello: bool = True) -> BareClient:
+        """Connect; with `hello` say it and take the answer."""
+        client = cls(*await asyncio.open_connection(*parse_address(broker.address)))  # noqa: TID251 - a bare peer
+        if hello:
+            greeting = encode_message(Hello(least_version=0, greatest_version=0))
+            client.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, greeting))
+            assert (await client.frame()).api == Api.HELLO
+        return client
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        self.writer.write(data)
+
+    async def frame(self) -> Frame:
+        """Return the next frame of the broker."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not self._ready:
+                data = await self.reader.read(65536)
+                assert data, "the broker closed the connection"
+                self._frames.get_buffer()[: len(data)] = data
+                self._ready += self._frames.received(len(data))
+        return self._ready.pop(0)
+
+    async def end(self) -> bytes:
+        """Return what comes until the broker closes the connection."""
+        async with asyncio.timeout(TIMEOUT_S):
+            try:
+                return await self.reader.read(-1)
+            except ConnectionError:
+                return b""
+
+    async def error(self) -> Nack:
+        """Return the error that the broker sends before it closes the connection."""
+        frame = await self.frame()
+        assert frame.api in (Api.ERROR, Api.NACK), f"expected an error, got {Api(frame.api).name}"
+        return decode_message(frame.body, Nack)
+
+    async def topic(self, name: str = "clicks") -> Topic:
+        """Make a topic, or find it."""
+        self.write(encode_frame(Api.METADATA, 0, 1, encode_message(MetadataRequest(topics=[name], create=True))))
+        return decode_message((await self.frame()).body, Metadata).topics[0].topic
+
+    async def open(self, topic: Topic, *, stream: int = 1, acks: int = AckLevel.ALL, sequence: int = 0) -> OpenAnswer:
+        """Open a stream for partition 0 and the test's producer."""
+        self.send_open(topic, stream=stream, acks=acks, sequence=sequence)
+        frame = await self.frame()
+        assert frame.api == Api.OPEN, bytes(frame.body)
+        return decode_message(frame.body, OpenAnswer)
+
+    def send_open(
+        self, topic: Topic, *, stream: int = 1, acks: int = AckLevel.ALL, sequence: int = 0, partition: int = 0
+    ) -> None:
+        """Ask for a stream without taking the answer."""
+        ask = Open(
+            topic=topic.name,
+            topic_id=topic.id,
+            partition=partition,
+            producer=f"{PRODUCER:016x}",
+            acks=acks,
+            sequence=sequence,
+        )
+        self.write(encode_frame(Api.OPEN, stream, 7, encode_message(ask)))
+
+    async def close(self) -> None:
+        """Close the socket."""
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+def block_of(topic: Topic, first: int, values: list[bytes], *, partition: int = 0, producer: int = PRODUCER) -> bytes:
+    """Seal values as one block."""
+    builder = BlockBuilder()
+    for value in values:
+        builder.append(value)
+    scope = scope_of(topic.id_bytes, partition)
+    return builder.seal(producer_id=producer, first_sequence=first, scope=scope, now_ms=1_000, codec="none").data
+
+
+def write_frame(block: bytes, *, stream: int = 1, first_sent_ms: int = 0) -> bytes:
+    """A WRITE frame with a block."""
+    return WRITE_PREFIX.pack(len(block), Api.WRITE, 0, stream, first_sent_ms) + block
