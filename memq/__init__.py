@@ -1,3 +1,52 @@
-"""memq: a pub/sub log whose storage is an object store."""
+"""memq: a pub/sub log on object storage. This is the public face; its names are imported when they are first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from memq import aio as aio
+    from memq import errors as errors
+    from memq.client.admin import Admin as Admin
+    from memq.client.batch import Batch as Batch
+    from memq.client.consumer import Consumer as Consumer
+    from memq.client.delivery import Ack as Ack
+    from memq.client.delivery import Delivery as Delivery
+    from memq.client.producer import Producer as Producer
+    from memq.client.read_arrow import read_arrow as read_arrow
+    from memq.client.record import Record as Record
+    from memq.errors import MemqError as MemqError
+    from memq.topic import Position as Position
+
+# Where each public name lives. Importing all of it would cost a program that only sends 30 ms at its start.
+_HOMES = {
+    "Ack": "memq.client.delivery",
+    "Admin": "memq.client.admin",
+    "Batch": "memq.client.batch",
+    "Consumer": "memq.client.consumer",
+    "Delivery": "memq.client.delivery",
+    "MemqError": "memq.errors",
+    "Position": "memq.topic",
+    "Producer": "memq.client.producer",
+    "Record": "memq.client.record",
+    "aio": "memq.aio",
+    "errors": "memq.errors",
+    "read_arrow": "memq.client.read_arrow",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'memq' has no attribute '{name}'")
+    module = import_module(home)
+    value = module if home == f"memq.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

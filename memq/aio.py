@@ -1,0 +1,35 @@
+"""The asyncio twins of the public face: `memq.aio.Producer`, `memq.aio.Consumer`, `memq.aio.Admin`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memq.client.aio_admin import AsyncAdmin as Admin
+    from memq.client.aio_consumer import AsyncConsumer as Consumer
+    from memq.client.aio_producer import AsyncProducer as Producer
+    from memq.client.delivery import Ack
+    from memq.client.delivery import AsyncDelivery as Delivery
+
+__all__ = ["Ack", "Admin", "Consumer", "Delivery", "Producer"]
+
+_HOMES = {
+    "Ack": ("memq.client.delivery", "Ack"),
+    "Admin": ("memq.client.aio_admin", "AsyncAdmin"),
+    "Consumer": ("memq.client.aio_consumer", "AsyncConsumer"),
+    "Delivery": ("memq.client.delivery", "AsyncDelivery"),
+    "Producer": ("memq.client.aio_producer", "AsyncProducer"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memq.aio' has no attribute '{name}'")
+    home, real_name = _HOMES[name]
+    value = globals()[name] = getattr(import_module(home), real_name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,127 @@
+"""Topics and groups for those who look after them: blocking calls over the one background thread."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from memq.client.aio_admin import AsyncAdmin, Settings
+from memq.client.consumer_settings import Point
+from memq.client.group_positions import GroupDescription, Reset
+from memq.client.io_thread import forked_error, io_thread
+from memq.network import Runtime
+from memq.protocol.messages import TopicMetadata
+from memq.topic import Topic
+
+Result = TypeVar("Result")
+
+
+class _Background:
+    """The part of a sync admin that the I/O thread keeps."""
+
+    def __init__(self, brokers: str | Sequence[str] | None, runtime: Runtime | None) -> None:
+        self.core = AsyncAdmin(brokers, runtime=runtime)
+        self.io = io_thread()
+        self.was_forked = False
+        self.number = self.io.enter(self)
+
+    def forked(self) -> None:
+        """See `SyncClient.forked`."""
+        self.was_forked = True
+
+    async def at_exit(self) -> None:
+        """See `SyncClient.at_exit`."""
+        await self.core.close()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run on the I/O thread. Raises: ForkedError in a child."""
+        if self.was_forked:
+            work.close()
+            raise forked_error("admin")
+        return self.io.run(work)
+
+
+class Admin:
+    """Makes, alters and deletes topics; shows, resets and deletes groups. Any broker answers. Thread-safe.
+
+    Every method raises UnreachableError when no broker can be reached, and what the broker says.
+    """
+
+    def __init__(self, brokers: str | Sequence[str] | None = None, *, runtime: Runtime | None = None) -> None:
+        self._closed = True  # for __del__, should the next line raise
+        self._background = _Background(brokers, runtime)
+        self._core = self._background.core
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed and not self._background.was_forked:
+            warnings.warn("a memq.Admin was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
+
+    def close(self) -> None:
+        """Disconnect. Closing twice is fine."""
+        if self._closed or self._background.was_forked:
+            return
+        self._closed = True
+        try:
+            self._background.run(self._core.close())
+        finally:
+            self._background.io.leave(self._background.number)
+
+    def create_topic(
+        self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
+    ) -> Topic:
+        """Make a topic and return it; with `exist_ok` an existing one is returned as it is.
+
+        Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
+        """
+        work = self._core.create_topic(name, partitions=partitions, settings=settings, exist_ok=exist_ok)
+        return self._background.run(work)
+
+    def topics(self) -> list[Topic]:
+        """Return all topics, by name."""
+        return self._background.run(self._core.topics())
+
+    def topic(self, name: str) -> TopicMetadata:
+        """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
+        return self._background.run(self._core.topic(name))
+
+    def alter_topic(self, name: str, *, settings: Settings) -> Topic:
+        """Change settings of a topic and return it.
+
+        Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
+        """
+        return self._background.run(self._core.alter_topic(name, settings=settings))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its pointers; its objects go with the sweep. Raises: NotFoundError."""
+        self._background.run(self._core.delete_topic(name))
+
+    def groups(self) -> list[str]:
+        """Return the names of all groups, by name."""
+        return self._background.run(self._core.groups())
+
+    def group(self, name: str) -> GroupDescription:
+        """Return a group: members, positions and lag. Raises: NotFoundError."""
+        return self._background.run(self._core.group(name))
+
+    def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
+        """Put a group that has no members to another place in all partitions of a topic.
+
+        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`; partitions that positions leave
+        out stay where they are. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
+        """
+        return self._background.run(self._core.reset_group(group, topic, to, dry_run=dry_run))
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
+        self._background.run(self._core.delete_group(name))

@@ -1,0 +1,195 @@
+"""Topics and groups for those who look after them, on asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from memq.client.any_broker import AnyBroker
+from memq.client.consumer_settings import Point, check_point, point_of
+from memq.client.group_positions import GroupDescription, PartitionProgress, Reset
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
+from memq.client.places import Places
+from memq.client.progress import Progress
+from memq.client.record import TopicPartition
+from memq.errors import InvalidRequestError, NotFoundError
+from memq.network import Runtime
+from memq.notification import GroupState
+from memq.notification.remote import RemoteQueue
+from memq.protocol.frames import Api
+from memq.protocol.messages import AdminAnswer, AdminRequest, AlterTopic, CreateTopic, DeleteTopic, TopicMetadata
+from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name
+
+ANSWER_S = 30.0
+Settings = Mapping[str, int | bool | str]
+
+
+class AsyncAdmin:
+    """Makes, alters and deletes topics; shows, resets and deletes groups. Any broker answers.
+
+    Every method raises UnreachableError when no broker can be reached, and what the broker says.
+    """
+
+    def __init__(self, brokers: str | Sequence[str] | None = None, *, runtime: Runtime | None = None) -> None:
+        self._runtime = runtime or Runtime()
+        self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
+        self._metadata = ClusterMetadata(self._runtime, self._pool)
+        self._any = AnyBroker(self._pool)
+        self._queue = RemoteQueue(self._any)
+        self._places = Places(self._queue)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._metadata.close()
+        await self._pool.close()
+
+    # ---- topics --------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
+    ) -> Topic:
+        """Make a topic and return it; with `exist_ok` an existing one is returned as it is.
+
+        Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
+        """
+        check_name(name)
+        ask = CreateTopic(name=name, partitions=partitions, settings=dict(settings or {}), exist_ok=exist_ok)
+        return _topic_of(await self._ask(AdminRequest(ask=ask)))
+
+    async def topics(self) -> list[Topic]:
+        """Return all topics, by name."""
+        return [found.topic for found in await self._metadata.all_topics()]
+
+    async def topic(self, name: str) -> TopicMetadata:
+        """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
+        check_name(name, internal=True)
+        found = await self._metadata.refresh(name)
+        if found is None:
+            raise NotFoundError(f"topic '{name}' does not exist")
+        return found
+
+    async def alter_topic(self, name: str, *, settings: Settings) -> Topic:
+        """Change settings of a topic and return it.
+
+        Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
+        """
+        return _topic_of(await self._ask(AdminRequest(ask=AlterTopic(name=name, settings=dict(settings)))))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with its pointers; its objects go with the sweep. Raises: NotFoundError."""
+        await self._ask(AdminRequest(ask=DeleteTopic(name=name)))
+
+    # ---- groups --------------------------------------------------------------------------------
+
+    async def groups(self) -> list[str]:
+        """Return the names of all groups, by name."""
+        return list(await self._queue.groups())
+
+    async def group(self, name: str) -> GroupDescription:
+        """Return a group: members, positions and lag. Raises: NotFoundError."""
+        state = await self._queue.describe(name)
+        holders = {partition: member for member, held in state.members.items() for partition in held}
+        topics = {found.id: found for found in await self.topics()}
+        partitions = sorted({**state.committed, **dict.fromkeys(holders)})
+        progress = [
+            await self._progress(topics[partition.topic_id], partition, state, holders.get(partition, ""))
+            for partition in partitions
+            if partition.topic_id in topics
+        ]
+        return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
+
+    async def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
+        """Put a group that has no members to another place in all partitions of a topic.
+
+        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`; partitions that positions leave
+        out stay where they are. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
+        """
+        check_name(group, "group")
+        check_point(to, "to", (topic,))
+        found = (await self.topic(topic)).topic
+        partitions = _named_partitions(found, to)
+        stored = await self._stored(group, partitions)
+        resets: dict[ReadPartition, Committed] = {}
+        for partition in partitions:
+            point = point_of(to, TopicPartition(topic, partition.partition))
+            position = await self._places.position_of(point, partition, found.settings)
+            resets[partition] = Committed(position, await self._totals_before(found, partition, position))
+        if not dry_run and resets:
+            await self._queue.commit(group, "", -1, resets)
+        return [
+            Reset(
+                TopicPartition(topic, partition.partition),
+                stored[partition].position if partition in stored else None,
+                committed.position,
+            )
+            for partition, committed in resets.items()
+        ]
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
+        await self._queue.delete_group(name)
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    async def _ask(self, request: AdminRequest) -> AdminAnswer:
+        """Ask once: a request that was lost may have been done, and a second one would hide that."""
+        return await self._any.once(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
+
+    async def _stored(self, group: str, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
+        try:
+            return await self._queue.committed(group, partitions)
+        except NotFoundError:
+            return {}  # a reset may make the group
+
+    async def _progress(
+        self, topic: Topic, partition: ReadPartition, state: GroupState, member: str
+    ) -> PartitionProgress:
+        committed = state.committed.get(partition)
+        place = TopicPartition(partition.topic, partition.partition)
+        if committed is None:
+            position = await self._places.position_of("beginning", partition, topic.settings)
+            here = await self._places.totals_at(Progress(), position, partition)
+        else:
+            position, totals = committed.position, committed.totals
+            here = Totals(totals.records - position.record_index, totals.bytes)
+        lag = await self._places.lag(topic, partition, position, here, self._runtime.clock)
+        return PartitionProgress(place, committed.position if committed is not None else None, member, lag)
+
+    async def _totals_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
+        """Return how much lies before a position: what its pointer says, or all when it is the end."""
+        progress = Progress()
+        totals = await self._places.totals_at(progress, position, partition)
+        writers = [part.partition for part in topic.partitions if part.read_partition == partition.partition]
+        if not progress.knows(writers):
+            totals = await self._places.end_totals(partition, writers)
+        return totals.plus(position.record_index, 0)
+
+
+def _topic_of(answer: AdminAnswer) -> Topic:
+    assert answer.topic is not None, "the broker answered without a topic"
+    return answer.topic
+
+
+def _named_partitions(topic: Topic, to: Point) -> list[ReadPartition]:
+    """Return the partitions that `to` says something of. Raises: InvalidRequestError for one that is not there."""
+    every = [ReadPartition(topic.name, topic.id, number) for number in range(topic.read_partitions)]
+    if isinstance(to, str) or not isinstance(to, Position | Sequence | Mapping):
+        return every
+    if isinstance(to, Mapping):
+        numbers = [number for name, number in to if name == topic.name]
+    else:
+        numbers = [position.read_partition for position in ([to] if isinstance(to, Position) else to)]
+    for number in numbers:
+        if not 0 <= number < topic.read_partitions:
+            raise InvalidRequestError(f"topic '{topic.name}' has no partition {number}, it has {topic.read_partitions}")
+    return [partition for partition in every if partition.partition in numbers]

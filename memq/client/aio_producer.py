@@ -1,0 +1,187 @@
+"""The producer for asyncio: the same machines as the sync one, on the caller's event loop, without threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, cast
+
+from memq.client.delivery import AsyncDelivery
+from memq.client.fields import BytesLike, HeadersLike, Many, check_fields, check_many
+from memq.client.link_pool import bootstrap_addresses
+from memq.client.open_block import Route
+from memq.client.producer_core import ProducerCore, ProducerStats
+from memq.client.producer_settings import AcksLike, OnAck, WhenFull, producer_settings
+from memq.errors import BufferFullError, MemqError
+from memq.limits import KIB, MIB
+from memq.network import Runtime
+
+
+class AsyncProducer:
+    """Sends records to topics. Arguments as those of `memq.Producer`; use it as `async with`, on one event loop."""
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        acks: AcksLike = "all",
+        codec: str = "zstd",
+        linger_ms: float = 5,
+        block_bytes: int = 256 * KIB,
+        pending_bytes_max: int = 64 * MIB,
+        when_full: WhenFull = "block",
+        delivery_timeout_ms: float = 120_000,
+        metadata_timeout_ms: float = 30_000,
+        on_ack: OnAck | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._settings = producer_settings(
+            acks=acks,
+            codec=codec,
+            linger_ms=linger_ms,
+            block_bytes=block_bytes,
+            pending_bytes_max=pending_bytes_max,
+            when_full=when_full,
+            delivery_timeout_ms=delivery_timeout_ms,
+            metadata_timeout_ms=metadata_timeout_ms,
+            on_ack=on_ack,
+        )
+        addresses = bootstrap_addresses(brokers)
+        runtime = runtime or Runtime()
+        self._core = ProducerCore(self._settings, runtime, addresses, AsyncDelivery, self._wake, self._room_made)
+        self._buffer = self._core.buffer
+        self._waiters: list[asyncio.Future[None]] = []
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except MemqError:
+            if error is None:  # else the caller's own error is the one to see
+                raise
+
+    async def send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> AsyncDelivery:
+        """Put a record into the open block of its partition; waits for room in the buffer only.
+
+        Returns the delivery of the block: await it for the Ack. Raises: as `memq.Producer.send`.
+        """
+        buffer = self._buffer
+        if type(value) is bytes and headers is None and tag is None and partition is None:
+            if key is None and timestamp_ms is None:
+                with buffer.lock:
+                    block = buffer.sticky.get(topic)
+                    if block is not None:
+                        size = block.raw_bytes + len(value) + 5
+                        if size <= block.limit:  # the invariants are those of SendBuffer.sticky
+                            block.values.append(value)
+                            block.raw_bytes = size
+                            return cast(AsyncDelivery, block.delivery)
+            elif type(key) is bytes:
+                delivery = buffer.put_keyed(topic, value, key, timestamp_ms)
+                if delivery is not None:
+                    return cast(AsyncDelivery, delivery)
+        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        deadline_s: float | None = None
+        opened = buffer.opened_blocks
+        while True:
+            route = await self._route(topic)
+            try:
+                delivery = buffer.put(route, fields, partition)
+                if opened != buffer.opened_blocks:
+                    await asyncio.sleep(0)  # once per block: a loop that only sends must let the blocks leave
+                return cast(AsyncDelivery, delivery)
+            except BufferFullError as error:
+                deadline_s = await self._wait_for_room(error, deadline_s)
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> list[AsyncDelivery]:
+        """Put many records in, and return the deliveries of their blocks. Raises: as `memq.Producer.send_many`."""
+        deliveries: list[AsyncDelivery] = []
+        deadline_s: float | None = None
+        many: Many | None = check_many(values, keys, timestamps_ms, tag)
+        while many is not None and many.values:
+            route = await self._route(topic)
+            many = self._buffer.put_many(route, many, deliveries)
+            await asyncio.sleep(0)
+            if many is not None:
+                deadline_s = await self._wait_for_room(self._buffer.full_error(), deadline_s)
+        return deliveries
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send what waits and return when all of it is acked or has failed.
+
+        Raises: TimedOutError with the number of records still pending; nothing is dropped.
+        """
+        await self._core.flush(timeout)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
+
+        Raises: TimedOutError with the number of records that were given up; the first error of a record that
+        failed without anybody looking at its delivery.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        await self._core.close(self._settings.delivery_timeout_s if timeout is None else timeout)
+        self._core.raise_unseen()
+
+    def stats(self) -> ProducerStats:
+        """Return counters: what was acked, what failed, what is pending."""
+        return self._core.stats()
+
+    async def _route(self, topic: str) -> Route:
+        route = self._buffer.route(topic)
+        return route if route is not None else await self._core.route(topic)
+
+    async def _wait_for_room(self, error: BufferFullError, deadline_s: float | None) -> float:
+        """Wait until memory was given back; return until when the caller may wait. Raises: BufferFullError."""
+        loop = asyncio.get_running_loop()
+        wait_s = self._settings.full_wait_s
+        if deadline_s is None:
+            deadline_s = loop.time() + (self._settings.delivery_timeout_s if wait_s is None else wait_s)
+        if loop.time() >= deadline_s:
+            raise error
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(waiter)
+        self._buffer.waiting += 1
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await waiter
+        except TimeoutError:
+            raise error from None
+        finally:
+            self._buffer.waiting -= 1
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+        return deadline_s
+
+    def _wake(self) -> None:
+        asyncio.get_running_loop().call_soon(self._core.drain)
+
+    def _room_made(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,84 @@
+"""Requests that every broker answers: sent over one connection as long as it lasts, then over the next."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from memq.client.link import Link
+from memq.client.link_pool import LinkPool, Session
+from memq.errors import DrainingError, MemqError, TimedOutError, UnreachableError
+from memq.limits import READ_BYTES_MAX
+from memq.network import format_address
+from memq.protocol.frames import Api
+from memq.protocol.messages import ReadRequest
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+READ_ANSWER_S = 30.0
+
+
+class AnyBroker:
+    """Asks one broker of the pool; when it is gone, leaves, or is silent, the others in turn."""
+
+    def __init__(self, pool: LinkPool) -> None:
+        self._pool = pool
+        self._session: Session | None = None
+
+    async def __call__(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
+        """Ask until a broker answers. The request must be one that may be made twice.
+
+        Raises: what the broker named; UnreachableError when none can be reached; TimedOutError.
+        """
+        failures: list[str] = []
+        for _ in range(2):  # a connection that looked open may be dead: then the next one is fresh
+            link = await self._link()
+            try:
+                return await link.request(api, message, answer, timeout_s=timeout_s)
+            except (UnreachableError, DrainingError) as error:
+                self._leave(link, error)
+                failures.append(str(error))
+            except TimedOutError as error:
+                self._leave(link, error)
+                raise
+        raise UnreachableError(f"no broker answers {api.name}: {'; '.join(failures)}")
+
+    async def once(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
+        """Ask one broker, once: for requests that must not be made twice unknowingly. Raises: as above."""
+        return await (await self._link()).request(api, message, answer, timeout_s=timeout_s)
+
+    async def read(self, store: str, key: str, offset: int, length: int) -> bytes | bytearray:
+        """Return a range of an object through a broker, in pieces of READ_BYTES_MAX.
+
+        Raises: NotFoundError, CorruptDataError when the object is shorter, StoreError; UnreachableError, TimedOutError.
+        """
+        parts: list[bytes | bytearray] = []
+        for at in range(offset, offset + length, READ_BYTES_MAX):
+            size = min(READ_BYTES_MAX, offset + length - at)
+            link = await self._link()
+            try:
+                request = ReadRequest(store=store, key=key, offset=at, length=size)
+                parts.append(await link.read(request, timeout_s=READ_ANSWER_S))
+            except (UnreachableError, DrainingError, TimedOutError) as error:
+                self._leave(link, error)
+                raise
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _link(self) -> Link:
+        if self._session is not None and self._session.link.open:
+            return self._session.link
+        failures: list[str] = []
+        for address in self._pool.candidates():
+            try:
+                self._session = await self._pool.session(address)
+            except (UnreachableError, TimedOutError) as error:
+                failures.append(f"{format_address(address)}: {error}")
+            else:
+                return self._session.link
+        raise UnreachableError(f"no broker can be reached: {'; '.join(failures[:5])}")
+
+    def _leave(self, link: Link, error: MemqError) -> None:
+        """Use another connection next; a silent one is dropped, so that the pool does not offer it first."""
+        if isinstance(error, TimedOutError):
+            link.abort(error)
+        self._session = None

@@ -1,0 +1,237 @@
+"""The consumer for everybody else: it blocks where it says so, and its I/O is on the one background thread."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from memq.client.aio_consumer import told
+from memq.client.batch import Batch
+from memq.client.consumer_core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
+from memq.client.consumer_settings import ConsumerSettings, OnDamaged, Point
+from memq.client.fetcher import ReadMode
+from memq.client.io_thread import forked_error, io_thread
+from memq.client.link_pool import bootstrap_addresses
+from memq.client.membership import Changes
+from memq.client.places import Lag
+from memq.client.record import TopicPartition
+from memq.errors import MemqError
+from memq.limits import MIB
+from memq.network import Address, Runtime
+from memq.topic import Position
+
+Result = TypeVar("Result")
+_INTERRUPTED_CLOSE_S = 0.2  # after Ctrl-C
+OnPartitions = Callable[[list[TopicPartition]], object]
+
+
+class _Background:
+    """The part of a sync consumer that the I/O thread keeps: it must not hold the consumer, which may be forgotten."""
+
+    def __init__(self, settings: ConsumerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
+        self.io = io_thread()
+        self.core = ConsumerCore(settings, runtime, addresses)
+        self.was_forked = False
+        self.number = self.io.enter(self)
+
+    def forked(self) -> None:
+        """See `SyncClient.forked`."""
+        self.was_forked = True
+
+    async def at_exit(self) -> None:
+        """See `SyncClient.at_exit`."""
+        await self.core.close()
+
+    def check_process(self) -> None:
+        """Refuse the use in a child. Raises: ForkedError."""
+        if self.was_forked:
+            raise forked_error("consumer")
+
+
+class Consumer:
+    """Reads topics, for one thread; only `wakeup` may be called from others.
+
+    Args:
+        brokers: `HOST:PORT`, several with commas or as a list; None takes MEMQ_BROKERS.
+        topics: one topic or several.
+        group: members of a group share the partitions, and its positions are stored; None reads everything.
+        start: "beginning", "end", a datetime with a time zone (the first batch sealed at or after it), a Position, a
+            list of them, or {(topic, partition): Position}; holds only where the group has no stored position.
+        end: the same; there the iteration stops. "end" is what is there when the partition is opened.
+        auto_commit: commit every `auto_commit_interval_ms` what is done; a batch is, when the next one is asked for.
+        session_timeout_ms: after this silence the group gives the partitions to others.
+        prefetch_bytes_max: how many stored bytes are fetched ahead; one batch at least.
+        on_damaged: "fail": raise CorruptDataError and stay before it; "skip": count it and go on; "dead-letter": send
+            the raw block to `<topic>.dlq` and go on.
+        read: "direct" from the store, "broker" through one, "auto": directly where the store opens.
+        on_assigned, on_revoked, on_lost: called with lists of (topic, partition), inside `poll` and the iteration.
+        runtime: clock, randomness and network; the system's by default.
+
+    Raises: InvalidRequestError, InvalidNameError. Nothing is connected before the first use.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None,
+        topics: str | Sequence[str],
+        *,
+        group: str | None = None,
+        start: Point = "beginning",
+        end: Point | None = None,
+        auto_commit: bool = True,
+        auto_commit_interval_ms: int = 1_000,
+        session_timeout_ms: int = 10_000,
+        prefetch_bytes_max: int = 64 * MIB,
+        on_damaged: OnDamaged = "fail",
+        read: ReadMode = "auto",
+        on_assigned: OnPartitions | None = None,
+        on_revoked: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._closed = True  # for __del__, should the next lines raise
+        settings = ConsumerSettings(
+            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            group=group,
+            start=start,
+            end=end,
+            auto_commit=auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms,
+            session_timeout_ms=session_timeout_ms,
+            prefetch_bytes_max=prefetch_bytes_max,
+            on_damaged=on_damaged,
+            read=read,
+        ).check()
+        self._runtime = runtime or Runtime()
+        self._background = _Background(settings, self._runtime, bootstrap_addresses(brokers))
+        self._core = self._background.core
+        self._callbacks = (on_lost, on_revoked, on_assigned)
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self._background.check_process()
+        try:
+            self._background.io.run(self._core.start())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._close(_INTERRUPTED_CLOSE_S if isinstance(error, KeyboardInterrupt) else CLOSE_S_MAX)
+        except MemqError:
+            if error is None:  # else the caller's own error is the one to see
+                raise
+
+    def __del__(self) -> None:
+        if self._closed or self._background.was_forked:
+            return
+        warnings.warn("a memq.Consumer was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches; ends at `end`, and after `wakeup`."""
+        while True:
+            batch = self.poll()
+            if batch is None:
+                return
+            yield batch
+
+    def poll(self, timeout: float | None = None) -> Batch | None:
+        """Return the next batch; the one before it is done by this. The callbacks run in here.
+
+        None after `timeout` seconds, at the `end` that was asked for, and after `wakeup`. The first call may take
+        longer: it connects.
+        Raises: CorruptDataError before a damaged block; UnreachableError when no broker can be reached at first;
+        NotFoundError when a topic is not there; UnsupportedFormatError; ClosedError; ForkedError.
+        """
+        self._background.check_process()
+        clock, io = self._runtime.clock, self._background.io
+        deadline_s = None if timeout is None else clock.monotonic() + timeout
+        while True:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic())
+            found = io.run(self._core.next(left_s))
+            if not isinstance(found, Changes):
+                return found
+            for callback, places in zip(self._callbacks, told(found), strict=True):
+                if callback is not None and places:
+                    callback(places)
+            io.run(self._core.take(found))
+
+    def commit(self, batch: Batch | None = None) -> None:
+        """Store that all through `batch` is done; without it, every batch that is done; waits for the answer.
+
+        A batch is done when the next one was asked for, or when all of its records were iterated or taken.
+        Raises: InvalidRequestError without a group; GenerationFencedError when the partition was given to another
+        member; RetryableError.
+        """
+        self._background.check_process()
+        self._background.io.run(self._core.commit(batch))
+
+    def seek(self, topic: str, partition: int, to: Point) -> None:
+        """Go on from another place. Raises: InvalidRequestError when the partition is not assigned."""
+        self._background.check_process()
+        self._background.io.run(self._core.seek(topic, partition, to))
+
+    def pause(self, topic: str, partition: int) -> None:
+        """Deliver nothing of a partition until `resume`. Raises: as `seek`."""
+        self._pause(topic, partition, paused=True)
+
+    def resume(self, topic: str, partition: int) -> None:
+        """Deliver from a partition again. Raises: as `seek`."""
+        self._pause(topic, partition, paused=False)
+
+    def position(self) -> dict[TopicPartition, Position]:
+        """Return what comes next in each partition that is read."""
+        self._background.check_process()
+        return self._background.io.run(_called(self._core.positions))
+
+    def committed(self) -> dict[TopicPartition, Position]:
+        """Return what the group has stored. Raises: InvalidRequestError without a group; RetryableError."""
+        self._background.check_process()
+        return self._background.io.run(self._core.committed())
+
+    def lag(self) -> dict[TopicPartition, Lag]:
+        """Return how much lies between each position and the end of its partition now."""
+        self._background.check_process()
+        return self._background.io.run(self._core.lag())
+
+    def stats(self) -> ConsumerStats:
+        """Return counters: what was delivered, passed over, retried."""
+        self._background.check_process()
+        return self._background.io.run(_called(self._core.stats))
+
+    def wakeup(self) -> None:
+        """Let the poll under way, else the next one, return None; from any thread."""
+        self._background.check_process()
+        self._background.io.call(self._core.wakeup)
+
+    def close(self) -> None:
+        """Commit what is done when auto-commit is on, leave the group, disconnect. Closing twice is fine."""
+        self._close(CLOSE_S_MAX)
+
+    def _close(self, timeout_s: float) -> None:
+        if self._closed or self._background.was_forked:
+            return
+        self._closed = True
+        try:
+            self._background.io.run(self._core.close(timeout_s))
+        finally:
+            self._background.io.leave(self._background.number)
+
+    def _pause(self, topic: str, partition: int, *, paused: bool) -> None:
+        self._background.check_process()
+
+        async def pause() -> None:
+            self._core.pause(topic, partition, paused=paused)
+
+        self._background.io.run(pause())
+
+
+async def _called(function: Callable[[], Result]) -> Result:
+    """Call a function of the core on its own thread."""
+    return function()

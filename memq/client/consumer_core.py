@@ -1,0 +1,379 @@
+"""The consumer on one event loop: what the asyncio and the sync face share. Policy lives in its machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memq.client.any_broker import AnyBroker
+from memq.client.batch import Batch, Damage
+from memq.client.committer import Committer
+from memq.client.consumer_settings import ConsumerSettings, Point, check_point
+from memq.client.dead_letters import DeadLetters
+from memq.client.fetcher import Fetcher
+from memq.client.flow import Counts, Delivery
+from memq.client.group_session import GroupSession
+from memq.client.link_pool import LinkPool
+from memq.client.membership import Changes
+from memq.client.metadata import ClusterMetadata
+from memq.client.opener import Opener
+from memq.client.places import Lag, Places
+from memq.client.reading import Assigned, Reading
+from memq.client.record import TopicPartition
+from memq.client.stores import OpenStores
+from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError
+from memq.network import Address, Runtime
+from memq.notification.remote import RemoteQueue
+from memq.tasks import TaskOwner
+from memq.topic import Position, ReadPartition, Topic
+
+START_S_MAX = 10.0
+REFRESH_S = 30.0
+CLOSE_S_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """Counters since the start: those of `Counts`, and what was retried, committed and sent to dead letters."""
+
+    counts: Counts
+    retries: int
+    commits: int
+    dead_letters: int
+
+
+class ConsumerCore:
+    """One consumer. `next` is for one caller at a time; it returns batches, and changes that the caller must take."""
+
+    def __init__(self, settings: ConsumerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
+        self.settings = settings.check()
+        self._runtime = runtime
+        self._pool = LinkPool(runtime, addresses)
+        self._metadata = ClusterMetadata(runtime, self._pool)
+        any_broker = AnyBroker(self._pool)
+        self._queue = RemoteQueue(any_broker)
+        self._places = Places(self._queue)
+        self._stores = OpenStores(self._metadata)
+        self._dead_letters = DeadLetters(runtime, addresses)
+        self._topics: dict[str, Topic] = {}
+        self._changed = asyncio.Event()
+        self._tasks = TaskOwner(self._die)
+        fetcher = Fetcher(settings.read, any_broker.read, self._stores)
+        self._reading = Reading(
+            runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
+        )
+        self._opener = Opener(settings, self._queue, self._reading, self._topics, self._wanted, self._changed.set)
+        self._group: GroupSession | None = None
+        self._committer: Committer | None = None
+        if settings.group is not None:
+            self._group = GroupSession(
+                runtime,
+                self._queue,
+                settings.group,
+                session_timeout_ms=settings.session_timeout_ms,
+                changed=self._group_changed,
+            )
+            self._committer = Committer(self._reading, self._group)
+        self._handed: deque[tuple[Assigned, Batch]] = deque()  # not known to be done
+        self._delivery: tuple[Assigned, Delivery] | None = None  # waits for its dead letters
+        self._late_damage: deque[tuple[Batch, Damage]] = deque()
+        self._late_counts = Counts()
+        self._woken = False
+        self._started = False
+        self._closed = False
+        self._fatal: BaseException | None = None
+
+    # ---- life --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect, learn of the topics, and start to read; the second call does nothing.
+
+        Raises: UnreachableError, NotFoundError, ClosedError.
+        """
+        self._check()
+        if self._started:
+            return
+        for name in self.settings.topics:
+            self._topics[name] = (await self._metadata.topic(name, timeout_s=START_S_MAX)).topic
+        self._started = True
+        self._reading.start()
+        self._tasks.start(self._opener.run(), "consumer opens partitions")
+        self._tasks.start(self._refresh(), "consumer refreshes metadata")
+        if self._group is not None and self._committer is not None:
+            self._group.share(self._partitions())
+            self._tasks.start(self._group.run(), "consumer group session")
+            if self.settings.auto_commit:
+                self._tasks.start(self._committer.run(self.settings.auto_commit_interval_ms), "consumer commits")
+
+    async def close(self, timeout_s: float = CLOSE_S_MAX) -> None:
+        """Commit what is done when auto-commit is on, leave the group, and let go of everything; twice is fine.
+
+        The commit and the leave take at most `timeout_s` each.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._changed.set()
+        if self._committer is not None and self.settings.auto_commit and self._fatal is None:
+            await self._committer.commit_at_close(timeout_s)
+        await self._tasks.stop()
+        if self._group is not None and self._started:
+            await self._group.leave(timeout_s)
+        await self._dead_letters.close()
+        await self._metadata.close()
+        await self._pool.close()
+        await self._stores.close()
+
+    # ---- batches -----------------------------------------------------------------------------------
+
+    async def next(self, timeout_s: float | None) -> Batch | Changes | None:
+        """Return the next batch; or changes of the assignment, which the caller tells and then takes by `take`.
+
+        What was handed out before is done by this call. None after `timeout_s`, at the end, and after `wakeup`.
+        Raises: CorruptDataError before a damaged block; what the cluster says that does not pass by itself.
+        """
+        await self.start()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send_late_damage()
+                self._finish_handed()
+                return await self._next()
+        except TimeoutError:
+            return None
+
+    async def _next(self) -> Batch | Changes | None:
+        while True:
+            self._changed.clear()
+            self._check()
+            found = self._new_changes() or await self._next_batch()
+            if found:
+                return found
+            if self._woken or self.ended:
+                self._woken = False
+                return None
+            await self._changed.wait()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all that is assigned was delivered to the `end` that was asked for."""
+        everything_open = all(partition in self._reading.assigned for partition in self._wanted())
+        return self._started and self._delivery is None and everything_open and self._reading.ended
+
+    def wakeup(self) -> None:
+        """Let `next` return None: the one under way, else the one that comes."""
+        self._woken = True
+        self._changed.set()
+
+    async def take(self, changes: Changes) -> None:
+        """Note that the user was told of `changes`: what was revoked is committed, with auto-commit, and given back."""
+        if self._group is None or self._committer is None:
+            return
+        for partition in changes.lost:
+            self._group.state.told_lost(partition)
+        if changes.revoked:
+            if self.settings.auto_commit:
+                await self._committer.commit_quietly(changes.revoked)
+            for partition in changes.revoked:
+                self._reading.remove(partition)
+                self._group.state.told_revoked(partition)
+            self._group.kick()
+        for partition in changes.assigned:
+            self._group.state.told_assigned(partition)
+
+    # ---- places ------------------------------------------------------------------------------------
+
+    def positions(self) -> dict[TopicPartition, Position]:
+        """Return what comes next in each partition that is read."""
+        return {assigned.place: assigned.flow.position for assigned in self._reading.assigned.values()}
+
+    async def committed(self) -> dict[TopicPartition, Position]:
+        """Return what the group has stored for the partitions of the topics. Raises: as `commit`."""
+        self._need_group()
+        await self.start()
+        stored = await self._queue.committed(self.settings.group or "", self._partitions())
+        return {TopicPartition(key.topic, key.partition): value.position for key, value in stored.items()}
+
+    async def lag(self) -> dict[TopicPartition, Lag]:
+        """Return how much lies between each position and the end of its partition now."""
+        await self.start()
+        lags: dict[TopicPartition, Lag] = {}
+        for partition, assigned in list(self._reading.assigned.items()):
+            flow, topic = assigned.flow, self._topics[partition.topic]
+            here = await self._places.totals_at(flow.progress, flow.position, partition)
+            lags[assigned.place] = await self._places.lag(topic, partition, flow.position, here, self._runtime.clock)
+        return lags
+
+    async def seek(self, topic: str, partition: int, to: Point) -> None:
+        """Go on from another place; what is prefetched is dropped. Raises: InvalidRequestError when not assigned."""
+        check_point(to, "to", (topic,))
+        key, assigned = self._find(topic, partition)
+        if self._delivery is not None and self._delivery[0] is assigned:
+            self._delivery = None
+        await self._opener.seek(key, to)
+
+    def pause(self, topic: str, partition: int, *, paused: bool) -> None:
+        """Stop or go on delivering from a partition. Raises: InvalidRequestError when not assigned."""
+        self._reading.pause(self._find(topic, partition)[0], paused=paused)
+
+    # ---- commits -----------------------------------------------------------------------------------
+
+    async def commit(self, batch: Batch | None) -> None:
+        """Store positions: through `batch`, and in any case what is done in all partitions.
+
+        Raises: InvalidRequestError without a group; GenerationFencedError when the batch's partition was given to
+        another member; RetryableError.
+        """
+        self._check()
+        committer = self._need_group()
+        if batch is not None:
+            self._find_handed(batch).ledger.finish(batch.next)
+        for assigned, handed in self._handed:
+            if handed.finished:
+                assigned.ledger.finish(handed.next)
+        await self._send_late_damage()
+        await committer.commit()
+
+    def stats(self) -> ConsumerStats:
+        """Return the counters."""
+        total = Counts()
+        parts = [assigned.flow.counts for assigned in self._reading.assigned.values()]
+        for part in (self._late_counts, self._reading.removed_counts, *parts):
+            total.add(part)
+        commits = self._committer.commits if self._committer is not None else 0
+        return ConsumerStats(total, self._reading.retries, commits, self._dead_letters.sent)
+
+    # ---- inside: batches ------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raise what stands in the way of going on."""
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+        if self._fatal is not None:
+            raise self._fatal
+        for source in (self._reading, self._opener, self._group):
+            if source is not None and source.failure is not None:
+                failure, source.failure = source.failure, None
+                raise failure
+
+    def _die(self, error: BaseException) -> None:
+        """A background task died: nothing works any more."""
+        self._fatal = error
+        self._changed.set()
+
+    def _new_changes(self) -> Changes | None:
+        """Return what the user is to be told: partitions that come are told of when they are open."""
+        if self._group is None:
+            return None
+        changes = self._group.state.changes()
+        opened = tuple(partition for partition in changes.assigned if partition in self._reading.assigned)
+        return Changes(changes.lost, changes.revoked, opened) or None
+
+    async def _next_batch(self) -> Batch | None:
+        """Return the next batch that has records, or damage that was passed over."""
+        found = self._delivery or self._reading.deliver()
+        if found is None:
+            return None
+        assigned, delivery = found
+        if delivery.failure is not None:
+            raise delivery.failure
+        batch = self._batch_of(assigned, delivery)
+        if batch.damaged and self.settings.on_damaged == "dead-letter":
+            self._delivery = found  # it comes again when this is cut short
+            for damage in batch.damaged:
+                await self._dead_letters.send(assigned.place, damage)
+            self._delivery = None
+        assigned.ledger.hand(delivery.behind)
+        self._handed.append((assigned, batch))
+        return batch
+
+    def _batch_of(self, assigned: Assigned, delivery: Delivery) -> Batch:
+        first, place = delivery.first, assigned.place
+        key = delivery.pointer.locations[0].key if delivery.pointer is not None else ""
+        damaged: list[Damage] = []
+        for piece in delivery.damaged:
+            assert piece.cause is not None
+            position = Position(place.partition, first.pointer_offset, piece.first)
+            damaged.append(Damage(key, piece.number, position, piece.records, bytes(piece.data), piece.cause))
+        report = None if self.settings.on_damaged == "fail" else self._report
+        return Batch(place, (first, delivery.behind.position), delivery.slices, damaged, key, report)
+
+    def _report(self, batch: Batch, damage: Damage) -> None:
+        """A payload turned out to be damaged while the user read it, in whatever thread."""
+        self._late_damage.append((batch, damage))
+
+    async def _send_late_damage(self) -> None:
+        while self._late_damage:
+            batch, damage = self._late_damage[0]
+            if self.settings.on_damaged == "dead-letter":
+                await self._dead_letters.send(TopicPartition(batch.topic, batch.partition), damage)
+            self._late_damage.popleft()
+            self._late_counts.damaged_blocks += 1
+            self._late_counts.damaged_records += damage.records
+
+    def _finish_handed(self) -> None:
+        for assigned, batch in self._handed:
+            assigned.ledger.finish(batch.next)
+        self._handed.clear()
+
+    # ---- inside: partitions ----------------------------------------------------------------------------
+
+    def _partitions(self) -> list[ReadPartition]:
+        return [
+            ReadPartition(topic.name, topic.id, number)
+            for topic in self._topics.values()
+            for number in range(topic.read_partitions)
+        ]
+
+    def _wanted(self) -> list[ReadPartition]:
+        """Return what is to be read: everything, or what the group gave and did not take away."""
+        if self._group is None:
+            return self._partitions()
+        return [*self._group.state.held, *self._group.state.changes().assigned]
+
+    def _group_changed(self) -> None:
+        if self._group is not None:
+            for partition in self._group.state.take_dropped():
+                self._reading.remove(partition)
+        self._opener.kick()
+        self._changed.set()
+
+    def _find(self, topic: str, partition: int) -> tuple[ReadPartition, Assigned]:
+        self._check()
+        for key, assigned in self._reading.assigned.items():
+            if (key.topic, key.partition) == (topic, partition):
+                return key, assigned
+        raise InvalidRequestError(
+            f"partition {partition} of topic '{topic}' is not assigned to this consumer",
+            hint="poll until on_assigned was called with it",
+        )
+
+    def _find_handed(self, batch: Batch) -> Assigned:
+        place = TopicPartition(batch.topic, batch.partition)
+        for assigned in self._reading.assigned.values():
+            if assigned.place == place and assigned.ledger.knows(batch.next):
+                return assigned
+        raise GenerationFencedError(
+            f"{batch!r} was handed out before its partition was given back, lost, or sought elsewhere"
+        )
+
+    def _need_group(self) -> Committer:
+        if self._committer is None:
+            raise InvalidRequestError("a consumer without a group commits nothing", hint="pass group='…'")
+        return self._committer
+
+    async def _refresh(self) -> None:
+        """Learn of new partitions, and of topics that were made again."""
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            for name in self.settings.topics:
+                try:
+                    found = await self._metadata.refresh(name)
+                except MemqError:
+                    continue  # the old knowledge holds until a broker answers
+                if found is not None:
+                    self._topics[name] = found.topic
+            if self._group is not None:
+                self._group.share(self._partitions())
+            self._group_changed()

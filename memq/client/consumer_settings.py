@@ -1,0 +1,95 @@
+"""What a consumer can be told, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from memq.client.fetcher import ReadMode
+from memq.client.record import TopicPartition
+from memq.errors import InvalidRequestError
+from memq.limits import KIB, MIB
+from memq.topic import Position, check_name
+
+Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], Position]
+OnDamaged = Literal["fail", "skip", "dead-letter"]
+BEGINNING, END = "beginning", "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """The settings of one consumer. Sizes in bytes, times in ms; `start` and `end` as `point_of` takes them."""
+
+    topics: tuple[str, ...]
+    group: str | None = None
+    start: Point = BEGINNING
+    end: Point | None = None
+    auto_commit: bool = True
+    auto_commit_interval_ms: int = 1_000
+    session_timeout_ms: int = 10_000
+    prefetch_bytes_max: int = 64 * MIB
+    on_damaged: OnDamaged = "fail"
+    read: ReadMode = "auto"
+
+    def check(self) -> ConsumerSettings:
+        """Return itself when the values hold. Raises: InvalidRequestError, InvalidNameError."""
+        if not self.topics:
+            raise InvalidRequestError("a consumer needs at least one topic")
+        for topic in self.topics:
+            check_name(topic, internal=True)
+        if self.group is not None:
+            check_name(self.group, "group")
+        bounds = {
+            "auto_commit_interval_ms": (10, 3_600_000),
+            "session_timeout_ms": (100, 3_600_000),
+            "prefetch_bytes_max": (4 * KIB, 1 << 40),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise InvalidRequestError(f"{name} = {getattr(self, name)} is outside {low} to {high}")
+        if self.on_damaged not in ("fail", "skip", "dead-letter"):
+            raise InvalidRequestError(f"on_damaged = '{self.on_damaged}' is not 'fail', 'skip' or 'dead-letter'")
+        if self.read not in ("auto", "direct", "broker"):
+            raise InvalidRequestError(f"read = '{self.read}' is not 'auto', 'direct' or 'broker'")
+        for name, point in (("start", self.start), ("end", self.end)):
+            if point is not None:
+                check_point(point, name, self.topics)
+        return self
+
+
+def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
+    """Refuse what is no place in a topic. Raises: InvalidRequestError."""
+    if isinstance(point, str) and point not in (BEGINNING, END):
+        raise InvalidRequestError(
+            f"{name} = '{point[:60]}' is not a place", hint="use 'beginning', 'end', a datetime or a memq.Position"
+        )
+    if isinstance(point, datetime) and point.tzinfo is None:
+        raise InvalidRequestError(
+            f"{name} = {point} has no time zone", hint="use datetime.now(datetime.UTC), or astimezone()"
+        )
+    if len(topics) > 1 and (isinstance(point, Position) or _is_list(point)):
+        raise InvalidRequestError(
+            f"{name} is a Position, and there are {len(topics)} topics", hint="use {(topic, partition): Position, …}"
+        )
+
+
+def point_of(point: Point, place: TopicPartition) -> str | int | Position:
+    """Return what `point` means for one partition: `beginning`, `end`, a Unix time in ms, or a position.
+
+    Positions for other partitions only leave this one at its beginning.
+    """
+    if isinstance(point, str):
+        return point
+    if isinstance(point, datetime):
+        return int(point.astimezone(UTC).timestamp() * 1000)
+    if isinstance(point, Position):
+        point = [point]
+    if isinstance(point, Mapping):
+        return point.get(place, BEGINNING)
+    return next((position for position in point if position.read_partition == place.partition), BEGINNING)
+
+
+def _is_list(point: Point) -> bool:
+    return isinstance(point, Sequence) and not isinstance(point, str)

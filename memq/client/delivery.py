@@ -1,0 +1,142 @@
+"""What becomes of a block: the promise that `send` returns, one for all records of a block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+from memq.client.io_thread import on_io_thread
+from memq.errors import InvalidRequestError, MemqError, NotReadyError, TimedOutError
+from memq.protocol.frames import AckLevel
+
+
+class Ack(NamedTuple):
+    """A block is acked: `records` records from `first_sequence` on of this producer in this partition."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    first_sequence: int
+    records: int
+    level: AckLevel
+
+
+class Promise:
+    """The state that both deliveries share. Settled once, from any thread; safe to look at from any thread."""
+
+    __slots__ = ("_callbacks", "_lock", "_outcome", "observed")
+
+    def __init__(self) -> None:
+        self._outcome: Ack | MemqError | None = None
+        self._callbacks: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self.observed = False  # somebody waits for the outcome or has seen it
+
+    def done(self) -> bool:
+        """Whether the block is acked or has failed."""
+        return self._outcome is not None
+
+    def settle(self, outcome: Ack | MemqError) -> list[Callable[[], object]]:
+        """Note the outcome and return what to call now."""
+        with self._lock:
+            assert self._outcome is None, "a block is settled once"
+            self._outcome = outcome
+            callbacks, self._callbacks = self._callbacks, []
+        return callbacks
+
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """Call back when the block is settled: at once when it is, else where it is settled."""
+        with self._lock:
+            if self._outcome is None:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def forget(self, callback: Callable[[], object]) -> None:
+        """Take a callback back that is not wanted any more."""
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def _seen(self) -> Ack | MemqError:
+        self.observed = True
+        if self._outcome is None:
+            raise NotReadyError("the block is not acked yet", hint="wait for it, or look at done() first")
+        return self._outcome
+
+
+class Delivery(Promise):
+    """What becomes of the block of a record. All records of a block share one."""
+
+    __slots__ = ()
+
+    def result(self, timeout: float | None = None) -> Ack:
+        """Wait for the ack, at most `timeout` seconds, and return it.
+
+        Raises: TimedOutError when it does not come in time (the record is still on its way); OutcomeUnknownError
+        when the producer gave up a block that it had sent; what the broker said against the block.
+        """
+        outcome = self._wait(timeout)
+        if isinstance(outcome, MemqError):
+            raise outcome
+        return outcome
+
+    def exception(self, timeout: float | None = None) -> MemqError | None:
+        """Wait for the outcome and return the error, None when the block is acked. Raises: TimedOutError."""
+        outcome = self._wait(timeout)
+        return outcome if isinstance(outcome, MemqError) else None
+
+    def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
+        """Call `callback(delivery)` when the block is settled: on the I/O thread, or here when it is already."""
+        self.observed = True
+        self.when_done(lambda: callback(self))
+
+    def _wait(self, timeout: float | None) -> Ack | MemqError:
+        self.observed = True
+        if not self.done():
+            if on_io_thread():
+                raise InvalidRequestError("a callback can't wait for a delivery", hint="use add_done_callback")
+            settled = threading.Event()
+            self.when_done(settled.set)
+            if not settled.wait(timeout):
+                self.forget(settled.set)
+                raise TimedOutError(f"the block is not acked after {timeout:g} s")
+        return self._seen()
+
+
+class AsyncDelivery(Promise):
+    """What becomes of the block of a record: await it for its Ack. All records of a block share one."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, Ack]:
+        self.observed = True
+        if not self.done():
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.when_done(lambda: _wake(future))
+            yield from future
+        return self.result()
+
+    def result(self) -> Ack:
+        """Return the ack of a settled block. Raises: its error; NotReadyError before it is settled."""
+        outcome = self._seen()
+        if isinstance(outcome, MemqError):
+            raise outcome
+        return outcome
+
+    def exception(self) -> MemqError | None:
+        """Return the error of a settled block, None when it is acked. Raises: NotReadyError."""
+        outcome = self._seen()
+        return outcome if isinstance(outcome, MemqError) else None
+
+    def add_done_callback(self, callback: Callable[[AsyncDelivery], object]) -> None:
+        """Call `callback(delivery)` when the block is settled, or at once when it is already."""
+        self.observed = True
+        self.when_done(lambda: callback(self))
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():  # else who awaited was cancelled
+        future.set_result(None)

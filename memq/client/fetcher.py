@@ -1,0 +1,176 @@
+"""Brings stored batches: straight from the store where it opens, else through a broker, checked and cut into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from memq.client.pieces import Piece, cut_batch, entries_of_batch, is_whole, missing_batch
+from memq.errors import CorruptDataError, DeniedError, MemqError, NotFoundError, RetryableError
+from memq.format.block import Buffer
+from memq.format.object import INDEX_HEAD, BlockEntry, parse_index, parse_trailer
+from memq.format.pointer import Location, Pointer
+from memq.limits import INDEX_HEAD_BYTES, OBJECT_BATCHES_MAX, OBJECT_BLOCKS_MAX, OBJECT_META_BYTES_MAX, TRAILER_BYTES
+
+ReadMode = Literal["auto", "direct", "broker"]
+_ENTRY_BYTES_MAX = 1 << 10
+
+
+class RangeReader(Protocol):
+    """Reads ranges of objects; a store handler is one. Raises: as `memq.storage_handlers.ObjectReader`."""
+
+    async def get_range(self, key: str, offset: int, length: int) -> Buffer:
+        """Return `length` bytes from `offset`."""
+        ...
+
+
+class BrokerRead(Protocol):
+    """Reads a range of an object of a named store through a broker."""
+
+    async def __call__(self, store: str, key: str, offset: int, length: int) -> Buffer:
+        """Return `length` bytes from `offset`."""
+        ...
+
+
+class OpenStore(Protocol):
+    """Opens a named store in this process."""
+
+    def __call__(self, store: str) -> RangeReader | None:
+        """Return its reader; None when it can't be opened here."""
+        ...
+
+
+class _ThroughBroker:
+    """A store as a broker reads it."""
+
+    def __init__(self, read: BrokerRead, store: str) -> None:
+        self._read, self._store = read, store
+
+    async def get_range(self, key: str, offset: int, length: int) -> Buffer:
+        return await self._read(self._store, key, offset, length)
+
+
+class Fetcher:
+    """Fetches batches by their pointers, each from the first copy and by the first way that works.
+
+    In mode `auto` a store that opens here is tried first; when it has shown no object at all and the broker has
+    one, it is another machine's folder of the same name, and is not tried again.
+    """
+
+    def __init__(self, mode: ReadMode, read: BrokerRead, open_store: OpenStore) -> None:
+        self._mode = mode
+        self._read = read
+        self._open_store = open_store
+        self._direct: dict[str, RangeReader | None] = {}
+        self._proven: dict[str, bool] = {}
+
+    async def fetch(self, pointer: Pointer) -> Sequence[Piece]:
+        """Return the batch in pieces; what is damaged is a piece that says so.
+
+        Raises: RetryableError when it may come later; NotFoundError when no copy is there; DeniedError.
+        """
+        best: Sequence[Piece] | None = None
+        failures: list[MemqError] = []
+        for location in pointer.locations:
+            for reader in self._readers(location.store):
+                try:
+                    pieces = await self._fetch_by(reader, location, pointer)
+                except MemqError as error:
+                    failures.append(error)
+                    continue
+                self._learn(location.store, reader)
+                if is_whole(pieces):
+                    return pieces
+                best = best or pieces
+        if best is not None:
+            return best
+        raise _worst(failures, pointer)
+
+    async def index_of(self, pointer: Pointer) -> Sequence[BlockEntry]:
+        """Return the index entries of a batch's blocks, offsets counted from its start. Raises: as `fetch`."""
+        failures: list[MemqError] = []
+        for location in pointer.locations:
+            for reader in self._readers(location.store):
+                try:
+                    return await _read_index(reader, location)
+                except MemqError as error:
+                    failures.append(error)
+        raise _worst(failures, pointer)
+
+    def _readers(self, store: str) -> list[RangeReader]:
+        readers: list[RangeReader] = []
+        if self._mode != "broker":
+            if store not in self._direct:
+                self._direct[store] = self._open_store(store)
+            direct = self._direct[store]
+            if direct is not None:
+                readers.append(direct)
+        if self._mode != "direct":
+            readers.append(_ThroughBroker(self._read, store))
+        if not readers:
+            raise DeniedError(
+                f"store '{store}' can't be opened here", hint="use read='broker', or run where the store can be reached"
+            )
+        return readers
+
+    def _learn(self, store: str, reader: RangeReader) -> None:
+        """Note which way has worked."""
+        if reader is self._direct.get(store):
+            self._proven[store] = True
+        elif not self._proven.get(store):
+            self._direct[store] = None
+
+    async def _fetch_by(self, reader: RangeReader, location: Location, pointer: Pointer) -> Sequence[Piece]:
+        try:
+            data = await reader.get_range(location.key, location.offset, location.length)
+        except CorruptDataError as error:  # the object is cut: what is there may hold whole blocks
+            data = await _readable_start(reader, location)
+            return cut_batch(pointer, data) if data else missing_batch(pointer, error)
+        pieces = cut_batch(pointer, data)
+        if is_whole(pieces):
+            return pieces
+        try:
+            index = await _read_index(reader, location)
+        except (CorruptDataError, NotFoundError):
+            return pieces
+        return cut_batch(pointer, data, index)
+
+
+async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
+    """Return the part of a batch that is there, found by halving: one byte tells whether all before it is there."""
+    low, high = 0, location.length  # `low` bytes are there, `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            await reader.get_range(location.key, location.offset + middle - 1, 1)
+        except CorruptDataError:
+            high = middle
+        else:
+            low = middle
+    return await reader.get_range(location.key, location.offset, low) if low else b""
+
+
+async def _read_index(reader: RangeReader, location: Location) -> list[BlockEntry]:
+    """Return the entries of one batch's blocks from the index that follows on it.
+
+    Raises: CorruptDataError when there is none (the batch is not the object's last), or it is damaged.
+    """
+    at = location.offset + location.length
+    head = await reader.get_range(location.key, at, INDEX_HEAD_BYTES)
+    _, _, _, _, meta, batches, blocks, batch_bytes, block_bytes = INDEX_HEAD.unpack(head)
+    sizes_hold = meta <= OBJECT_META_BYTES_MAX and batches <= OBJECT_BATCHES_MAX and blocks <= OBJECT_BLOCKS_MAX
+    if not sizes_hold or max(batch_bytes, block_bytes) > _ENTRY_BYTES_MAX:
+        raise CorruptDataError(f"no index follows on the batch at {location.offset} of object '{location.key}'")
+    length = INDEX_HEAD_BYTES + meta + batches * batch_bytes + blocks * block_bytes
+    tail = memoryview(await reader.get_range(location.key, at, length + TRAILER_BYTES))
+    index = parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
+    return entries_of_batch(index.blocks, location.offset, location.length)
+
+
+def _worst(failures: Sequence[MemqError], pointer: Pointer) -> MemqError:
+    """Return what the caller is told: what may pass comes first, then what is denied, then what is missing."""
+    for kind in (RetryableError, DeniedError, NotFoundError):
+        for failure in failures:
+            if isinstance(failure, kind):
+                return failure
+    return failures[0] if failures else NotFoundError(f"batch {pointer.batch_sequence} has no location")

@@ -1,0 +1,154 @@
+"""What callers may pass for the fields of a record, turned into what a block holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, zip_longest
+from operator import add
+from typing import NamedTuple, TypeAlias
+
+from memq.errors import InvalidRequestError
+from memq.limits import TIME_MS_END
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview | str
+HeadersLike: TypeAlias = Mapping[str, BytesLike | None] | Iterable[tuple[str, BytesLike | None]]
+
+
+class Fields(NamedTuple):
+    """One record, checked: what a block builder takes."""
+
+    value: bytes | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] | None
+    timestamp_ms: int | None
+    tag: str | None
+
+    @property
+    def size(self) -> int:
+        """The bytes that count against the topic's record_bytes_max: value, key, names and values of headers."""
+        size = len(self.value or b"") + len(self.key or b"")
+        for name, value in self.headers or ():
+            size += len(name) + len(value or b"")
+        return size
+
+
+def check_fields(
+    value: BytesLike | None,
+    key: BytesLike | None = None,
+    headers: HeadersLike | None = None,
+    timestamp_ms: int | None = None,
+    tag: str | None = None,
+) -> Fields:
+    """Return the record as a block holds it; bytes-like is copied, str becomes UTF-8.
+
+    Raises: TypeError naming the field and what it got; InvalidRequestError for text that is not Unicode.
+    """
+    check_kind("timestamp_ms", timestamp_ms, int)
+    check_kind("tag", tag, str)
+    return Fields(
+        value if type(value) is bytes else as_bytes(value, "value"),
+        key if type(key) is bytes else as_bytes(key, "key"),
+        None if headers is None else _as_headers(headers),
+        timestamp_ms,
+        tag,
+    )
+
+
+class Many(NamedTuple):
+    """Many records, checked: columns of one length, and the running total of their bytes."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None] | None
+    timestamps_ms: Sequence[int] | None
+    tag: str | None
+    totals: Sequence[int]
+
+    def pick(self, numbers: Sequence[int]) -> Many:
+        """Return some of the records, by their numbers."""
+        values = [self.values[number] for number in numbers]
+        keys = self.keys and [self.keys[number] for number in numbers]
+        times = self.timestamps_ms and [self.timestamps_ms[number] for number in numbers]
+        return Many(values, keys, times, self.tag, _totals(values, keys))
+
+
+def check_many(
+    values: Sequence[BytesLike | None],
+    keys: Sequence[BytesLike | None] | None,
+    timestamps_ms: Sequence[int] | None,
+    tag: str | None,
+) -> Many:
+    """Return the records as a block holds them. Raises: TypeError, InvalidRequestError."""
+    check_kind("tag", tag, str)
+    checked = _as_column(values, "value")
+    checked_keys = None if keys is None else _as_column(keys, "key")
+    if checked_keys is not None and len(checked_keys) != len(checked):
+        raise InvalidRequestError(f"{len(checked_keys)} keys for {len(checked)} values")
+    if timestamps_ms is not None:
+        timestamps_ms = list(timestamps_ms)
+        if len(timestamps_ms) != len(checked):
+            raise InvalidRequestError(f"{len(timestamps_ms)} timestamps for {len(checked)} values")
+        for kind in dict.fromkeys(map(type, timestamps_ms)):
+            if kind is not int:
+                raise TypeError(f"timestamp_ms is of type int, not {kind.__name__}")
+        if checked and not -TIME_MS_END < min(timestamps_ms) <= max(timestamps_ms) < TIME_MS_END:
+            raise InvalidRequestError("a timestamp in ms is outside -2^53 to 2^53")
+    return Many(checked, checked_keys, timestamps_ms, tag, _totals(checked, checked_keys))
+
+
+def _as_column(cells: Sequence[BytesLike | None], what: str) -> Sequence[bytes | None]:
+    """Return a column as a list or tuple of bytes. Looking at the kinds as a set costs 20 ns a record, a loop 60."""
+    if not isinstance(cells, list | tuple):
+        check_not_text(cells, f"{what}s")
+        cells = list(cells)
+    if set(map(type, cells)) <= _KINDS:
+        return cells  # type: ignore[return-value]  # it holds nothing but bytes and None
+    return [as_bytes(cell, what) for cell in cells]
+
+
+_KINDS = {bytes, type(None)}
+
+
+def check_not_text(cells: object, what: str) -> None:
+    """Refuse one bytes or str where many are asked for: it would be taken apart. Raises: TypeError."""
+    if isinstance(cells, bytes | bytearray | memoryview | str):
+        raise TypeError(f"{what} are a sequence of bytes, not {type(cells).__name__}")
+
+
+def _totals(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> Sequence[int]:
+    try:
+        if keys is None:
+            return list(accumulate(map(len, values)))  # type: ignore[arg-type]  # None raises: the quick way to find one
+        return list(accumulate(map(add, map(len, values), map(len, keys))))  # type: ignore[arg-type]  # the same
+    except TypeError:
+        return list(accumulate(len(value or b"") + len(key or b"") for value, key in zip_longest(values, keys or ())))
+
+
+def check_kind(what: str, value: object, kind: type[int | str]) -> None:
+    """Refuse a value that is neither None nor a `kind`; a bool is no int here. Raises: TypeError."""
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise TypeError(f"{what} is of type {kind.__name__}, not {type(value).__name__}")
+
+
+def as_bytes(value: BytesLike | None, what: str) -> bytes | None:
+    """Return bytes of bytes-like or str; None stays None. Raises: TypeError, InvalidRequestError."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"{what} {value[:60]!a} is not valid Unicode") from error
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"{what} is bytes-like or str, not {type(value).__name__}")
+
+
+def _as_headers(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    return tuple([_as_header(pair) for pair in pairs])
+
+
+def _as_header(pair: object) -> tuple[str, bytes | None]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+        raise TypeError(f"a header is a pair (str, bytes), not {ascii(pair)[:60]}")
+    return pair[0], as_bytes(pair[1], f"header '{pair[0][:60]}'")

@@ -1,0 +1,419 @@
+"""What one read partition has to poll, to fetch and to deliver, in order. Pure.
+
+Pointers come in by `take_entries`, stored batches by `fetched`, and `deliver` gives out the next records. The
+position moves only in `deliver`. Dedup happens there too, since only there the order is that of the queue.
+
+=============  =================================================  ====================================
+state          meaning                                            leads to
+=============  =================================================  ====================================
+LOOKING_BACK   pointers of the dedup window before the start      READING, by `begin`
+READING        polls, fetches and delivers                        ENDED, when the end is delivered
+ENDED          all up to the end was delivered; nothing is left   -
+=============  =================================================  ====================================
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, auto
+
+from memq.client.batch import Slice
+from memq.client.lookback import Lookback, Verdict
+from memq.client.pieces import Piece
+from memq.client.progress import Progress
+from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Entry, Span
+from memq.topic import Committed, Position, ReadPartition, Totals
+
+SLOTS_MAX = 256  # pointers that are known but not delivered; a pointer has at most 64 KiB
+
+
+class FlowState(Enum):
+    """See the table at the top of the file."""
+
+    LOOKING_BACK = auto()
+    READING = auto()
+    ENDED = auto()
+
+
+SUCCESSORS: dict[FlowState, frozenset[FlowState]] = {
+    FlowState.LOOKING_BACK: frozenset({FlowState.READING}),
+    FlowState.READING: frozenset({FlowState.ENDED}),
+    FlowState.ENDED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was delivered and what was passed over, in records, blocks, sequences or pointers as the name says."""
+
+    records: int = 0
+    duplicate_records: int = 0
+    overlapping_blocks: int = 0
+    damaged_blocks: int = 0
+    damaged_records: int = 0
+    gap_sequences: int = 0
+    expired_records: int = 0
+    expired_offsets: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Add another partition's counts to these."""
+        for item in fields(Counts):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+
+@dataclass(slots=True)
+class Slot:
+    """One pointer on its way: planned, being fetched, or with its pieces."""
+
+    offset: int
+    time_ms: int
+    pointer: Pointer | None = None
+    cause: MemqError | None = None  # the pointer itself can't be read
+    pieces: Sequence[Piece] | None = None
+    fetching: bool = False
+    expired: bool = False  # retention took it after its pointer was read
+
+    @property
+    def bytes(self) -> int:
+        """How many stored bytes it brings, 0 when there is nothing to fetch."""
+        return self.pointer.locations[0].length if self.pointer is not None and self.pointer.locations else 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be delivered."""
+        return self.bytes == 0 or self.pieces is not None or self.expired
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What `deliver` gives out: records, or an error before which the flow stays.
+
+    `first` and `behind` are the places before and behind; `damaged` are pieces that were passed over.
+    """
+
+    first: Position
+    behind: Committed
+    pointer: Pointer | None = None
+    slices: tuple[Slice, ...] = ()
+    damaged: tuple[Piece, ...] = ()
+    failure: MemqError | None = None
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """The records of one batch while its pieces are judged."""
+
+    slices: list[Slice] = field(default_factory=list)
+    damaged: list[Piece] = field(default_factory=list)
+    failed: Piece | None = None
+
+
+class PartitionFlow:
+    """The machine of one read partition, from `start` on, to `end` when there is one.
+
+    With `pass_damage` damaged blocks are passed over, else the flow stays before the first one.
+    """
+
+    def __init__(
+        self,
+        partition: ReadPartition,
+        start: Position,
+        *,
+        window_ms: int,
+        end: Position | None = None,
+        pass_damage: bool = False,
+    ) -> None:
+        self.partition = partition
+        self.position = start
+        self.end = end
+        self.counts = Counts()
+        self.state = FlowState.LOOKING_BACK
+        self.paused = False
+        self.held_bytes = 0  # stored bytes that are here or on their way
+        self._pass_damage = pass_damage
+        self._lookback = Lookback(window_ms)
+        self._progress = Progress()
+        self._slots: deque[Slot] = deque()
+        self._full = False
+        self._next_offset = start.pointer_offset
+        self._end_reached = end is not None and end <= start
+
+    # ---- before the start ----------------------------------------------------------------------
+
+    def look_back(self, entries: Iterable[Entry]) -> list[Pointer]:
+        """Take pointers that lie before the start, in order: what they hold was seen.
+
+        No object is read, except the indexes of those that are returned: they have more producers than a pointer
+        can name, so `note_index` wants them.
+        """
+        assert self.state is FlowState.LOOKING_BACK
+        incomplete: list[Pointer] = []
+        for entry in entries:
+            if entry.offset >= self.position.pointer_offset:
+                break
+            try:
+                pointer = decode_pointer(entry.body)
+            except MemqError:
+                continue  # unreadable: whoever read there dealt with it
+            self._lookback.advance(entry.time_ms)
+            self._progress.pass_over(entry.offset, pointer)
+            for producer in pointer.producers:
+                for first, next_ in producer.ranges:
+                    self._lookback.note(pointer.partition, producer.producer, first, next_)
+            if not pointer.producers_complete:
+                incomplete.append(pointer)
+        return incomplete
+
+    def note_index(self, pointer: Pointer, blocks: Iterable[BlockEntry]) -> None:
+        """Take the blocks of a batch that `look_back` returned: they were seen."""
+        for entry in blocks:
+            self._lookback.note(pointer.partition, entry.producer_id, entry.first_sequence, entry.next_sequence)
+
+    def begin(self) -> None:
+        """Start to read: the look-back is complete."""
+        self._become(FlowState.READING)
+        self._end_if_delivered()
+
+    # ---- pointers come in ----------------------------------------------------------------------
+
+    @property
+    def poll_offset(self) -> int | None:
+        """From where to poll pointers; None when none are wanted now."""
+        if len(self._slots) >= SLOTS_MAX:
+            self._full = True
+        elif len(self._slots) <= SLOTS_MAX // 2:
+            self._full = False  # not before: else each delivery would ask for one pointer
+        return None if self.state is not FlowState.READING or self._end_reached or self._full else self._next_offset
+
+    def take_entries(self, span: Span, entries: Sequence[Entry]) -> None:
+        """Take what a poll from `poll_offset` on has brought, and the partition's span at that moment."""
+        if self.state is not FlowState.READING:
+            return
+        if span.begin > self._next_offset and not self._slots:
+            self.counts.expired_offsets += span.begin - self._next_offset
+            self._next_offset = span.begin
+            self.position = max(self.position, Position(self.partition.partition, span.begin))
+        for entry in entries:
+            if entry.offset < self._next_offset:
+                continue
+            if self._is_behind_end(entry.offset):
+                self._end_reached = True
+                break
+            self._slots.append(_slot_of(entry))
+            self._next_offset = entry.offset + 1
+        if self._is_behind_end(self._next_offset) or (not entries and self._is_behind_end(span.end)):
+            self._end_reached = True
+        self._end_if_delivered()
+
+    # ---- batches come in -----------------------------------------------------------------------
+
+    def next_fetch(self) -> Slot | None:
+        """Return the first batch that nobody fetches yet; None when there is none, or the flow is paused."""
+        if self.state is not FlowState.READING or self.paused:
+            return None
+        for slot in self._slots:
+            if not slot.ready and not slot.fetching:
+                return slot
+        return None
+
+    def start_fetch(self, slot: Slot) -> None:
+        """Note that the batch is being fetched: its bytes count as held from here on."""
+        wanted = not slot.ready and not slot.fetching
+        assert wanted, f"slot {slot.offset} is fetched twice"
+        slot.fetching = True
+        self.held_bytes += slot.bytes
+
+    def fetched(self, slot: Slot, pieces: Sequence[Piece]) -> None:
+        """Take the pieces of a batch that was being fetched; what was dropped meanwhile stays dropped."""
+        if slot.fetching:
+            slot.fetching, slot.pieces = False, pieces
+
+    def expire(self, slot: Slot) -> None:
+        """Pass over a batch that was being fetched: its pointer is gone from the queue."""
+        if slot.fetching:
+            slot.fetching, slot.expired = False, True
+            self.held_bytes -= slot.bytes
+
+    def drop_fetched(self) -> None:
+        """Let go of all batches that are here or on their way: they are fetched again when they are wanted."""
+        for slot in self._slots:
+            slot.fetching, slot.pieces = False, None
+        self.held_bytes = 0
+
+    # ---- records go out ------------------------------------------------------------------------
+
+    @property
+    def deliverable(self) -> bool:
+        """Whether `deliver` could return something, or move on."""
+        return self.state is FlowState.READING and not self.paused and bool(self._slots) and self._slots[0].ready
+
+    def deliver(self) -> Delivery | None:
+        """Return the next records, or the error before which the flow stays; None when nothing is ready.
+
+        Control pointers, copies and what expired are passed over on the way: the position moves over them.
+        """
+        while self.deliverable:
+            slot = self._slots[0]
+            delivery = self._deliver_slot(slot)
+            self._end_if_delivered()
+            if delivery is not None:
+                return delivery
+        return None
+
+    @property
+    def behind(self) -> Committed:
+        """The position, and how much lies before it."""
+        return Committed(self.position, self._totals())
+
+    @property
+    def progress(self) -> Progress:
+        """The totals before the pointer at the position."""
+        return self._progress
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _become(self, state: FlowState) -> None:
+        assert state in SUCCESSORS[self.state], f"{self.state.name} to {state.name}"
+        self.state = state
+
+    def _is_behind_end(self, offset: int) -> bool:
+        return self.end is not None and Position(self.partition.partition, offset) >= self.end
+
+    def _end_if_delivered(self) -> None:
+        if self.state is FlowState.READING and self._end_reached and not self._slots:
+            self._become(FlowState.ENDED)
+
+    def _deliver_slot(self, slot: Slot) -> Delivery | None:
+        """Deliver the first slot, or as much of it as the damage policy and the end allow."""
+        if slot.cause is not None:
+            return self._deliver_unreadable(slot, slot.cause)
+        pointer = slot.pointer
+        assert pointer is not None
+        self._lookback.advance(slot.time_ms)
+        self._progress.start_at(pointer)
+        if slot.expired:
+            self.counts.expired_records += pointer.records
+        if not slot.pieces:
+            self._pass(slot)
+            return None
+        first = max(self.position, Position(self.partition.partition, slot.offset))
+        found = self._assemble(pointer, slot.pieces, first.record_index, self._stop_index(slot.offset))
+        if found.failed is not None and not found.slices:
+            self.position = Position(first.read_partition, slot.offset, max(found.failed.first, first.record_index))
+            return self._failure(pointer, found.failed)
+        stop = found.failed.first if found.failed is not None else self._stop_index(slot.offset)
+        if stop is None:
+            self._pass(slot)
+        else:
+            self.position = Position(first.read_partition, slot.offset, stop)
+            if found.failed is None:  # the end lies inside this batch
+                self._release(slot)
+        if not found.slices and not found.damaged:
+            return None
+        self.counts.records += sum(high - low for _, low, high in found.slices)
+        return Delivery(first, self.behind, pointer, tuple(found.slices), tuple(found.damaged))
+
+    def _stop_index(self, offset: int) -> int | None:
+        """Return the record index at which the flow ends in this batch; None when it ends elsewhere."""
+        if self.end is not None and self.end.pointer_offset == offset:
+            return self.end.record_index
+        return None
+
+    def _pass(self, slot: Slot) -> None:
+        """Leave the first slot behind."""
+        if slot.pointer is not None:
+            self._progress.pass_over(slot.offset, slot.pointer)
+        self._release(slot)
+        self.position = Position(self.partition.partition, slot.offset + 1)
+
+    def _release(self, slot: Slot) -> None:
+        assert self._slots[0] is slot
+        self._slots.popleft()
+        if slot.pieces is not None:
+            self.held_bytes -= slot.bytes
+
+    def _assemble(self, pointer: Pointer, pieces: Sequence[Piece], start: int, stop: int | None) -> _Assembly:
+        """Judge the pieces from record index `start` up to `stop`; end at damage that is not passed over."""
+        found = _Assembly()
+        skip = frozenset(pointer.skip)
+        gaps = self._lookback.gaps
+        for piece in pieces:
+            if stop is not None and piece.first >= stop:
+                break
+            before = piece.first + piece.records <= start
+            if piece.number in skip or (before and piece.header is None):
+                continue
+            if piece.header is None:
+                if not self._pass_damage or isinstance(piece.cause, UnsupportedFormatError):
+                    found.failed = piece
+                    break
+                found.damaged.append(piece)
+                self.counts.damaged_blocks += 1
+                self.counts.damaged_records += piece.records
+            elif before:
+                self._note(pointer, piece)
+            elif self._is_new(pointer, piece):
+                high = piece.records if stop is None else min(piece.records, stop - piece.first)
+                found.slices.append(Slice(piece, max(0, start - piece.first), high))
+        self.counts.gap_sequences += self._lookback.gaps - gaps
+        return found
+
+    def _note(self, pointer: Pointer, piece: Piece) -> None:
+        assert piece.header is not None
+        header = piece.header
+        self._lookback.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)
+
+    def _is_new(self, pointer: Pointer, piece: Piece) -> bool:
+        assert piece.header is not None
+        header = piece.header
+        verdict = self._lookback.judge(
+            pointer.partition, header.producer_id, header.first_sequence, header.next_sequence
+        )
+        if verdict is Verdict.SEEN:
+            self.counts.duplicate_records += piece.records
+        elif verdict is Verdict.PARTLY:
+            self.counts.overlapping_blocks += 1
+        return verdict is not Verdict.SEEN
+
+    def _deliver_unreadable(self, slot: Slot, cause: MemqError) -> Delivery | None:
+        """A pointer that can't be read hides its batch: damage of unknown size."""
+        place = Position(self.partition.partition, slot.offset)
+        if self._pass_damage and isinstance(cause, CorruptDataError):
+            self.counts.damaged_blocks += 1
+            self._pass(slot)
+            piece = Piece(0, 0, 0, None, memoryview(b""), cause)
+            return Delivery(place, self.behind, None, (), (piece,))
+        error = type(cause)(
+            f"pointer at {place} of topic '{self.partition.topic}': {cause}", hint=self._hint(slot.offset + 1)
+        )
+        return Delivery(place, self.behind, failure=error)
+
+    def _failure(self, pointer: Pointer, piece: Piece) -> Delivery:
+        cause = piece.cause
+        assert cause is not None
+        error = type(cause)(
+            f"block {piece.number} of object '{pointer.locations[0].key}' at {self.position} "
+            f"of topic '{self.partition.topic}': {cause}",
+            hint=self._hint(self.position.pointer_offset, piece.first + piece.records),
+        )
+        error.__cause__ = cause
+        return Delivery(self.position, self.behind, pointer, failure=error)
+
+    def _hint(self, offset: int, index: int = 0) -> str:
+        behind = Position(self.partition.partition, offset, index)
+        return f"run memq verify; seek to {behind} to go on behind it, or use on_damaged='skip'"
+
+    def _totals(self) -> Totals:
+        return self._progress.totals.plus(self.position.record_index, 0)
+
+
+def _slot_of(entry: Entry) -> Slot:
+    try:
+        return Slot(entry.offset, entry.time_ms, decode_pointer(entry.body))
+    except MemqError as error:
+        return Slot(entry.offset, entry.time_ms, cause=error)

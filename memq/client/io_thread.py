@@ -1,0 +1,155 @@
+"""The one background thread of the package: an event loop that all sync clients of the process share."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+import warnings
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from memq.errors import ForkedError, InvalidRequestError, TimedOutError
+
+EXIT_FLUSH_S_MAX = 5.0
+_START_S_MAX = 30.0
+Result = TypeVar("Result")
+
+
+class SyncClient(Protocol):
+    """A sync client that the thread knows of until it is closed."""
+
+    def forked(self) -> None:
+        """The process is a child after fork(): refuse all further use. Must not block."""
+        ...
+
+    async def at_exit(self) -> None:
+        """The interpreter ends and nobody closed this client: flush and close. Runs on the thread's loop."""
+        ...
+
+
+class IoThread:
+    """An event loop in a daemon thread. A daemon, since a program that forgets to close must still end."""
+
+    def __init__(self) -> None:
+        self.loop = new_event_loop()
+        self._clients: dict[int, SyncClient] = {}
+        self._client_id = 0
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memq-io", daemon=True)
+        self._thread.start()
+        self._started.wait(_START_S_MAX)
+
+    @property
+    def current(self) -> bool:
+        """Whether the caller is on this thread."""
+        return threading.get_ident() == self._thread.ident
+
+    def call(self, function: Callable[..., object], *args: object) -> None:
+        """Run a function soon on the loop, from any thread."""
+        self.loop.call_soon_threadsafe(function, *args)
+
+    def run(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
+        """Run a coroutine on the loop and wait for its result, from any other thread. It is cancelled on a timeout.
+
+        Raises: what the coroutine raises; TimedOutError; InvalidRequestError on the thread itself, in a callback.
+        """
+        if self.current:
+            coroutine.close()
+            raise InvalidRequestError(
+                "a callback on the I/O thread can't wait for the I/O thread", hint="hand the work to a thread of yours"
+            )
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError as error:
+            if future.done():
+                raise  # the coroutine's own
+            future.cancel()
+            raise TimedOutError(f"no result in {timeout_s:g} s") from error
+        except BaseException:
+            future.cancel()  # Ctrl-C while waiting
+            raise
+
+    def enter(self, client: SyncClient) -> int:
+        """Keep a client until `leave`, also when its owner forgets it; return its number."""
+        self._client_id += 1
+        self._clients[self._client_id] = client
+        return self._client_id
+
+    def leave(self, number: int) -> None:
+        """Forget a client that was closed."""
+        self._clients.pop(number, None)
+
+    def clients(self) -> list[SyncClient]:
+        """Return the clients that nobody closed."""
+        return list(self._clients.values())
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._started.set)
+        self.loop.run_forever()
+
+
+_lock = threading.Lock()
+_thread: IoThread | None = None
+
+
+def io_thread() -> IoThread:
+    """Return the process's I/O thread, started at its first use."""
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = IoThread()
+        return _thread
+
+
+def on_io_thread() -> bool:
+    """Whether the caller is on the I/O thread, that is in a callback: waiting there would wait for ever."""
+    return _thread is not None and _thread.current
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a uvloop event loop where there is uvloop, else asyncio's."""
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def forked_error(what: str) -> ForkedError:
+    """Return the error for a client that is used in a child of the process that made it."""
+    return ForkedError(f"this {what} was made before fork() and can't be used in process {os.getpid()}")
+
+
+async def _finish(clients: list[SyncClient]) -> None:
+    await asyncio.gather(*(client.at_exit() for client in clients), return_exceptions=True)
+
+
+def _flush_at_exit() -> None:
+    thread = _thread
+    clients = thread.clients() if thread is not None else []
+    if thread is None or not clients:
+        return
+    warnings.warn(f"{len(clients)} memq clients were not closed before exit", ResourceWarning, stacklevel=1)
+    try:
+        thread.run(_finish(clients), EXIT_FLUSH_S_MAX)
+    except TimedOutError:
+        warnings.warn(f"memq gave up flushing at exit after {EXIT_FLUSH_S_MAX:g} s", ResourceWarning, stacklevel=1)
+
+
+def _forget_after_fork() -> None:
+    """In the child there is no thread, and a lock may be held by a thread that is gone: start over with new ones."""
+    global _lock, _thread
+    thread, _thread, _lock = _thread, None, threading.Lock()
+    if thread is not None:
+        for client in thread.clients():
+            client.forked()
+
+
+atexit.register(_flush_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,72 @@
+"""Which batches of one partition were handed out and are done: what may be committed. Pure.
+
+A commit is always a contiguous prefix: the position behind the last batch before which all are done. What
+was passed over without being handed out (control pointers, copies, damage) is done as it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from memq.topic import Committed, Position
+
+
+@dataclass(slots=True)
+class _Mark:
+    behind: Committed
+    done: bool
+
+
+class CommitLedger:
+    """The batches of one partition that were handed out, in order, until they are done."""
+
+    def __init__(self) -> None:
+        self._marks: deque[_Mark] = deque()
+        self._prefix: Committed | None = None
+        self._stored: Committed | None = None
+
+    def hand(self, behind: Committed) -> None:
+        """Note a batch that was handed out; `behind` is the place behind it."""
+        self._marks.append(_Mark(behind, done=False))
+
+    def passed(self, behind: Committed) -> None:
+        """Note that all before `behind` was passed over, without a batch."""
+        if self._marks and self._marks[-1].done:
+            self._marks[-1].behind = behind
+        else:
+            self._marks.append(_Mark(behind, done=True))
+
+    def knows(self, position: Position) -> bool:
+        """Whether a batch that ends at `position` was handed out, or all up to there is done."""
+        if self._prefix is not None and position <= self._prefix.position:
+            return True
+        return any(mark.behind.position == position for mark in self._marks)
+
+    def finish(self, position: Position) -> None:
+        """Note that all before `position` is done."""
+        for mark in self._marks:
+            if mark.behind.position <= position:
+                mark.done = True
+
+    @property
+    def prefix(self) -> Committed | None:
+        """The place before which all is done; None when nothing is."""
+        while self._marks and self._marks[0].done:
+            self._prefix = self._marks.popleft().behind
+        return self._prefix
+
+    @property
+    def due(self) -> Committed | None:
+        """What is to be committed; None when it was stored already."""
+        prefix = self.prefix
+        return None if prefix == self._stored else prefix
+
+    @property
+    def pending(self) -> bool:
+        """Whether a batch that was handed out is not done."""
+        return any(not mark.done for mark in self._marks)
+
+    def stored(self, committed: Committed) -> None:
+        """Note that `committed` was stored."""
+        self._stored = committed

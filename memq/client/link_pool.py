@@ -1,0 +1,156 @@
+"""The connections of one client, one for each broker, and the streams that share them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from memq.client.link import Link, LinkOwner, connect_link
+from memq.errors import ClosedError, InvalidRequestError, MemqError, UnreachableError
+from memq.limits import STREAMS_PER_CONNECTION_MAX
+from memq.network import Address, Runtime, format_address, parse_address
+from memq.protocol.frames import Frame
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
+    """Return the addresses to start from: `brokers` (one, a list, or separated by commas), else MEMQ_BROKERS.
+
+    Raises: InvalidRequestError when there is none.
+    """
+    if brokers is None:
+        brokers = os.environ.get("MEMQ_BROKERS", "")
+    texts = brokers.split(",") if isinstance(brokers, str) else list(brokers)
+    addresses = [parse_address(text) for text in texts if text.strip()]
+    if not addresses:
+        raise InvalidRequestError("no broker is named", hint="pass brokers='HOST:PORT', or set MEMQ_BROKERS")
+    return addresses
+
+
+class Session:
+    """A link and the owners of its streams. Frames go to the owner of their stream, the rest to all of them."""
+
+    def __init__(self, pool: LinkPool) -> None:
+        self.link: Link
+        self.asked = False  # a sign of life is awaited
+        self._pool = pool
+        self._streams: dict[int, LinkOwner] = {}
+        self._stream = 0
+
+    def bind(self, owner: LinkOwner) -> int:
+        """Give `owner` a stream of this connection. Raises: InvalidRequestError when all are taken."""
+        if len(self._streams) >= STREAMS_PER_CONNECTION_MAX:
+            raise InvalidRequestError(f"{STREAMS_PER_CONNECTION_MAX} streams of a connection are open")
+        while True:
+            self._stream = self._stream % STREAMS_PER_CONNECTION_MAX + 1
+            if self._stream not in self._streams:
+                self._streams[self._stream] = owner
+                return self._stream
+
+    def unbind(self, stream: int) -> None:
+        """Give a stream back; what still comes for it is dropped."""
+        self._streams.pop(stream, None)
+
+    def stream_frame(self, frame: Frame) -> None:
+        """See `LinkOwner.stream_frame`."""
+        owner = self._streams.get(frame.stream)
+        if owner is not None:
+            owner.stream_frame(frame)
+
+    def draining(self) -> None:
+        """See `LinkOwner.draining`."""
+        for owner in list(self._streams.values()):
+            owner.draining()
+
+    def writable(self) -> None:
+        """See `LinkOwner.writable`. Each stream goes on until the socket is full again, so the first one rotates."""
+        owners = list(self._streams.items())
+        for stream, owner in owners:
+            if self.link.congested:
+                return
+            if stream in self._streams:
+                self._streams[stream] = self._streams.pop(stream)
+                owner.writable()
+
+    def lost(self, error: MemqError) -> None:
+        """See `LinkOwner.lost`."""
+        self._pool.forget(self)
+        streams, self._streams = self._streams, {}
+        for owner in streams.values():
+            owner.lost(error)
+
+
+class LinkPool:
+    """One connection for each broker, made on demand. It belongs to one client and lives on one event loop."""
+
+    def __init__(self, runtime: Runtime, bootstrap: Sequence[Address]) -> None:
+        self._runtime = runtime
+        self._known: dict[Address, None] = dict.fromkeys(bootstrap)
+        self._sessions: dict[Address, Session] = {}
+        self._connecting: dict[Address, asyncio.Task[Session | MemqError]] = {}
+        self._closed = False
+
+    def learn(self, addresses: Sequence[Address]) -> None:
+        """Keep the addresses of the cluster's brokers beside those to start from."""
+        for address in addresses[:1_000]:
+            self._known.setdefault(address)
+
+    def sessions(self) -> list[Session]:
+        """Return the sessions that are open."""
+        return [session for session in self._sessions.values() if session.link.open]
+
+    def candidates(self) -> list[Address]:
+        """Return all known brokers to ask in turn: connected ones first, each half in random order."""
+        known = list(self._known)
+        self._runtime.random.shuffle(known)
+        return sorted(known, key=lambda address: address not in self._sessions)
+
+    async def session(self, address: Address) -> Session:
+        """Return the session with a broker, connecting when there is none; concurrent callers share one attempt.
+
+        Raises: UnreachableError, TimedOutError, UnsupportedVersionError, ProtocolError, ClosedError.
+        """
+        session = self._sessions.get(address)
+        if session is not None and session.link.open:
+            return session
+        if self._closed:
+            raise ClosedError(f"connection to {format_address(address)} was asked of a closed client")
+        task = self._connecting.get(address)
+        if task is None:
+            task = self._connecting[address] = asyncio.get_running_loop().create_task(self._connect(address))
+        result = await asyncio.shield(task)
+        if isinstance(result, MemqError):
+            raise result
+        return result
+
+    def forget(self, session: Session) -> None:
+        """Drop a session whose connection is gone."""
+        if self._sessions.get(session.link.address) is session:
+            del self._sessions[session.link.address]
+
+    async def close(self) -> None:
+        """Close all connections, those that are being made as well."""
+        self._closed = True
+        tasks, self._connecting = list(self._connecting.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for session in list(self._sessions.values()):
+            session.link.close()
+        self._sessions.clear()
+
+    async def _connect(self, address: Address) -> Session | MemqError:
+        """Connect; an error is returned, not raised: the callers may all have gone by then."""
+        session = Session(self)
+        try:
+            session.link = await connect_link(self._runtime, session, address, timeout_s=CONNECT_TIMEOUT_S)
+        except MemqError as error:
+            return error
+        finally:
+            self._connecting.pop(address, None)
+        if not session.link.open:
+            return UnreachableError(f"connection to {format_address(address)} is lost")
+        self._sessions[address] = session
+        return session

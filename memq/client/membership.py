@@ -1,0 +1,117 @@
+"""What a group member holds, what it must give back, and what its user must be told. Pure.
+
+The group's answers come in the background, and the user's thread takes the changes when it polls: between
+the two a partition may come and go again, and then nobody is told. A partition that is to be given back is
+held until the user took that change, so that what was handed out of it can be finished and committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memq.notification import Membership
+from memq.topic import ReadPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What happened since the user was told last, in the order in which it is told: lost, revoked, assigned."""
+
+    lost: tuple[ReadPartition, ...] = ()
+    revoked: tuple[ReadPartition, ...] = ()
+    assigned: tuple[ReadPartition, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.revoked or self.assigned)
+
+
+class MemberState:
+    """One member of one group. `generation` is -1 while it is outside.
+
+    `released` is what the next heartbeat names as given back.
+    """
+
+    def __init__(self) -> None:
+        self.generation = -1
+        self._held: dict[ReadPartition, None] = {}
+        self._to_assign: dict[ReadPartition, None] = {}
+        self._to_revoke: dict[ReadPartition, None] = {}
+        self._to_lose: dict[ReadPartition, None] = {}
+        self._released: dict[ReadPartition, None] = {}
+        self._dropped: list[ReadPartition] = []
+
+    @property
+    def inside(self) -> bool:
+        """Whether the member is in the group as far as it knows."""
+        return self.generation >= 0
+
+    @property
+    def held(self) -> tuple[ReadPartition, ...]:
+        """What the user was told that it has."""
+        return tuple(self._held)
+
+    @property
+    def released(self) -> tuple[ReadPartition, ...]:
+        """What is to be given back with the next heartbeat."""
+        return tuple(self._released)
+
+    def answered(self, membership: Membership, named: Iterable[ReadPartition] = ()) -> None:
+        """Take an answer of the group to a heartbeat that gave back `named`, or to a join."""
+        self.generation = membership.generation
+        for partition in named:
+            self._released.pop(partition, None)
+        assigned = dict.fromkeys(membership.assigned)
+        revoking = dict.fromkeys(membership.revoking)
+        for partition in revoking:
+            if partition in self._held:
+                self._to_revoke[partition] = None
+            else:  # nobody was told of it: nothing is to be finished
+                self._released[partition] = None
+        for partition in list(self._held):
+            if partition not in assigned and partition not in revoking and partition not in self._released:
+                self._lose(partition)
+        for partition in list(self._to_revoke):
+            if partition in assigned:  # it may stay after all
+                del self._to_revoke[partition]
+        self._to_assign = {
+            partition: None for partition in assigned if partition not in self._held and partition not in self._released
+        }
+
+    def fenced(self) -> None:
+        """The group does not know this member any more: everything is lost."""
+        self.generation = -1
+        for partition in list(self._held):
+            self._lose(partition)
+        self._to_assign.clear()
+        self._released.clear()
+
+    def changes(self) -> Changes:
+        """Return what the user must be told, without taking it."""
+        return Changes(tuple(self._to_lose), tuple(self._to_revoke), tuple(self._to_assign))
+
+    def told_lost(self, partition: ReadPartition) -> None:
+        """The user knows that the partition is lost."""
+        self._to_lose.pop(partition, None)
+
+    def told_revoked(self, partition: ReadPartition) -> None:
+        """The user has finished with the partition: it is given back with the next heartbeat."""
+        if self._to_revoke.pop(partition, 0) is None and partition in self._held:
+            del self._held[partition]
+            self._released[partition] = None
+
+    def told_assigned(self, partition: ReadPartition) -> None:
+        """The user knows that it has the partition."""
+        if self._to_assign.pop(partition, 0) is None:
+            self._held[partition] = None
+
+    def take_dropped(self) -> list[ReadPartition]:
+        """Return what was lost since the last call: reading it must end at once, before it may be assigned again."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def _lose(self, partition: ReadPartition) -> None:
+        del self._held[partition]
+        self._to_revoke.pop(partition, None)
+        self._to_lose[partition] = None
+        self._dropped.append(partition)

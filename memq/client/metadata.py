@@ -1,0 +1,155 @@
+"""What a client knows of the cluster: topics, owners of partitions, stores; asked of any broker that answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memq.client.link_pool import LinkPool
+from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, UnreachableError
+from memq.network import Address, Runtime, format_address, parse_address
+from memq.protocol.frames import Api
+from memq.protocol.messages import Metadata, MetadataRequest, StoreMetadata, TopicMetadata
+from memq.topic import Topic, check_name
+
+ANSWER_TIMEOUT_S = 5.0
+_RETRY_S_BASE = 0.05
+_RETRY_S_MAX = 1.0
+
+
+@dataclass(slots=True)
+class _Refresh:
+    """One question for several topics: who comes before it is sent joins it."""
+
+    names: dict[str, None] = field(default_factory=dict)
+    task: asyncio.Task[MemqError | None] | None = None
+
+
+class ClusterMetadata:
+    """The cache of one client. It is filled by need and replaced by newer answers; nothing here expires by itself."""
+
+    def __init__(self, runtime: Runtime, pool: LinkPool, heard: Callable[[Topic], None] | None = None) -> None:
+        """`heard` is told of every topic in an answer; it must not raise."""
+        self.cluster = ""
+        self.stores: tuple[StoreMetadata, ...] = ()
+        self._runtime = runtime
+        self._pool = pool
+        self._heard = heard
+        self._topics: dict[str, TopicMetadata] = {}
+        self._next: dict[bool, _Refresh] = {}  # not sent yet, by `create`
+        self._under_way: list[_Refresh] = []
+        self._asking = asyncio.Lock()
+
+    def known(self, name: str) -> TopicMetadata | None:
+        """Return what was last heard of a topic, without asking."""
+        return self._topics.get(name)
+
+    def owner(self, name: str, topic_id: str, partition: int) -> Address | None:
+        """Return the address of a write partition's owner as last heard; None when nobody owns it.
+
+        Raises: NotFoundError when the topic is gone, or was made again under the same name.
+        """
+        known = self._topics.get(name)
+        if known is None or known.topic.id != topic_id:
+            raise NotFoundError(f"topic '{name}' with id {topic_id} does not exist any more")
+        for owner in known.owners:
+            if owner.partition == partition and owner.address:
+                return parse_address(owner.address)
+        return None
+
+    async def topic(self, name: str, *, create: bool = False, timeout_s: float = 30.0) -> TopicMetadata:
+        """Return a topic, asking when it is not known, and again until `timeout_s` while no broker answers.
+
+        Raises: NotFoundError, InvalidNameError, UnreachableError, TimedOutError.
+        """
+        check_name(name, internal=True)
+        deadline = self._runtime.clock.monotonic() + timeout_s
+        attempt = 0
+        while name not in self._topics:
+            try:
+                await self.refresh(name, create=create)
+            except RetryableError:
+                attempt += 1
+                delay = self._runtime.random.uniform(0, min(_RETRY_S_MAX, _RETRY_S_BASE * 2**attempt))
+                if self._runtime.clock.monotonic() + delay >= deadline:
+                    raise
+                await asyncio.sleep(delay)
+                continue
+            if name not in self._topics:
+                raise NotFoundError(f"topic '{name}' does not exist")
+        return self._topics[name]
+
+    async def refresh(self, name: str, *, create: bool = False) -> TopicMetadata | None:
+        """Ask anew for a topic and return it, None when it does not exist. Callers at the same time share a question.
+
+        Raises: UnreachableError when no broker answers; what a broker says against the question.
+        """
+        refresh = self._next.get(create)
+        if refresh is None:
+            refresh = self._next[create] = _Refresh()
+            refresh.task = asyncio.get_running_loop().create_task(self._refresh(refresh, create))
+            self._under_way.append(refresh)
+        refresh.names[name] = None
+        assert refresh.task is not None
+        error = await asyncio.shield(refresh.task)
+        if error is not None:
+            raise error
+        return self._topics.get(name)
+
+    async def all_topics(self) -> list[TopicMetadata]:
+        """Ask for all topics. Raises: as `refresh`."""
+        answer = await self.ask(MetadataRequest())
+        self._topics = {}
+        self._take(answer, [])
+        return answer.topics
+
+    async def ask(self, request: MetadataRequest) -> Metadata:
+        """Ask the known brokers in turn until one answers.
+
+        Raises: UnreachableError naming each of them; InvalidRequestError and DeniedError as the broker said.
+        """
+        failures: list[str] = []
+        for address in self._pool.candidates():
+            try:
+                session = await self._pool.session(address)
+                return await session.link.request(Api.METADATA, request, Metadata, timeout_s=ANSWER_TIMEOUT_S)
+            except TimedOutError as error:
+                failures.append(str(error))
+                for session in self._pool.sessions():
+                    if session.link.address == address:
+                        session.link.abort(UnreachableError(f"{format_address(address)} is silent"))
+            except RetryableError as error:
+                failures.append(str(error))
+        raise UnreachableError(f"no broker answers: {'; '.join(failures[:5])}")
+
+    async def close(self) -> None:
+        """Give up the questions that wait for an answer."""
+        tasks = [refresh.task for refresh in self._under_way if refresh.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _refresh(self, refresh: _Refresh, create: bool) -> MemqError | None:
+        """Ask for the names that gathered; an error is returned, not raised: the callers may all have gone by then."""
+        try:
+            async with self._asking:
+                del self._next[create]
+                names = list(refresh.names)
+                self._take(await self.ask(MetadataRequest(topics=names, create=create)), names)
+        except MemqError as error:
+            return error
+        finally:
+            self._under_way.remove(refresh)
+        return None
+
+    def _take(self, answer: Metadata, names: list[str]) -> None:
+        self.cluster = answer.cluster
+        self.stores = tuple(answer.stores)
+        self._pool.learn([parse_address(broker) for broker in answer.brokers])
+        for name in names:
+            self._topics.pop(name, None)
+        for found in answer.topics:
+            self._topics[found.topic.name] = found
+            if self._heard is not None:
+                self._heard(found.topic)

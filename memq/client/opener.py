@@ -1,0 +1,121 @@
+"""Opens the partitions that a consumer is to read: finds where each one starts, and starts to read there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from memq.client.consumer_settings import ConsumerSettings, Point, point_of
+from memq.client.flow import PartitionFlow
+from memq.client.places import Places, window_ms
+from memq.client.reading import Assigned, Reading
+from memq.client.record import TopicPartition
+from memq.errors import MemqError, NotFoundError, RetryableError
+from memq.notification.remote import RemoteQueue
+from memq.topic import Committed, Position, ReadPartition, Topic
+
+_RETRY_S = 0.2
+
+
+class Opener:
+    """Brings what is read in line with `wanted`, in the background, whenever it is kicked.
+
+    A partition starts where its group stands, else at the start that was asked for. Its end is fixed when it is
+    opened first.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        queue: RemoteQueue,
+        reading: Reading,
+        topics: Mapping[str, Topic],
+        wanted: Callable[[], list[ReadPartition]],
+        changed: Callable[[], None],
+    ) -> None:
+        self.failure: MemqError | None = None
+        self._settings = settings
+        self._queue = queue
+        self._places = Places(queue)
+        self._reading = reading
+        self._topics = topics
+        self._wanted = wanted
+        self._changed = changed
+        self._ends: dict[ReadPartition, Position] = {}
+        self._kicked = asyncio.Event()
+
+    def kick(self) -> None:
+        """Look again at what is wanted."""
+        self._kicked.set()
+
+    async def run(self) -> None:
+        """Open what is wanted until cancelled."""
+        while True:
+            self._kicked.clear()
+            try:
+                await self._open_missing()
+            except MemqError as error:
+                if not isinstance(error, RetryableError):
+                    self.failure = error
+                self._changed()
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._changed()
+            await self._kicked.wait()
+
+    async def seek(self, partition: ReadPartition, to: Point) -> None:
+        """Read a partition, which is read, from another place."""
+        assigned = self._reading.assigned[partition]
+        point = point_of(to, TopicPartition(partition.topic, partition.partition))
+        position = await self._places.position_of(point, partition, assigned.settings)
+        paused = assigned.flow.paused
+        self._read(partition, position)
+        if paused:
+            self._reading.pause(partition, paused=True)
+
+    async def _open_missing(self) -> None:
+        wanted = self._wanted()
+        for partition in [partition for partition in self._reading.assigned if partition not in wanted]:
+            self._reading.remove(partition)
+        missing = [partition for partition in wanted if partition not in self._reading.assigned]
+        if not missing:
+            return
+        stored = await self._stored(missing)
+        for partition in missing:
+            await self._open(partition, stored.get(partition))
+            self._changed()
+
+    async def _stored(self, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
+        if self._settings.group is None:
+            return {}
+        try:
+            return await self._queue.committed(self._settings.group, partitions)
+        except NotFoundError:
+            return {}  # the group has stored nothing yet
+
+    async def _open(self, partition: ReadPartition, stored: Committed | None) -> None:
+        settings = self._topics[partition.topic].settings
+        place = TopicPartition(partition.topic, partition.partition)
+        if self._settings.end is not None and partition not in self._ends:
+            end = point_of(self._settings.end, place)
+            self._ends[partition] = await self._places.position_of(end, partition, settings)
+        if stored is not None:
+            position = stored.position
+        else:
+            start = point_of(self._settings.start, place)
+            position = await self._places.position_of(start, partition, settings)
+        if partition in self._wanted():  # else it was given back meanwhile
+            assigned = self._read(partition, position)
+            if stored is not None:
+                assigned.ledger.stored(stored)
+
+    def _read(self, partition: ReadPartition, position: Position) -> Assigned:
+        settings = self._topics[partition.topic].settings
+        flow = PartitionFlow(
+            partition,
+            position,
+            window_ms=window_ms(settings),
+            end=self._ends.get(partition),
+            pass_damage=self._settings.on_damaged != "fail",
+        )
+        return self._reading.add(flow, settings)

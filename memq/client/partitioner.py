@@ -1,0 +1,47 @@
+"""Which partition a record goes to: key to slot to partition; without a key one partition per block, in turn."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable
+
+from memq.client.fields import check_kind
+from memq.errors import InvalidRequestError
+from memq.topic import Topic
+
+
+class PartitionMap:
+    """A topic's partition map for lookups. A place is an index of the partitions in the order of their slots."""
+
+    def __init__(self, topic: Topic) -> None:
+        parts = sorted(topic.partitions, key=lambda part: part.slot_first)
+        self.partitions = [part.partition for part in parts]
+        self.slots = [(part.slot_first, part.slot_last) for part in parts]
+        self._firsts = [part.slot_first for part in parts]
+        self._places = {partition: place for place, partition in enumerate(self.partitions)}
+        self._name = topic.name
+
+    def place_of_key(self, key: bytes) -> int:
+        """Return the place whose slot range holds the key's slot, `crc32(key) >> 16`."""
+        if len(self._firsts) == 1:
+            return 0  # saves the checksum
+        return bisect_right(self._firsts, zlib.crc32(key) >> 16) - 1
+
+    def place_of(self, partition: int) -> int:
+        """Return the place of a partition that the caller chose. Raises: TypeError, InvalidRequestError."""
+        check_kind("partition", partition, int)
+        place = self._places.get(partition)
+        if place is None:
+            raise InvalidRequestError(
+                f"topic '{self._name}' has no partition {partition}", hint=f"it has {len(self._places)}, from 0 on"
+            )
+        return place
+
+    def next_place(self, place: int, stalled: Callable[[int], bool]) -> int:
+        """Return the place after `place` in turn, passing over stalled ones unless all are."""
+        count = len(self.partitions)
+        for step in range(1, count + 1):
+            if not stalled((place + step) % count):
+                return (place + step) % count
+        return (place + 1) % count

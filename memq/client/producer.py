@@ -1,0 +1,253 @@
+"""The producer for everybody else: thread-safe, blocking where it says so, its I/O on the one background thread."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, cast
+
+from memq.client.delivery import Delivery
+from memq.client.fields import BytesLike, HeadersLike, Many, check_fields, check_many
+from memq.client.io_thread import IoThread, forked_error, io_thread, on_io_thread
+from memq.client.link_pool import bootstrap_addresses
+from memq.client.open_block import Route
+from memq.client.producer_core import ProducerCore, ProducerStats
+from memq.client.producer_settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
+from memq.errors import BufferFullError, MemqError
+from memq.limits import KIB, MIB
+from memq.network import Address, Runtime
+
+_INTERRUPTED_CLOSE_S = 0.4  # after Ctrl-C
+
+
+class _Background:
+    """The part of a sync producer that the I/O thread keeps: it must not hold the producer, which may be forgotten."""
+
+    def __init__(self, settings: ProducerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
+        self.io: IoThread = io_thread()
+        self.settings = settings
+        self.core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made)
+        self.room = threading.Condition(self.core.buffer.lock)
+        self.was_forked = False
+        self.number = self.io.enter(self)
+
+    def forked(self) -> None:
+        """See `SyncClient.forked`. The lock may be held by a thread that the child does not have."""
+        self.was_forked = True
+        buffer = self.core.buffer
+        if buffer.lock.locked():
+            buffer.lock.release()
+        buffer.waiting = 0
+        buffer.refuse(forked_error("producer"))
+
+    async def at_exit(self) -> None:
+        """See `SyncClient.at_exit`."""
+        await self.core.close(self.settings.delivery_timeout_s)
+
+    def check_process(self) -> None:
+        """Refuse the use in a child. Raises: ForkedError."""
+        if self.was_forked:
+            raise forked_error("producer")
+
+    def _wake(self) -> None:
+        self.io.call(self.core.drain)
+
+    def _room_made(self) -> None:
+        self.room.notify_all()
+
+
+class Producer:
+    """Sends records to topics. Thread-safe.
+
+    Args:
+        brokers: `HOST:PORT`, several with commas or as a list; None takes MEMQ_BROKERS.
+        acks: "all": stored, and its pointer in the queue; 1: checked and held by the broker; 0: written to the socket.
+        codec: "zstd", "lz4" or "none".
+        linger_ms: how long a block waits for more records while others are in flight.
+        block_bytes: the raw size at which a block is sealed.
+        pending_bytes_max: bound of everything that is not acked, open blocks included.
+        when_full: "block" until there is room, "raise" BufferFullError, or how many seconds to wait before that.
+        delivery_timeout_ms: after it a block is given up; the topic's own setting bounds it as well.
+        metadata_timeout_ms: how long the first record of a topic waits for the cluster to answer.
+        on_ack: called with the Ack or the error of every block, on the I/O thread; what it raises is logged.
+        runtime: clock, randomness and network; the system's by default.
+
+    Raises: InvalidSettingError, InvalidRequestError. Nothing is connected before the first record.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        acks: AcksLike = "all",
+        codec: str = "zstd",
+        linger_ms: float = 5,
+        block_bytes: int = 256 * KIB,
+        pending_bytes_max: int = 64 * MIB,
+        when_full: WhenFull = "block",
+        delivery_timeout_ms: float = 120_000,
+        metadata_timeout_ms: float = 30_000,
+        on_ack: OnAck | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._closed = True  # for __del__, should the next lines raise
+        settings = producer_settings(
+            acks=acks,
+            codec=codec,
+            linger_ms=linger_ms,
+            block_bytes=block_bytes,
+            pending_bytes_max=pending_bytes_max,
+            when_full=when_full,
+            delivery_timeout_ms=delivery_timeout_ms,
+            metadata_timeout_ms=metadata_timeout_ms,
+            on_ack=on_ack,
+        )
+        self._runtime = runtime or Runtime()
+        self._background = _Background(settings, self._runtime, bootstrap_addresses(brokers))
+        self._settings = settings
+        self._core = self._background.core
+        self._buffer = self._core.buffer
+        self._lock = self._buffer.lock
+        self._sticky = self._buffer.sticky
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close(_INTERRUPTED_CLOSE_S if isinstance(error, KeyboardInterrupt) else None)
+        except MemqError:
+            if error is None:  # else the caller's own error is the one to see
+                raise
+
+    def __del__(self) -> None:
+        if self._closed or self._background.was_forked:
+            return
+        warnings.warn("a memq.Producer was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
+
+    def send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """Put a record into the open block of its partition and return the block's delivery.
+
+        Value and key are bytes-like (copied) or str (UTF-8); a value of None is a null. Headers are pairs, or a
+        mapping. The key chooses the partition unless `partition` does; without both it is one partition per block.
+
+        Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
+        broker answers; BufferFullError; ClosedError; ForkedError.
+        """
+        # 100 ns is the goal: one lock, one look-up, one append, no call. The invariants are those of SendBuffer.sticky.
+        if type(value) is bytes and headers is None and tag is None and partition is None:
+            if key is None and timestamp_ms is None:
+                with self._lock:
+                    block = self._sticky.get(topic)
+                    if block is not None:
+                        size = block.raw_bytes + len(value) + 5
+                        if size <= block.limit:
+                            block.values.append(value)
+                            block.raw_bytes = size
+                            return block.delivery  # type: ignore[return-value]  # this producer makes no other kind
+            elif type(key) is bytes:
+                delivery = self._buffer.put_keyed(topic, value, key, timestamp_ms)
+                if delivery is not None:
+                    return cast(Delivery, delivery)
+        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        deadline_s: float | None = None
+        while True:
+            route = self._route(topic)
+            seen = self._buffer.releases
+            try:
+                return cast(Delivery, self._buffer.put(route, fields, partition))
+            except BufferFullError as error:
+                deadline_s = self._wait_for_room(error, seen, deadline_s)
+
+    def send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> list[Delivery]:
+        """Put many records in and return the deliveries of their blocks: the fast way, 60 ns a record.
+
+        `tag` holds for all; keys and timestamps are as many as the values. Raises: as `send`, and InvalidRequestError
+        for columns of different lengths. TypeError and TooLargeError come before anything is taken; a BufferFullError
+        after some blocks: `stats` and `on_ack` tell of those.
+        """
+        deliveries: list[Delivery] = []
+        deadline_s: float | None = None
+        many: Many | None = check_many(values, keys, timestamps_ms, tag)
+        while many is not None and many.values:
+            route = self._route(topic)
+            seen = self._buffer.releases
+            many = self._buffer.put_many(route, many, deliveries)
+            if many is not None:
+                deadline_s = self._wait_for_room(self._buffer.full_error(), seen, deadline_s)
+        return deliveries
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send what waits and return when all of it is acked or has failed.
+
+        Raises: TimedOutError with the number of records still pending; nothing is dropped.
+        """
+        self._background.check_process()
+        self._background.io.run(self._core.flush(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
+
+        Closing twice is fine. Raises: TimedOutError with the number of records that were given up; the first error of
+        a record that failed without anybody looking at its delivery, when there is no `on_ack`.
+        """
+        if self._closed or self._background.was_forked:
+            return
+        self._closed = True
+        io = self._background.io
+        try:
+            io.run(self._core.close(self._settings.delivery_timeout_s if timeout is None else timeout))
+        finally:
+            io.leave(self._background.number)
+        self._core.raise_unseen()
+
+    def stats(self) -> ProducerStats:
+        """Return counters: what was acked, what failed, what is pending."""
+        self._background.check_process()
+        return self._core.stats()
+
+    def _route(self, topic: str) -> Route:
+        route = self._buffer.route(topic)
+        return route if route is not None else self._background.io.run(self._core.route(topic))
+
+    def _wait_for_room(self, error: BufferFullError, seen: int, deadline_s: float | None) -> float:
+        """Wait until memory was given back since `seen`; return until when the caller may wait.
+
+        Raises: BufferFullError; at once on the I/O thread, which is the one that would make room.
+        """
+        clock, wait_s = self._runtime.clock, self._settings.full_wait_s
+        if deadline_s is None:
+            deadline_s = clock.monotonic() + (self._settings.delivery_timeout_s if wait_s is None else wait_s)
+        buffer = self._buffer
+        with self._background.room:
+            buffer.waiting += 1
+            try:
+                left_s = deadline_s - clock.monotonic()
+                if left_s <= 0 or on_io_thread():
+                    raise error
+                if not self._background.room.wait_for(lambda: buffer.releases != seen, left_s):
+                    raise error
+            finally:
+                buffer.waiting -= 1
+        return deadline_s

@@ -1,0 +1,302 @@
+"""What the producers share, sync and asyncio: the senders of all partitions, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from memq.client.delivery import Ack, AsyncDelivery, Delivery
+from memq.client.link_pool import LinkPool, Session
+from memq.client.metadata import ClusterMetadata
+from memq.client.open_block import PartitionBuffer, PendingBlock, Route
+from memq.client.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, SenderParts
+from memq.client.producer_settings import ProducerSettings
+from memq.client.send_buffer import SendBuffer
+from memq.errors import ClosedError, InvalidRequestError, MemqError, TimedOutError, UnreachableError
+from memq.logs import EventLog
+from memq.network import Address, Runtime, format_address
+from memq.protocol.frames import Api
+from memq.protocol.messages import Metadata, MetadataRequest
+from memq.tasks import TaskOwner
+from memq.topic import Topic
+
+SILENT_S_MAX = 10.0  # a connection with unacked blocks that says nothing for so long is asked for a sign of life
+SIGN_TIMEOUT_S = 10.0
+METADATA_AGE_S_MAX = 300.0
+FAILURES_MAX = 1_000  # that are kept for the close
+
+
+@dataclass(slots=True)
+class ProducerStats:
+    """What a producer did so far. Bytes are those of sealed blocks; pending bytes are what the bound is about."""
+
+    records_acked: int = 0
+    records_failed: int = 0
+    blocks_acked: int = 0
+    blocks_failed: int = 0
+    block_writes: int = 0
+    bytes_acked: int = 0
+    pending_records: int = 0
+    pending_bytes: int = 0
+
+
+class ProducerCore:
+    """One producer on its event loop. All methods but the buffer's are called on that loop."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        runtime: Runtime,
+        bootstrap: Sequence[Address],
+        make_delivery: Callable[[], Delivery | AsyncDelivery],
+        wake: Callable[[], None],
+        room_made: Callable[[], None],
+    ) -> None:
+        self.producer_id = runtime.random.randrange(1, 1 << 63)
+        self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
+        self._settings = settings
+        self._runtime = runtime
+        self._pool = LinkPool(runtime, bootstrap)
+        self._metadata = ClusterMetadata(runtime, self._pool, self._heard)
+        self._tasks = TaskOwner(self._broke)
+        self._events = EventLog(runtime.clock)
+        self._senders: dict[PartitionBuffer, PartitionSender] = {}
+        self._stats = ProducerStats()
+        self._failures: list[tuple[Delivery | AsyncDelivery, MemqError]] = []
+        self._watch: asyncio.TimerHandle | None = None
+        self._ended: MemqError | None = None
+        self._asked_s: dict[str, float] = {}
+        self._parts = SenderParts(
+            producer_id=self.producer_id,
+            settings=settings,
+            runtime=runtime,
+            buffer=self.buffer,
+            pool=self._pool,
+            metadata=self._metadata,
+            tasks=self._tasks,
+            events=self._events,
+            settled=self._settled,
+            broke=self._broke,
+        )
+
+    # ---- what the shells call ------------------------------------------------------------------
+
+    async def route(self, topic: str) -> Route:
+        """Return the route of a topic, asking the cluster when it is not known; it is made where that is allowed.
+
+        Raises: NotFoundError, InvalidNameError, UnreachableError, TimedOutError, ClosedError.
+        """
+        found = await self._metadata.topic(topic, create=True, timeout_s=self._settings.metadata_timeout_s)
+        known = self.buffer.route(topic)
+        return known if known is not None else self.buffer.add_route(found.topic)
+
+    def drain(self) -> None:
+        """Take what callers put into the buffer since the last wake."""
+        for partition in self.buffer.take_dirty():
+            sender = self._senders.get(partition)
+            if sender is None:
+                sender = self._senders[partition] = PartitionSender(self._parts, partition)
+                if self._ended is not None:
+                    sender.abandon(self._ended)
+            sender.look()
+            self._refresh_when_old(partition.topic.name)
+        if self._watch is None and self._ended is None:
+            self._watch = asyncio.get_running_loop().call_later(SILENT_S_MAX / 2, self._look_for_silence)
+
+    async def flush(self, timeout_s: float | None) -> None:
+        """Send what is there and wait until each block of it is settled, acked or failed.
+
+        Raises: TimedOutError with the number of records that are still pending; nothing is dropped.
+        """
+        pending = dict(enumerate(self._seal_all()))
+        settled = asyncio.get_running_loop().create_future()
+
+        def done(number: int) -> None:
+            del left[number]
+            if not left and not settled.done():
+                settled.set_result(None)
+
+        left = {number: records for number, (_, records) in pending.items()}
+        for number, (delivery, _) in pending.items():
+            delivery.when_done(partial(done, number))
+        if not left:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await settled
+        except TimeoutError as error:
+            raise TimedOutError(
+                f"{sum(left.values())} records are still pending after {timeout_s:g} s",
+                hint="they stay on their way; flush again, or look at the broker",
+            ) from error
+
+    async def close(self, timeout_s: float) -> None:
+        """Take nothing more, flush for at most `timeout_s`, report the ends of the streams, let go of everything.
+
+        Raises: TimedOutError with the number of records that were given up.
+        """
+        self.buffer.refuse(ClosedError("the producer is closed"))
+        try:
+            await self.flush(timeout_s)
+            await self._report_ends()
+        except TimedOutError as error:
+            raise TimedOutError(str(error), hint="their deliveries say which may have been stored") from error
+        finally:
+            await self._stop(ClosedError("the producer was closed before the block was acked"))
+
+    def stats(self) -> ProducerStats:
+        """Return a copy of the counters."""
+        pending = sum(records for sender in self._senders.values() for _, records in sender.pending())
+        self._stats.pending_records = pending + sum(records for _, records in self.buffer.unsettled())
+        self._stats.pending_bytes = self.buffer.pending_bytes
+        return ProducerStats(**{name: getattr(self._stats, name) for name in ProducerStats.__slots__})
+
+    def raise_unseen(self) -> None:
+        """Raise the first error of a block that failed without anybody looking at its delivery."""
+        for delivery, error in self._failures:
+            if not delivery.observed:
+                raise error
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _seal_all(self) -> list[tuple[Delivery | AsyncDelivery, int]]:
+        """Seal all open blocks; return each block that is not settled, with its number of records."""
+        found = self.buffer.unsettled()
+        for partition in self.buffer.buffers():
+            self.buffer.seal_open(partition)
+        found += [(block.delivery, records) for sender in self._senders.values() for block, records in sender.pending()]
+        self.drain()
+        return found
+
+    def _settled(self, block: PendingBlock, error: MemqError | None) -> None:
+        """Pass the outcome of a block on: to its delivery, to on_ack, to the counters."""
+        self.buffer.release(block)
+        records = block.next - block.first
+        stats = self._stats
+        stats.block_writes += block.writes
+        outcome: Ack | MemqError
+        if error is None:
+            stats.records_acked += records
+            stats.blocks_acked += 1
+            stats.bytes_acked += len(block.data)
+            home = block.home
+            level = self._settings.acks
+            outcome = Ack(home.topic.name, home.partition, self.producer_id, block.first, records, level)
+        else:
+            stats.records_failed += records
+            stats.blocks_failed += 1
+            outcome = error
+            self._events.error("producer.block-failed", f"{records} records failed: {error.code}: {error}")
+        callbacks = block.delivery.settle(outcome)
+        for callback in callbacks:
+            self._call(callback)
+        if self._settings.on_ack is not None:
+            on_ack = self._settings.on_ack
+            self._call(lambda: on_ack(outcome))
+        elif error is not None and not block.delivery.observed and len(self._failures) < FAILURES_MAX:
+            self._failures.append((block.delivery, error))
+        block.data = b""
+
+    def _call(self, callback: Callable[[], object]) -> None:
+        try:
+            callback()
+        except Exception as error:  # noqa: BLE001  # the caller's own: it must not stop the producer
+            self._events.error("producer.callback-raised", f"a callback raised {error!r}", error)
+
+    def _heard(self, topic: Topic) -> None:
+        """A topic may have been altered, or made again: later records follow its new map."""
+        self._asked_s[topic.name] = self._runtime.clock.monotonic()
+        try:
+            known = self.buffer.route(topic.name)
+        except MemqError:
+            return  # closed
+        if known is not None and known.topic != topic:
+            self.buffer.add_route(topic)
+
+    def _refresh_when_old(self, topic: str) -> None:
+        """Ask anew for a topic that was asked for long ago, to learn of new partitions."""
+        now_s = self._runtime.clock.monotonic()
+        if self._ended is None and now_s - self._asked_s.setdefault(topic, now_s) > METADATA_AGE_S_MAX:
+            self._asked_s[topic] = now_s
+            self._tasks.start(self._refresh(topic), f"metadata of {topic}")
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self._metadata.refresh(topic)
+        except MemqError as error:
+            self._events.info("producer.metadata-failed", f"metadata of topic '{topic}' not refreshed: {error}")
+
+    # ---- silent connections --------------------------------------------------------------------------
+
+    def _look_for_silence(self) -> None:
+        """A cut link may be noticed never: ask connections that owe acks and say nothing for a sign of life."""
+        self._watch = None
+        now_s = self._runtime.clock.monotonic()
+        silent: dict[int, Session] = {}
+        live = False
+        for sender in self._senders.values():
+            live = live or sender.window.live > 0
+            sent_s, session = sender.window.oldest_sent_s, sender.session
+            if sent_s is None or session is None:
+                continue
+            if now_s - max(sent_s, session.link.heard_s) > SILENT_S_MAX:
+                silent[id(session)] = session
+        for session in silent.values():
+            self._tasks.start(self._ask_for_sign(session), "sign of life")
+        if live:
+            self._watch = asyncio.get_running_loop().call_later(SILENT_S_MAX / 2, self._look_for_silence)
+
+    async def _ask_for_sign(self, session: Session) -> None:
+        if session.asked:
+            return
+        session.asked = True
+        try:
+            await session.link.request(Api.METADATA, MetadataRequest(topics=[]), Metadata, timeout_s=SIGN_TIMEOUT_S)
+        except TimedOutError:
+            name = format_address(session.link.address)
+            session.link.abort(UnreachableError(f"{name} was silent for {SILENT_S_MAX + SIGN_TIMEOUT_S:g} s"))
+        except MemqError:
+            pass  # an answer is an answer, and a loss is told elsewhere
+        finally:
+            session.asked = False
+
+    # ---- the end ---------------------------------------------------------------------------------------
+
+    async def _report_ends(self) -> None:
+        """Say CLOSE on every stream, so that the audit can prove the tail; not for longer than a short while."""
+        senders = list(self._senders.values())
+        for sender in senders:
+            sender.finish()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                for sender in senders:
+                    await sender.closed.wait()
+        except TimeoutError:
+            self._events.info("producer.close-failed", f"the end of a stream is not reported in {CLOSE_TIMEOUT_S:g} s")
+
+    async def _stop(self, error: MemqError) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._abandon(error)
+        await self._tasks.stop()
+        await self._metadata.close()
+        await self._pool.close()
+
+    def _abandon(self, error: MemqError) -> None:
+        self._ended = error
+        for sender in list(self._senders.values()):
+            sender.abandon(error)
+        for partition in self.buffer.buffers():
+            self.buffer.seal_open(partition)
+        self.drain()
+
+    def _broke(self, cause: BaseException) -> None:
+        """A task died, which cannot be: the producer fails with the cause rather than half of it going on."""
+        error = InvalidRequestError(f"the producer broke: {cause!r}", hint="this is an error in memq: report it")
+        error.__cause__ = cause
+        self._events.error("producer.broke", str(error), cause)
+        self.buffer.refuse(error)
+        self._abandon(error)

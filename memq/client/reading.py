@@ -1,0 +1,270 @@
+"""Feeds the flows of one consumer: one long poll for all partitions, batches fetched in parallel within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memq.client.fetcher import Fetcher
+from memq.client.flow import Counts, Delivery, FlowState, PartitionFlow, Slot
+from memq.client.ledger import CommitLedger
+from memq.client.pieces import missing_batch
+from memq.client.places import Places
+from memq.client.record import TopicPartition
+from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
+from memq.limits import POLL_BYTES_MAX
+from memq.network import Runtime
+from memq.notification.remote import Polled, RemoteQueue
+from memq.tasks import TaskOwner
+from memq.topic import ReadPartition, TopicSettings
+
+FETCHES_MAX = 8
+LOOK_BACKS_MAX = 8
+POLL_WAIT_MS = 2_000
+_RETRY_S_BASE = 0.05
+_RETRY_S_MAX = 2.0
+
+
+@dataclass(slots=True)
+class Assigned:
+    """One partition that is read: its flow, what may be committed of it, and the tasks that work for it."""
+
+    flow: PartitionFlow
+    settings: TopicSettings
+    ledger: CommitLedger = field(default_factory=CommitLedger)
+    tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
+    removed: bool = False
+
+    @property
+    def place(self) -> TopicPartition:
+        """The partition as users name it."""
+        return TopicPartition(self.flow.partition.topic, self.flow.partition.partition)
+
+
+class Reading:
+    """The partitions that a consumer reads, and the background work that keeps them fed.
+
+    `changed` is called when something may be deliverable, or `failure` was set: an error that the user is to see.
+    After it was seen, reading goes on where it was.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        queue: RemoteQueue,
+        fetcher: Fetcher,
+        tasks: TaskOwner,
+        prefetch_bytes_max: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self.failure: MemqError | None = None
+        self.removed_counts = Counts()  # of partitions that are not read any more
+        self.retries = 0  # of polls and fetches that failed and were tried again
+        self._runtime = runtime
+        self._queue = queue
+        self._places = Places(queue)
+        self._fetcher = fetcher
+        self._tasks = tasks
+        self._prefetch_bytes_max = prefetch_bytes_max
+        self._changed = changed
+        self._assigned: dict[ReadPartition, Assigned] = {}
+        self._turn: list[ReadPartition] = []  # whose batch comes next
+        self._fetches = 0
+        self._polled: dict[ReadPartition, int] = {}
+        self._kicked = asyncio.Event()
+        self._looking_back = asyncio.Semaphore(LOOK_BACKS_MAX)
+
+    # ---- what the consumer calls -----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start to poll."""
+        self._tasks.start(self._poll(), "consumer polls")
+
+    @property
+    def assigned(self) -> dict[ReadPartition, Assigned]:
+        """The partitions that are read, in the order they came."""
+        return self._assigned
+
+    def add(self, flow: PartitionFlow, settings: TopicSettings) -> Assigned:
+        """Read a partition, in place of what was read of it before."""
+        self.remove(flow.partition)
+        assigned = self._assigned[flow.partition] = Assigned(flow, settings)
+        self._turn.append(flow.partition)
+        self._work(assigned, self._begin(assigned), "consumer looks back")
+        return assigned
+
+    def remove(self, partition: ReadPartition) -> None:
+        """Stop reading a partition; what was fetched of it is dropped."""
+        assigned = self._assigned.pop(partition, None)
+        if assigned is not None:
+            assigned.removed = True
+            self.removed_counts.add(assigned.flow.counts)
+            self._turn.remove(partition)
+            for task in list(assigned.tasks):
+                task.cancel()
+            self._advance()
+
+    def pause(self, partition: ReadPartition, *, paused: bool) -> None:
+        """Stop or go on delivering; a paused partition holds no bytes."""
+        flow = self._assigned[partition].flow
+        flow.paused = paused
+        if paused:
+            flow.drop_fetched()
+        self._advance()
+
+    def deliver(self) -> tuple[Assigned, Delivery] | None:
+        """Return the next records of the partition whose turn it is; None when nothing is ready."""
+        for partition in list(self._turn):
+            assigned = self._assigned[partition]
+            if not assigned.flow.deliverable:
+                continue
+            before = assigned.flow.position
+            delivery = assigned.flow.deliver()
+            if delivery is None and assigned.flow.position != before:
+                assigned.ledger.passed(assigned.flow.behind)
+            self._advance()
+            if delivery is not None:
+                self._turn.remove(partition)
+                self._turn.append(partition)
+                return assigned, delivery
+        return None
+
+    @property
+    def ended(self) -> bool:
+        """Whether every partition was delivered to its end; false when there is none."""
+        flows = [assigned.flow for assigned in self._assigned.values()]
+        return bool(flows) and all(flow.state is FlowState.ENDED for flow in flows)
+
+    # ---- polling ---------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Start what can be started now: fetches, and a poll for who is not in the one under way."""
+        self._fetch_more()
+        wanted = self._wanted()
+        if any(partition not in self._polled for partition in wanted):
+            self._kicked.set()
+
+    def _wanted(self) -> dict[ReadPartition, int]:
+        offsets = {partition: assigned.flow.poll_offset for partition, assigned in self._assigned.items()}
+        return {partition: offset for partition, offset in offsets.items() if offset is not None}
+
+    async def _poll(self) -> None:
+        failures = 0
+        while True:
+            self._kicked.clear()
+            self._polled = self._wanted()
+            if not self._polled:
+                await self._kicked.wait()
+                continue
+            try:
+                await self._poll_once(self._polled)
+                failures = 0
+            except MemqError as error:
+                failures += 1
+                self._polled = {}
+                await self._back_off(error, failures)
+
+    async def _poll_once(self, offsets: dict[ReadPartition, int]) -> None:
+        """Poll, until somebody wants a partition that is not among `offsets`."""
+        loop = asyncio.get_running_loop()
+        poll = loop.create_task(self._queue.poll(offsets, POLL_WAIT_MS, POLL_BYTES_MAX))
+        kick = loop.create_task(self._kicked.wait())
+        try:
+            await asyncio.wait((poll, kick), return_when=asyncio.FIRST_COMPLETED)
+            if poll.done():
+                for polled in poll.result():
+                    await self._take_polled(polled, offsets)
+        finally:
+            kick.cancel()
+            poll.cancel()
+        self._changed()
+        self._fetch_more()
+
+    async def _take_polled(self, polled: Polled, offsets: dict[ReadPartition, int]) -> None:
+        assigned = self._assigned.get(polled.partition)
+        if assigned is None or assigned.flow.poll_offset != offsets.get(polled.partition):
+            return  # it was given back, or sought elsewhere, while the poll was under way
+        flow, entries = assigned.flow, polled.entries
+        if not entries and flow.end is not None and polled.span.end >= flow.end.pointer_offset:
+            # An answer for many partitions may leave one out for lack of room: make sure before this is the end.
+            entries = tuple(await self._queue.read(polled.partition, offsets[polled.partition], POLL_BYTES_MAX))
+            if assigned.removed:
+                return
+        flow.take_entries(polled.span, entries)
+
+    async def _back_off(self, error: MemqError, failures: int) -> None:
+        """Wait before the next try; the user sees what does not pass by itself."""
+        self.retries += 1
+        if not isinstance(error, RetryableError):
+            self.failure = error
+            self._changed()
+        delay = min(_RETRY_S_MAX, _RETRY_S_BASE * 2 ** min(failures, 10))
+        await asyncio.sleep(self._runtime.random.uniform(delay / 2, delay))
+
+    # ---- work for one partition ----------------------------------------------------------------------
+
+    def _work(self, assigned: Assigned, work: object, name: str) -> None:
+        task = self._tasks.start(work, name)  # type: ignore[arg-type]
+        assigned.tasks[task] = None
+        task.add_done_callback(lambda done: assigned.tasks.pop(done, None))
+
+    async def _begin(self, assigned: Assigned) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._looking_back:
+                    await self._places.look_back(assigned.flow, assigned.settings, self._fetcher.index_of)
+                break
+            except MemqError as error:
+                failures += 1
+                await self._back_off(error, failures)
+        assigned.flow.begin()
+        self._advance()
+        self._changed()
+
+    def _fetch_more(self) -> None:
+        """Start fetches in turn while there is room: at least one, whatever its size."""
+        held = sum(assigned.flow.held_bytes for assigned in self._assigned.values())
+        started = True
+        while started:
+            started = False
+            for partition in self._turn:
+                assigned = self._assigned[partition]
+                slot = assigned.flow.next_fetch()
+                if slot is None:
+                    continue
+                if self._fetches >= FETCHES_MAX or (held and held + slot.bytes > self._prefetch_bytes_max):
+                    return
+                held += slot.bytes
+                started = True
+                self._fetches += 1
+                assigned.flow.start_fetch(slot)
+                self._work(assigned, self._fetch(assigned, slot), "consumer fetches")
+
+    async def _fetch(self, assigned: Assigned, slot: Slot) -> None:
+        failures = 0
+        try:
+            while slot.fetching:
+                try:
+                    await self._fetch_once(assigned, slot)
+                except MemqError as error:
+                    failures += 1
+                    await self._back_off(error, failures)
+        finally:
+            self._fetches -= 1
+            self._advance()
+        self._changed()
+
+    async def _fetch_once(self, assigned: Assigned, slot: Slot) -> None:
+        pointer = slot.pointer
+        assert pointer is not None
+        try:
+            pieces = await self._fetcher.fetch(pointer)
+        except NotFoundError as error:
+            ahead = await self._queue.read(assigned.flow.partition, slot.offset, 1)
+            if not ahead or ahead[0].offset != slot.offset:
+                assigned.flow.expire(slot)  # retention took pointer and object
+                return
+            pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
+        assigned.flow.fetched(slot, pieces)

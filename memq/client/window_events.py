@@ -1,0 +1,184 @@
+"""What happens to a producer's window, and what it orders: the vocabulary between the machine and its shell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memq.errors import MemqError
+
+
+class UnackedBlock:
+    """A sealed block from its seal to its settlement: records `first` up to `next`.
+
+    `data` never changes: a block is sent again as it was. Times are monotonic seconds; `first_sent_s` is None
+    until the first write.
+    """
+
+    __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "writes")
+
+    def __init__(self, first: int, records: int, deadline_s: float, data: bytes = b"") -> None:
+        self.first = first
+        self.next = first + records
+        self.deadline_s = deadline_s
+        self.data = data
+        self.first_sent_s: float | None = None
+        self.writes = 0
+
+
+# ---- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The next block of the partition is sealed."""
+
+    block: UnackedBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """The next block could not be sealed: it failed and its sequences will not be used."""
+
+    block: UnackedBlock
+    error: MemqError
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """OPEN was answered: the stream takes blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFailed:
+    """OPEN was refused, or the way to the owner failed before the broker said anything."""
+
+    error: MemqError
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """All blocks of the stream below `next_sequence` are acked at the level that the producer asked for."""
+
+    next_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    """The block that starts at `first_sequence` was not taken. The stream is closed."""
+
+    first_sequence: int
+    error: MemqError
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """THROTTLE or REDIRECT: the stream is closed."""
+
+    error: MemqError
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The broker leaves: it acks what it holds and takes nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection of the stream is gone."""
+
+    error: MemqError
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The socket of the open stream takes another block."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went on, to `next_deadline_s` or beyond."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """No block will come any more: report the end of the stream once all are settled."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """CLOSE was answered, or will not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The producer waits no longer: what is not settled fails with `error`, or as unknown when it was sent."""
+
+    error: MemqError
+
+
+Event = (
+    Sealed
+    | Spoiled
+    | Opened
+    | OpenFailed
+    | Acked
+    | Nacked
+    | Refused
+    | Drained
+    | Lost
+    | Room
+    | Tick
+    | Finish
+    | Finished
+    | Abandon
+)
+
+# ---- instructions ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """Open a stream from `sequence` on: at `address` when it is named, else at the partition's owner.
+
+    `refresh` asks for the owner anew. Any stream that was open for this partition is over.
+    """
+
+    sequence: int
+    address: str
+    refresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlock:
+    """Write the block on the open stream."""
+
+    block: UnackedBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The block is done: acked when `error` is None."""
+
+    block: UnackedBlock
+    error: MemqError | None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """Say CLOSE: all sequences are below `next_sequence`, the `burned` ones (half-open ranges) were given up."""
+
+    next_sequence: int
+    burned: list[tuple[int, int]]
+
+
+Instruction = OpenStream | WriteBlock | Settle | CloseStream
