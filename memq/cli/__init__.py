@@ -1,0 +1,63 @@
+"""The command line: one file per command, imported only when it is called.
+
+`memq --help` is answered from the table below, before click is imported: click alone takes three times as long
+to import as a bare interpreter takes to start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from memq import __version__
+
+COMPLETE_VARIABLE = "_MEMQ_COMPLETE"  # set by the shell when it asks for completions
+
+# name: (module, attribute, what it does); in the order of help
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "dev": ("memq.cli.dev", "dev", "run broker, store and queue in one process, on one folder"),
+    "topic": ("memq.cli.topic", "topic", "list, create, describe, alter and delete topics"),
+    "produce": ("memq.cli.produce", "produce", "send records, one per line of stdin or files"),
+    "consume": ("memq.cli.consume", "consume", "print records"),
+    "group": ("memq.cli.group", "group", "list, describe, reset and delete consumer groups"),
+    "lag": ("memq.cli.lag", "lag", "how far groups are behind, in records and bytes"),
+    "inspect": ("memq.cli.inspect", "inspect", "show what an object holds"),
+    "verify": ("memq.cli.verify", "verify", "check objects, folders or topics: index, blocks, checksums"),
+    "audit": ("memq.cli.audit", "audit", "say what was lost, doubled or damaged, and how sure that is"),
+    "bench": ("memq.cli.bench", "bench", "measure produce and consume against a broker"),
+    "doctor": ("memq.cli.doctor", "doctor", "check this machine, the settings and the broker"),
+    "config": ("memq.cli.config", "config", "show the settings, and where each comes from"),
+}
+
+
+def help_text() -> str:
+    """Return what `memq --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, _, text) in COMMANDS.items()]
+    return "\n".join(
+        (
+            "Usage: memq COMMAND [OPTIONS] [ARGUMENTS]",
+            "",
+            "memq: a pub/sub log whose storage is an object store.",
+            "",
+            "Commands:",
+            *lines,
+            "",
+            "memq COMMAND --help tells a command's options; memq --version the version.",
+        )
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code. Without `arguments` it takes those of the process."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if COMPLETE_VARIABLE not in os.environ:
+        if arguments in (["--help"], ["-h"], ["help"]):
+            print(help_text())
+            return 0
+        if arguments in (["--version"], ["version"]):
+            print(f"memq {__version__}")
+            return 0
+    from memq.cli.run import run
+
+    return run(arguments)

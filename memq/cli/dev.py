@@ -1,0 +1,40 @@
+"""`memq dev`: everything in one process, on one folder, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import fields
+
+import click
+
+from memq.cli.log_lines import log_to_stderr
+from memq.cli.options import setting_options, settings_of
+from memq.errors import InvalidRequestError
+from memq.settings import BrokerSettings, Value
+
+
+@click.command()
+@setting_options(*(part.name for part in fields(BrokerSettings)))
+def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Run broker, store and queue in one process.
+
+    Prints `memq ready: HOST:PORT` on stdout when clients can connect. SIGTERM and Ctrl-C drain: nothing new is
+    taken, what is held is stored and acked; a second one gives up and says what was held.
+    """
+    if sys.platform == "win32":
+        raise InvalidRequestError("the broker does not run on Windows", hint="run it on Linux, macOS or WSL")
+    settings = settings_of(config, profile, **flags).broker()
+    log_to_stderr(settings.log_level, settings.log_format)
+    import uvloop
+
+    from memq.broker.dev import serve
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings, _say_ready))
+
+
+def _say_ready(address: str) -> None:
+    """Print the line that programs wait for; at once, also into a pipe."""
+    click.echo(f"memq ready: {address}")
+    sys.stdout.flush()

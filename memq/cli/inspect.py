@@ -1,0 +1,121 @@
+"""`memq inspect`: what one object holds, from its own index, without a broker."""
+
+from __future__ import annotations
+
+import click
+
+from memq.cli.object_check import readable_blocks
+from memq.cli.object_files import path_of, read_object
+from memq.cli.options import json_option
+from memq.cli.output import print_json, print_pairs, print_table, size_text, talk, time_text
+from memq.cli.record_json import encode_record
+from memq.errors import CorruptDataError, MemqError
+from memq.format.block import CODECS
+from memq.format.columns import BlockReader
+from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, open_object
+
+_CODEC_NAMES = {number: name for name, number in CODECS.items()}
+
+
+@click.command()
+@click.argument("target", metavar="URI|FILE")
+@click.option("--records", is_flag=True, help="Print the records as JSON lines; produce --input json takes them.")
+@json_option
+def inspect(target: str, records: bool, as_json: bool) -> None:
+    """Show an object's batches, blocks, producers, times and checksums."""
+    path = path_of(target)
+    data = read_object(path)
+    if records:
+        _print_records(data)
+        return
+    index = open_object(data)
+    if as_json:
+        print_json({"object": str(path), "bytes": len(data), **_index_json(index)})
+        return
+    meta = index.meta
+    print_pairs(
+        (
+            ("object", str(path)),
+            ("size", f"{size_text(len(data))} ({len(data):,} bytes)"),
+            ("written", f"{time_text(meta.created_ms)} by broker {meta.broker} of cluster {meta.cluster}"),
+            ("holds", f"{len(index.batches)} batches, {len(index.blocks)} blocks, {_records_of(index)} records"),
+        )
+    )
+    for number, batch in enumerate(index.batches):
+        click.echo()
+        _print_batch(data, index, number, batch)
+
+
+def _records_of(index: ObjectIndex) -> int:
+    return sum(batch.records for batch in index.batches)
+
+
+def _print_batch(data: memoryview, index: ObjectIndex, number: int, batch: BatchEntry) -> None:
+    topic = index.meta.topics[batch.topic]
+    click.echo(
+        f"batch {number}: topic {topic.name} (id {topic.id}) partition {batch.partition} epoch {batch.epoch} "
+        f"sequence {batch.batch_sequence}, appended {time_text(batch.appended_ms)}"
+    )
+    heads = ("offset", "bytes", "records", "producer", "first", "codec", "checksum", "least time", "greatest time")
+    print_table(heads, [_block_row(data, entry) for entry in index.blocks_of(batch)])
+
+
+def _block_row(data: memoryview, entry: BlockEntry) -> tuple[object, ...]:
+    return (
+        *(entry.offset, entry.length, entry.count, f"{entry.producer_id:016x}", entry.first_sequence),
+        *(_codec_of(data, entry), f"{entry.checksum:08x}", time_text(entry.least_ms), time_text(entry.greatest_ms)),
+    )
+
+
+def _codec_of(data: memoryview, entry: BlockEntry) -> str:
+    """Return the name of the block's codec, byte 9 of its header; the index does not repeat it."""
+    return _CODEC_NAMES.get(data[entry.offset + 9], "?") if entry.offset + 9 < len(data) else "?"
+
+
+def _index_json(index: ObjectIndex) -> dict[str, object]:
+    meta = index.meta
+    return {
+        "cluster": meta.cluster,
+        "broker": meta.broker,
+        "created_ms": meta.created_ms,
+        "records": _records_of(index),
+        "batches": [
+            {
+                "topic": meta.topics[batch.topic].name,
+                "topic_id": meta.topics[batch.topic].id,
+                **{name: value for name, value in batch._asdict().items() if name not in ("topic", "first_block")},
+                "blocks": [_block_json(entry) for entry in index.blocks_of(batch)],
+            }
+            for batch in index.batches
+        ],
+    }
+
+
+def _block_json(entry: BlockEntry) -> dict[str, object]:
+    hexed = {"producer_id": f"{entry.producer_id:016x}", "checksum": f"{entry.checksum:08x}"}
+    return {**entry._asdict(), **hexed, "tag_bits": f"{entry.tag_bits:016x}"}
+
+
+def _print_records(data: memoryview) -> None:
+    """Print what can be read; what can't is said on stderr, and makes the command fail."""
+    damaged = 0
+    for at, found in readable_blocks(data):
+        try:
+            if isinstance(found, MemqError):
+                raise found
+            _print_block(found)
+        except MemqError as error:
+            damaged += 1
+            talk(f"at {at}: {error}")
+    if damaged:
+        raise CorruptDataError(f"{damaged} places of the object can't be read")
+
+
+def _print_block(reader: BlockReader) -> None:
+    header = reader.header
+    for number, (value, key, headers, timestamp_ms, tag) in enumerate(reader.records()):
+        place: dict[str, object] = {
+            "producer_id": f"{header.producer_id:016x}",
+            "sequence": header.first_sequence + number,
+        }
+        click.echo(encode_record(place, value, key, headers, timestamp_ms, tag))

@@ -1,0 +1,55 @@
+"""How the broker's log looks on stderr: lines for people, or one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+from memq.cli.output import one_line, time_text
+
+_EVENT = re.compile(r"([a-z][a-z0-9.-]*): ")
+
+
+def log_to_stderr(level: str, form: str) -> None:
+    """Send the log of memq to stderr from `level` on, as `text` or as `json`."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logger = logging.getLogger("memq")
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-31T08:00:00.123Z warning swept-at-start: …`; a traceback follows indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line, and those of the traceback when there is one."""
+        line = f"{_time(record)} {record.levelname.lower()} {one_line(record.getMessage())}"
+        if record.exc_info:
+            line += "".join(f"\n  {part}" for part in self.formatException(record.exc_info).splitlines())
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """`{"time": …, "level": …, "event": …, "text": …}`, with `traceback` when there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one JSON object."""
+        event, text = split_event(record.getMessage())
+        found: dict[str, str] = {"time": _time(record), "level": record.levelname.lower()}
+        found |= {"logger": record.name, "event": event, "text": text}
+        if record.exc_info:
+            found["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(found, ensure_ascii=False)
+
+
+def split_event(message: str) -> tuple[str, str]:
+    """Return the event code before the first colon, "" when there is none, and the rest."""
+    match = _EVENT.match(message)
+    return (match[1], message[match.end() :]) if match else ("", message)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return time_text(int(record.created * 1_000))

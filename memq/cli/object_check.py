@@ -1,0 +1,96 @@
+"""Checks one object from end to end: trailer, index, each block's checksum, header and columns."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from memq.errors import CorruptDataError, MemqError
+from memq.format.block import BlockHeader
+from memq.format.columns import BlockReader, open_block
+from memq.format.object import BlockEntry, ObjectIndex, open_object, scan_object
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong at a byte of an object. `code` is the error's: corrupt-data or unsupported-format."""
+
+    offset: int
+    code: str
+    text: str
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was checked in one object, and what is wrong with it."""
+
+    index: ObjectIndex | None = None
+    blocks: int = 0
+    records: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, offset: int, error: MemqError) -> None:
+        """Note what is wrong at `offset`."""
+        self.findings.append(Finding(offset, error.code, str(error)))
+
+
+def check_object(data: memoryview) -> Verdict:
+    """Check a whole object. Nothing is raised: what is wrong is in the verdict, block by block."""
+    verdict = Verdict()
+    try:
+        verdict.index = open_object(data)
+    except MemqError as error:
+        verdict.add(len(data), error)
+        _check_without_index(data, verdict)
+        return verdict
+    for entry in verdict.index.blocks:
+        try:
+            reader = open_block(data[entry.offset : entry.offset + entry.length])
+            _check_entry(entry, reader.header)
+            _check_columns(reader)
+        except MemqError as error:
+            verdict.add(entry.offset, error)
+        else:
+            verdict.blocks += 1
+            verdict.records += entry.count
+    return verdict
+
+
+def readable_blocks(data: memoryview) -> Iterator[tuple[int, BlockReader | MemqError]]:
+    """Yield place and reader of each block, or its error; by the index, or by a scan when that is lost."""
+    try:
+        places = [(entry.offset, entry.length) for entry in open_object(data).blocks]
+    except MemqError as error:
+        yield len(data), error
+        for at, found in scan_object(data):
+            yield at, BlockReader(data[at:], found) if isinstance(found, BlockHeader) else found
+        return
+    for at, length in places:
+        try:
+            yield at, open_block(data[at : at + length])
+        except MemqError as error:
+            yield at, error
+
+
+def _check_without_index(data: memoryview, verdict: Verdict) -> None:
+    for at, found in scan_object(data):
+        try:
+            if isinstance(found, MemqError):
+                raise found
+            _check_columns(BlockReader(data[at:], found))
+        except MemqError as error:
+            verdict.add(at, error)
+        else:
+            verdict.blocks += 1
+            verdict.records += found.count
+
+
+def _check_entry(entry: BlockEntry, header: BlockHeader) -> None:
+    if BlockEntry.from_header(header, entry.offset) != entry:
+        raise CorruptDataError(f"{header.describe()} is not the block that the index names: {entry}")
+
+
+def _check_columns(reader: BlockReader) -> None:
+    """Read every column of a block, and keep nothing of it."""
+    deque(reader.records(), maxlen=0)

@@ -1,0 +1,113 @@
+"""What commands print: data on stdout, talk on stderr, tables for people and JSON for programs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+import click
+
+
+def talk(text: str) -> None:
+    """Say something to the person: on stderr, so that it never mixes with data."""
+    click.echo(text, err=True)
+
+
+def one_line(text: str) -> str:
+    """Return `text` with line breaks and control characters made visible: an error is one line, whatever it quotes."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON value on one line."""
+    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print columns under their heads; numbers to the right, with thousands separated."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    right = [bool(cells) and all(row[at][1] for row in cells) for at in range(len(heads))]
+    widths = [max(len(head), *(len(row[at][0]) for row in cells), 0) for at, head in enumerate(heads)]
+    lines = [list(heads), *([text for text, _ in row] for row in cells)]
+    for number, line in enumerate(lines):
+        padded = [
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
+        ]
+        text = "  ".join(padded).rstrip()
+        click.echo(click.style(text, bold=True) if number == 0 and colored() else text)
+
+
+def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
+    """Print `name  value` lines."""
+    shown = [(name, _cell(value)[0]) for name, value in pairs]
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def colored() -> bool:
+    """Return whether stdout takes colors: a terminal, and nobody set NO_COLOR."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def time_text(time_ms: int | None) -> str:
+    """Return Unix ms as RFC 3339 with milliseconds, UTC; `-` for None, the number itself where no calendar reaches."""
+    if time_ms is None:
+        return "-"
+    try:
+        moment = datetime.datetime.fromtimestamp(time_ms / 1_000, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(time_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def size_text(count: int) -> str:
+    """Return bytes for people: `8.0 MiB`."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1_024:
+            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1_024
+    return f"{amount:.1f} TiB"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return `1 record`, `2,000 records`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _cell(value: object) -> tuple[str, bool]:
+    """Return a value's text and whether it is a number."""
+    if isinstance(value, bool) or value is None:
+        return ("-" if value is None else str(value).lower()), False
+    if isinstance(value, int):
+        return f"{value:,}", True
+    return one_line(str(value)), False
+
+
+class Progress:
+    """A bar on stderr when that is a terminal and the amount is known; else nothing."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self._bar = None
+        if total > 0 and sys.stderr.isatty():
+            self._bar = click.progressbar(length=total, label=label, file=sys.stderr)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.render_finish()
+
+    def move(self, amount: int) -> None:
+        """Note that so much more is done."""
+        if self._bar is not None:
+            self._bar.update(amount)

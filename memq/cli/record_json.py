@@ -1,0 +1,147 @@
+"""A record as one line of JSON, and back: what `consume --json` prints, `produce --input json` takes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memq.errors import InvalidRequestError
+from memq.settings import did_you_mean
+
+Headers = tuple[tuple[str, bytes | None], ...]
+FIELDS = (
+    *("topic", "partition", "offset", "position", "timestamp_ms", "key", "key_base64"),
+    *("headers", "tag", "value", "value_base64", "producer_id", "sequence"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """What a line of JSON asks to send; the timestamp is None when the line has none."""
+
+    value: bytes | None
+    key: bytes | None
+    headers: Headers
+    timestamp_ms: int | None
+    tag: str | None
+
+
+def encode_record(
+    place: dict[str, object],
+    value: bytes | None,
+    key: bytes | None,
+    headers: Iterable[tuple[str, bytes | None]],
+    timestamp_ms: int,
+    tag: str | None,
+) -> str:
+    """Return one line of JSON without its end. `place` comes first: topic, partition, offset, position.
+
+    Bytes that are UTF-8 are text, others lie in `…_base64`; a header is a pair of name and text, null, or
+    `{"base64": …}`. What is absent (key, headers, tag) is left out; a null value is null.
+    """
+    record: dict[str, object] = {**place, "timestamp_ms": timestamp_ms}
+    if key is not None:
+        _put_bytes(record, "key", key)
+    pairs = [[name, _header_value(content)] for name, content in headers]
+    if pairs:
+        record["headers"] = pairs
+    if tag is not None:
+        record["tag"] = tag
+    if value is None:
+        record["value"] = None
+    else:
+        _put_bytes(record, "value", value)
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def decode_record(line: bytes) -> ReadRecord:
+    """Read one line of JSON. Raises: InvalidRequestError naming the field."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"not JSON: {error}", hint="write one object per line, as consume --json does"
+        ) from error
+    if not isinstance(record, dict):
+        raise InvalidRequestError(f"a {type(record).__name__}, not an object", hint="write one object per line")
+    for name in record:
+        if name not in FIELDS:
+            raise InvalidRequestError(f"unknown field {name[:60]!a}", hint=did_you_mean(name, FIELDS))
+    timestamp_ms = record.get("timestamp_ms")
+    if timestamp_ms is not None and (not isinstance(timestamp_ms, int) or isinstance(timestamp_ms, bool)):
+        raise _wrong("timestamp_ms", timestamp_ms, "whole milliseconds")
+    tag = record.get("tag")
+    if tag is not None and not isinstance(tag, str):
+        raise _wrong("tag", tag, "a string or null")
+    if "value" not in record and "value_base64" not in record:
+        raise InvalidRequestError("neither 'value' nor 'value_base64'", hint='a null value is written "value":null')
+    return ReadRecord(
+        _take_bytes(record, "value"), _take_bytes(record, "key"), _take_headers(record), timestamp_ms, tag
+    )
+
+
+def _put_bytes(record: dict[str, object], name: str, content: bytes) -> None:
+    try:
+        record[name] = content.decode()
+    except UnicodeDecodeError:
+        record[f"{name}_base64"] = base64.b64encode(content).decode()
+
+
+def _header_value(content: bytes | None) -> object:
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def _take_bytes(record: dict[str, object], name: str) -> bytes | None:
+    if f"{name}_base64" in record:
+        if name in record:
+            raise InvalidRequestError(f"both '{name}' and '{name}_base64'", hint="leave one out")
+        return _from_base64(record[f"{name}_base64"], f"{name}_base64")
+    return _from_text(record.get(name), name)
+
+
+def _take_headers(record: dict[str, object]) -> Headers:
+    pairs = record.get("headers")
+    if pairs is None:
+        return ()
+    if not isinstance(pairs, list):
+        raise _wrong("headers", pairs, "a list of pairs")
+    headers: list[tuple[str, bytes | None]] = []
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise _wrong("headers", pair, "pairs of name and value")
+        name, content = pair
+        if isinstance(content, dict) and list(content) == ["base64"]:
+            headers.append((name, _from_base64(content["base64"], "headers")))
+        else:
+            headers.append((name, _from_text(content, "headers")))
+    return tuple(headers)
+
+
+def _from_text(content: object, name: str) -> bytes | None:
+    if content is None:
+        return None
+    if not isinstance(content, str):
+        raise _wrong(name, content, "a string or null")
+    try:
+        return content.encode()
+    except UnicodeEncodeError as error:
+        raise _wrong(name, content, "a string without lone surrogates") from error
+
+
+def _from_base64(content: object, name: str) -> bytes:
+    try:
+        return base64.b64decode(content if isinstance(content, str) else "?", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _wrong(name, content, "base64") from error
+
+
+def _wrong(name: str, content: object, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(f"field '{name}' is {ascii(content)[:60]}, not {wanted}", hint=f"write {wanted}")

@@ -1,0 +1,149 @@
+"""Runs a command: finds it in the table, and turns everything that can go wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+import click
+from click.shell_completion import CompletionItem, shell_complete
+
+from memq.cli import COMMANDS, COMPLETE_VARIABLE, help_text
+from memq.cli.output import one_line, talk
+from memq.errors import (
+    DeniedError,
+    InvalidNameError,
+    InvalidSettingError,
+    MemqError,
+    NotFoundError,
+    TimedOutError,
+    UnknownSettingError,
+    UnreachableError,
+)
+
+OK, FAILED, USAGE, NOT_FOUND, DENIED, UNREACHABLE, TIMED_OUT = range(7)
+# What a shell reports for a program that SIGINT or SIGPIPE ended.
+INTERRUPTED, PIPE_CLOSED = 130, 141
+
+# The first class that fits decides.
+EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (NotFoundError, NOT_FOUND),
+    (FileNotFoundError, NOT_FOUND),
+    (DeniedError, DENIED),
+    (PermissionError, DENIED),
+    (UnreachableError, UNREACHABLE),
+    (ConnectionError, UNREACHABLE),
+    (TimedOutError, TIMED_OUT),
+    (TimeoutError, TIMED_OUT),
+    (InvalidNameError, USAGE),
+    (InvalidSettingError, USAGE),
+    (UnknownSettingError, USAGE),
+    (click.UsageError, USAGE),
+)
+
+
+class LazyGroup(click.Group):
+    """Knows the commands by the table alone; a command's module is imported when the command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order of help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the text that `memq --help` prints without click."""
+        return help_text()
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing the commands."""
+        found = [(name, text) for name, (_, _, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [CompletionItem(name, help=text) for name, text in found]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a name that is not there gets a "did you mean"."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            from memq.settings import did_you_mean
+
+            raise click.UsageError(f"no command '{args[0]}' ({did_you_mean(args[0], tuple(COMMANDS))})")
+        return super().resolve_command(ctx, args)
+
+
+program = LazyGroup("memq", context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def run(arguments: list[str]) -> int:
+    """Run `memq ARGUMENTS…` and return the exit code; a traceback is shown only when MEMQ_DEBUG is set."""
+    if COMPLETE_VARIABLE in os.environ:
+        return shell_complete(program, {}, "memq", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE])
+    try:
+        # Not `program.main`: that one turns a closed pipe into exit code 1 by itself.
+        with program.make_context("memq", arguments) as context:
+            result = program.invoke(context)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else OK
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _close_stdout()
+    except click.exceptions.NoArgsIsHelpError as error:
+        talk(error.format_message())
+        return USAGE
+    except Exception as error:  # noqa: BLE001  # the last stop: whatever it is becomes one line
+        return _report(error)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code for an error."""
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), FAILED)
+
+
+def _close_stdout() -> int:
+    """Let the interpreter's own flush at exit go nowhere: the reader of our pipe has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return PIPE_CLOSED
+
+
+def _report(error: Exception) -> int:
+    if os.environ.get("MEMQ_DEBUG"):
+        traceback.print_exception(error)
+    text, hint = _describe(error)
+    talk(f"{_error_word()} {one_line(text)}" + (f" ({one_line(hint)})" if hint else ""))
+    return exit_code_of(error)
+
+
+def _error_word() -> str:
+    plain = "memq: error:"
+    if "NO_COLOR" in os.environ or not sys.stderr.isatty():
+        return plain
+    return click.style(plain, fg="red", bold=True)
+
+
+def _describe(error: Exception) -> tuple[str, str]:
+    """Return what is wrong and what to do."""
+    if isinstance(error, MemqError):
+        return str(error), error.hint
+    if isinstance(error, click.UsageError):
+        command = error.ctx.command_path if error.ctx else "memq"
+        text = error.format_message().rstrip(".")
+        return text[:1].lower() + text[1:], f"see {command} --help"
+    if isinstance(error, click.ClickException):
+        return error.format_message(), ""
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}".lower() if not where else f"{where}{error.strerror}", ""
+    if isinstance(error, UnicodeError):
+        return f"input is not UTF-8: {error}", "values of any bytes go through --input json as value_base64"
+    return f"internal error: {type(error).__name__}: {error}", "this is a fault of memq: MEMQ_DEBUG=1 shows where"

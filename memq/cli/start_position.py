@@ -1,0 +1,62 @@
+"""What `consume -o` means: text to a place to start at."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+
+from memq.errors import InvalidRequestError
+from memq.settings import parse_time_ms
+from memq.topic import Position
+
+_HINT = "write beginning, end, stored, -100, @2025-01-31T08:00:00Z, @1738310400000, @-1h or 0:17:3"
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last `records` of each partition."""
+
+    records: int
+
+
+Start = str | Last | datetime.datetime | Position
+
+
+def parse_start(text: str, now_ms: int) -> Start:
+    """Return `beginning`, `end` or `stored`, Last, a datetime in UTC, or a Position.
+
+    A time is RFC 3339 (without a zone: UTC), epoch milliseconds, or `-1h` before `now_ms`.
+    Raises: InvalidRequestError.
+    """
+    if text in ("beginning", "end", "stored"):
+        return text
+    if re.fullmatch(r"-\d{1,12}", text):
+        return Last(int(text[1:]))
+    if text.startswith("@"):
+        return _parse_time(text[1:], now_ms)
+    if re.fullmatch(r"\d+:\d+:\d+", text):
+        return Position.parse(text)
+    raise InvalidRequestError(f"bad start '{text[:60]}'", hint=_HINT)
+
+
+def _parse_time(text: str, now_ms: int) -> datetime.datetime:
+    try:
+        if re.fullmatch(r"\d{1,16}", text):
+            return _moment(int(text))
+        if text.startswith("-"):
+            ago_ms = parse_time_ms(text[1:])
+            if ago_ms is not None:
+                return _moment(now_ms - ago_ms)
+        else:
+            moment = datetime.datetime.fromisoformat(text)
+            return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise InvalidRequestError(f"bad time '@{text[:60]}': {error}", hint=_HINT) from error
+    raise InvalidRequestError(f"bad time '@{text[:60]}'", hint=_HINT)
+
+
+def _moment(time_ms: int) -> datetime.datetime:
+    """Return Unix ms as a datetime, exact to the millisecond: floats would round."""
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    return epoch + datetime.timedelta(milliseconds=time_ms)

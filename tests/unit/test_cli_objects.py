@@ -1,0 +1,129 @@
+"""`memq inspect` and `memq verify` on objects that hold, and on objects with damage at known places."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from awscrt.checksums import crc32c
+
+from memq.cli.run import run
+from memq.format.block import parse_header
+from memq.format.builder import BlockBuilder
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+
+TOPIC = ObjectTopic("clicks", "ab" * 16)
+
+
+@dataclass(frozen=True)
+class Made:
+    """An object with two blocks, and where the second one starts."""
+
+    path: Path
+    data: bytes
+    second: int
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """Write an object with two blocks of three and two records."""
+    blocks = [_block(0, [b"a", b"", None]), _block(3, [b"\xff", b"e" * 100])]
+    entries, at = [], 0
+    for block in blocks:
+        entries.append(BlockEntry.from_header(parse_header(block), at))
+        at += len(block)
+    batch = BatchEntry(0, at, 1_738_310_400_000, 7, 5, 0, 2, 1, 3)
+    meta = ObjectMeta(cluster="memq", broker="broker-1", topics=(TOPIC,), created_ms=1_738_310_400_000)
+    data = b"".join(blocks) + encode_index(meta, [batch], entries, at)
+    path = tmp_path / "object"
+    path.write_bytes(data)
+    return Made(path, data, len(blocks[0]))
+
+
+def _block(first: int, values: list[bytes | None]) -> bytes:
+    builder = BlockBuilder()
+    for value in values:
+        builder.append(value, key=b"k", timestamp_ms=1_738_310_400_000, headers=[("trace", b"1")], tag="web")
+    sealed = builder.seal(producer_id=5, first_sequence=first, scope=1, now_ms=1_738_310_400_000, codec="none")
+    return bytes(sealed.data)
+
+
+def test_inspect(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(made.path)]) == 0
+    out = capsys.readouterr().out
+    assert "1 batches, 2 blocks, 5 records" in out
+    assert "topic clicks" in out
+    assert "0000000000000005" in out
+
+
+def test_inspect_json(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", made.path.as_uri(), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["cluster"], shown["records"], shown["bytes"]) == ("memq", 5, len(made.data))
+    [batch] = shown["batches"]
+    assert (batch["topic"], batch["partition"], batch["epoch"], batch["batch_sequence"]) == ("clicks", 1, 3, 7)
+    assert [block["offset"] for block in batch["blocks"]] == [0, made.second]
+
+
+def test_inspect_records(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(made.path), "--records"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["sequence"] for record in records] == [0, 1, 2, 3, 4]
+    assert [record.get("value") for record in records] == ["a", "", None, None, "e" * 100]
+    assert records[3]["value_base64"] == "/w=="
+    assert records[0]["headers"] == [["trace", "1"]]
+
+
+def test_verify_what_holds(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(made.path)]) == 0
+    assert "1 object, " in capsys.readouterr().out
+    assert run(["verify", str(made.path.parent), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {"objects": 1, "bytes": len(made.data), "blocks": 2, "records": 5, "damaged": 0, "findings": []}
+
+
+@pytest.mark.parametrize("place", ["first block", "second block", "index", "trailer", "cut"])
+def test_verify_finds_damage_and_reads_the_rest(made: Made, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    at = {"first block": 80, "second block": made.second + 80, "index": -200, "trailer": -20, "cut": 0}[place]
+    data = bytearray(made.data)
+    data[at] ^= 1 if at else 0
+    made.path.write_bytes(data[:-1] if place == "cut" else data)
+    assert run(["verify", str(made.path), "--json"]) == 1
+    captured = capsys.readouterr()
+    shown = json.loads(captured.out)
+    assert shown["damaged"] == 1
+    assert shown["findings"][0]["error"] == "corrupt-data"
+    assert shown["blocks"] == (1 if "block" in place else 2)
+    assert captured.err.startswith("memq: error: 1 of 1 object damaged")
+
+
+def test_verify_finds_a_block_that_the_index_does_not_name(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    """The block is whole, its checksum too; only the index tells that it is another one."""
+    data = bytearray(made.data)
+    data[made.second + 28 : made.second + 32] = b"\x09\x00\x00\x00"  # the scope
+    end = made.second + parse_header(data, made.second).length
+    data[made.second + 4 : made.second + 8] = crc32c(bytes(data[made.second + 8 : end])).to_bytes(4, "little")
+    made.path.write_bytes(data)
+    assert run(["verify", str(made.path)]) == 1
+    assert "is not the block that the index names" in capsys.readouterr().out
+
+
+def test_records_of_a_damaged_object(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(made.data)
+    data[80] ^= 1
+    made.path.write_bytes(data)
+    assert run(["inspect", str(made.path), "--records"]) == 1
+    captured = capsys.readouterr()
+    assert [json.loads(line)["sequence"] for line in captured.out.splitlines()] == [3, 4]
+    assert "at 0: block 0000000000000005:0+3 has checksum" in captured.err
+
+
+def test_of_a_data_folder_the_objects_are_verified(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made.path.parent / "memq-data"
+    (folder / "objects" / "memq").mkdir(parents=True)
+    (folder / "cluster.json").write_text("{}")
+    (folder / "objects" / "memq" / "one").write_bytes(made.data)
+    assert run(["verify", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["objects"] == 1

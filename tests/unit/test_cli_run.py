@@ -1,0 +1,176 @@
+"""The command line's frame: help without click, one line per mistake, exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from memq.cli import COMMANDS, help_text, main
+from memq.cli.output import count_text, one_line, print_pairs, print_table, size_text, time_text
+from memq.cli.run import EXIT_CODES, exit_code_of, program, run
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidSettingError,
+    NotFoundError,
+    TimedOutError,
+    UnreachableError,
+)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test where no settings file lies."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+
+def test_every_command_of_the_table_is_there() -> None:
+    for name, (module, attribute, text) in COMMANDS.items():
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), name
+        assert command.name == name
+        assert command.help, name
+        assert text in help_text()
+
+
+def test_every_option_says_what_it_does() -> None:
+    context = click.Context(program)
+    for name in COMMANDS:
+        command = program.get_command(context, name)
+        assert command is not None
+        commands = [command, *getattr(command, "commands", {}).values()]
+        for one in commands:
+            silent = [part.name for part in one.params if isinstance(part, click.Option) and not part.help]
+            assert not silent, f"memq {name}: options without help: {silent}"
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "produce" in said(capsys)[0]
+    assert main(["--version"]) == 0
+    assert said(capsys)[0].startswith("memq ")
+
+
+def test_help_does_not_import_what_it_does_not_need() -> None:
+    script = "import sys; from memq.cli import main; main(['--help']); print(*sorted(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    loaded = shown.splitlines()[-1].split()
+    assert not {"click", "asyncio", "msgspec", "uvloop", "awscrt", "zstandard", "typing", "inspect"} & set(loaded)
+
+
+def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    out, err = said(capsys)
+    assert out == ""
+    assert "Usage: memq" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["confg"], 2, ["no command 'confg'", "did you mean 'config'?"]),
+        (["config", "--jsn"], 2, ["'--jsn'", "memq config --help"]),
+        (["config", "--config", "missing.toml"], 2, ["missing.toml", "--config"]),
+        (["config", "--profile", "x"], 2, ["profile 'x'"]),
+        (["inspect", "missing"], 3, ["no file or folder 'missing'"]),
+        (["inspect", "s3://bucket/key"], 1, ["no store for 's3'"]),
+        (["inspect", "."], 1, ["is a folder", "memq verify"]),
+        (["verify"], 2, ["URI"]),
+    ],
+)
+def test_a_mistake_gets_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: list[str]
+) -> None:
+    assert run(arguments) == code
+    out, err = said(capsys)
+    assert out == ""
+    assert err.startswith("memq: error: ")
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+
+
+def test_a_fault_of_memq_is_one_line_and_a_traceback_on_demand(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr(program, "get_command", lambda context, name: click.Command(name, callback=fail))
+    assert run(["config"]) == 1
+    err = said(capsys)[1]
+    assert err.count("\n") == 1
+    assert r"ZeroDivisionError: division\nby zero" in err
+    monkeypatch.setenv("MEMQ_DEBUG", "1")
+    assert run(["config"]) == 1
+    assert "Traceback" in said(capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NotFoundError("x"), 3),
+        (DeniedError("x"), 4),
+        (UnreachableError("x"), 5),
+        (TimedOutError("x"), 6),
+        (TimeoutError("x"), 6),
+        (ConnectionRefusedError(), 5),
+        (InvalidSettingError("x"), 2),
+        (CorruptDataError("x"), 1),
+        (PermissionError(13, "denied", "f"), 4),
+        (RuntimeError("x"), 1),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_no_exit_code_is_hidden_by_a_wider_class() -> None:
+    for at, (kind, code) in enumerate(EXIT_CODES):
+        assert next(found for wide, found in EXIT_CODES if issubclass(kind, wide)) == code, f"{kind} at {at}"
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    script = "import sys; from memq.cli import main; sys.exit(main(['config', '--show-origin']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 141
+
+
+def test_config_shows_origins(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMQ_PORT", "1234")
+    assert run(["config", "--show-origin"]) == 0
+    line = next(line for line in said(capsys)[0].splitlines() if line.startswith("port "))
+    assert line.split() == ["port", "1234", "MEMQ_PORT"]
+    assert run(["config", "--json", "--show-origin"]) == 0
+    assert '"port":{"value":1234,"origin":"MEMQ_PORT"}' in said(capsys)[0]
+
+
+def test_tables_and_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("name", "count"), [("a\nb", 1_000), ("c", 2)])
+    assert said(capsys)[0] == "name  count\na\\nb  1,000\nc         2\n"
+    print_table(("name", "count"), [])
+    assert said(capsys)[0] == "name  count\n"
+    print_pairs([("a", None), ("bcd", True)])
+    assert said(capsys)[0] == "a    -\nbcd  true\n"
+    assert one_line("a\x1b[1m\n") == r"a\x1b[1m\n"
+    assert [size_text(count) for count in (0, 1023, 1 << 20, 5 << 40)] == ["0 B", "1023 B", "1.0 MiB", "5.0 TiB"]
+    assert [count_text(1, "block"), count_text(2_000, "block")] == ["1 block", "2,000 blocks"]
+    assert time_text(1_738_310_400_123) == "2025-01-31T08:00:00.123Z"
+    assert [time_text(None), time_text(1 << 62)] == ["-", str(1 << 62)]
