@@ -1,0 +1,1 @@
+"""Real processes that are killed, paused and filled up."""

@@ -1,0 +1,120 @@
+"""`kill -9` of a real `memq dev` at any moment: what was acked with ack=all is there, once and in order."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+import memq
+from tests.servers import DevServer, dev_server
+
+TIMEOUT_S = 60.0
+
+
+class Acked:
+    """Counts acked records, and lets a test wait for a number of them."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.errors: list[object] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, ack: object) -> None:
+        with self._changed:
+            if isinstance(ack, memq.Ack):
+                self.records += ack.records
+            else:
+                self.errors.append(ack)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        """Wait until `count` records are acked."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.records >= count or self.errors, TIMEOUT_S), "no acks"
+
+
+def read_all(server: DevServer, topic: str) -> list[bytes]:
+    """Read a topic from its beginning to its end."""
+    with memq.Consumer(server.address, [topic], start="beginning", end="end") as consumer:
+        return [value or b"" for batch in consumer for value in batch.values()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_any_moment_nothing_acked_is_lost_or_doubled(seed: int, tmp_path: Path) -> None:
+    draw, acked, sent = random.Random(seed), Acked(), 0
+    with dev_server(tmp_path / "data") as server:
+        with memq.Producer(server.address, on_ack=acked, linger_ms=1, block_bytes=4096) as producer:
+            for _ in range(3):
+                for _ in range(draw.randint(500, 4000)):
+                    producer.send("clicks", b"%d" % sent)
+                    sent += 1
+                acked.wait_for(draw.randint(0, sent))
+                server.kill()
+                for _ in range(draw.randint(1, 200)):
+                    producer.send("clicks", b"%d" % sent)
+                    sent += 1
+                server.start()
+            producer.flush(timeout=TIMEOUT_S)
+        assert acked.errors == []
+        assert acked.records == sent
+        assert read_all(server, "clicks") == [b"%d" % number for number in range(sent)]
+
+
+def test_a_start_sweeps_what_no_pointer_names_and_says_so(tmp_path: Path) -> None:
+    with dev_server(tmp_path / "data") as server:
+        with memq.Producer(server.address) as producer:
+            producer.send("clicks", b"kept").result(timeout=TIMEOUT_S)
+        server.kill()
+        named = next(path for path in (server.data / "objects").rglob("*") if path.is_file())
+        unnamed = named.with_name(named.name[:-1] + "9")
+        unnamed.write_bytes(b"stored, but its pointer was never published")
+        torn = server.data / "tmp" / "torn"
+        torn.write_bytes(b"half a put")
+        server.start()
+        assert named.exists()
+        assert not unnamed.exists()
+        assert not torn.exists()
+        assert "1 temporary files (10 bytes) and 1 unnamed objects (43 bytes)" in server.log.read_text()
+        assert read_all(server, "clicks") == [b"kept"]
+
+
+def test_a_consumer_group_goes_on_where_it_committed(tmp_path: Path) -> None:
+    with dev_server(tmp_path / "data") as server:
+        with memq.Producer(server.address) as producer:
+            for number in range(100):
+                producer.send("clicks", b"%d" % number).result(timeout=TIMEOUT_S)
+        seen: list[bytes] = []
+        with memq.Consumer(server.address, ["clicks"], group="g", auto_commit=False) as consumer:
+            while len(seen) < 40:
+                batch = consumer.poll(timeout=TIMEOUT_S)
+                assert batch is not None
+                seen += [value or b"" for value in batch.values()]
+                consumer.commit(batch)
+        server.kill()
+        server.start()
+        with memq.Consumer(server.address, ["clicks"], group="g", end="end") as consumer:
+            seen += [value or b"" for batch in consumer for value in batch.values()]
+        assert seen == [b"%d" % number for number in range(100)]
+
+
+def test_power_loss_leaves_no_half_object(tmp_path: Path) -> None:
+    """Every object under its key is whole: what a kill cuts stays in the folder for temporary files."""
+    with dev_server(tmp_path / "data") as server:
+        with memq.Producer(server.address, codec="none", block_bytes=65536) as producer:
+            for number in range(300):
+                producer.send("clicks", os.urandom(10_000))  # noqa: TID251 - bytes that do not repeat
+                if number == 200:
+                    server.kill()
+                    server.start()
+            producer.flush(timeout=TIMEOUT_S)
+        server.kill()
+        from memq.format.object import open_object
+
+        objects = [path for path in (server.data / "objects").rglob("*") if path.is_file()]
+        assert objects
+        for path in objects:
+            open_object(path.read_bytes())
