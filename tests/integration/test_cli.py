@@ -1,0 +1,268 @@
+"""The command line against a real `memq dev` on a folder: what newcomers type, and their mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+READY = "memq ready: "
+Memq = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def start_dev(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start `memq dev` on a folder; port 0, so that any number of them run at once."""
+    command = [sys.executable, "-m", "memq.cli", "dev", "--data", str(folder), "--port", "0", "--http-port", "-1"]
+    return subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    """Wait for the ready line and return the address; the end of stdout instead of it is a failure."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith(READY), f"{line!r}, stderr: {process.communicate()[1]}"
+    return line.removeprefix(READY).strip()
+
+
+def stop(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Drain a broker and return its exit code and what it said on stderr."""
+    process.send_signal(signal.SIGTERM)
+    return process.wait(timeout=60), process.communicate()[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the data folder of the module's broker."""
+    return tmp_path_factory.mktemp("cli") / "data"
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    """Run one broker for the module; at the end it must drain without an error."""
+    process = start_dev(folder)
+    try:
+        yield address_of(process)
+    finally:
+        code, said = stop(process)
+    assert code == 0, said
+    assert "error" not in said, said
+
+
+@pytest.fixture
+def memq(address: str, tmp_path: Path) -> Memq:
+    """Return a function that runs `memq ARGUMENTS…` as a process of its own, in an empty folder."""
+
+    def run(*arguments: str, stdin: str | bytes = b"", broker: str = address) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "MEMQ_BROKERS": broker, "HOME": str(tmp_path), "PYTHONUTF8": "1"}
+        environment.pop("MEMQ_DEBUG", None)
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        done = subprocess.run(
+            [sys.executable, "-m", "memq.cli", *arguments],
+            input=given,
+            capture_output=True,
+            timeout=60,
+            check=False,
+            cwd=tmp_path,
+            env=environment,
+        )
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        )
+
+    return run
+
+
+def check_mistake(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert done.stderr.startswith("memq: error: "), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_lines_go_in_and_come_out(memq: Memq) -> None:
+    done = memq("produce", "lines", stdin="a\n\nc")
+    assert (done.returncode, done.stdout) == (0, ""), done
+    assert "3 records, 2 B: 3 acked with all" in done.stderr
+    assert memq("consume", "lines", "-e").stdout == "a\n\nc\n"
+    assert memq("consume", "lines", "-e", "-c", "2").stdout == "a\n\n"
+
+
+def test_all_of_a_record_goes_through_json_and_back(memq: Memq) -> None:
+    sent = [
+        {"timestamp_ms": 5, "key": "k", "headers": [["a", "1"], ["b", None]], "tag": "web", "value": "ü"},
+        {"timestamp_ms": 6, "key_base64": "/w==", "value": None},
+        {"timestamp_ms": 7, "value_base64": "/w=="},
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in sent)
+    assert memq("produce", "first", "--input", "json", stdin=lines).returncode == 0
+    once = memq("consume", "first", "-e", "--json").stdout
+    assert memq("produce", "second", "--input", "json", stdin=once).returncode == 0
+    twice = [json.loads(line) for line in memq("consume", "second", "-e", "--json").stdout.splitlines()]
+    place = ("topic", "partition", "offset", "position")
+    assert [{name: value for name, value in record.items() if name not in place} for record in twice] == sent
+    assert {record["topic"] for record in twice} == {"second"}
+
+
+def test_kcats_letters(memq: Memq) -> None:
+    summary = memq("produce", "kcat", "-K", ":", "-D", ";", "-Z", "-H", "h=1", "--json", stdin="a:1;b:;c")
+    assert json.loads(summary.stdout)["acked"] == 3
+    shown = memq("consume", "kcat", "-e", "-Z", "-f", r"%t %p %k=%s %h\n").stdout
+    assert shown == "kcat 0 a=1 h=1\nkcat 0 b=NULL h=1\nkcat 0 NULL=c h=1\n"
+    assert memq("consume", "kcat", "-e", "-K", "/", "-D", "|").stdout == "a/1|b/|/c|"
+    assert memq("consume", "kcat", "-e", "-o", "-2", "-D", " ").stdout == " c "
+    assert memq("consume", "kcat", "-e", "-o", "end").stdout == ""
+    assert memq("consume", "kcat", "-e", "-o", "@-1h", "-f", "%k,").stdout == "a,b,,"
+
+
+def test_a_group_goes_on_where_it_stands(memq: Memq) -> None:
+    memq("produce", "grouped", stdin="1\n2\n")
+    assert memq("consume", "grouped", "-e", "-G", "readers").stdout == "1\n2\n"
+    memq("produce", "grouped", stdin="3\n")
+    assert memq("consume", "grouped", "-e", "-G", "readers", "-o", "stored").stdout == "3\n"
+    assert memq("consume", "grouped", "-e", "-G", "others").stdout == "1\n2\n3\n"
+
+
+def test_one_partition(memq: Memq) -> None:
+    assert memq("topic", "create", "parts", "--partitions", "3").returncode == 0
+    for partition in range(3):
+        memq("produce", "parts", "-p", str(partition), stdin=f"v{partition}\n")
+    assert memq("consume", "parts", "-e", "-p", "1").stdout == "v1\n"
+    assert sorted(memq("consume", "parts", "-e").stdout.split()) == ["v0", "v1", "v2"]
+    check_mistake(memq("produce", "parts", "-p", "3", stdin="x"), 1, "partition 3")
+
+
+def test_files(memq: Memq, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"{name}\n")
+    assert memq("produce", "files", "one", "two").returncode == 0
+    assert memq("consume", "files", "-e").stdout == "one\ntwo\n"
+    check_mistake(memq("produce", "files", "one", "three"), 3, "three")
+    assert memq("consume", "files", "-e").stdout == "one\ntwo\n", "nothing is sent before every file is open"
+
+
+def test_the_objects_hold(memq: Memq, folder: Path) -> None:
+    memq("produce", "held", stdin="x\n")
+    shown = json.loads(memq("verify", str(folder), "--json").stdout)
+    assert shown["damaged"] == 0
+    assert shown["records"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["consume", "nowhere", "-e"], 3, ["nowhere"]),
+        (["consume", "a/b"], 2, ["'a/b'", "A-Z"]),
+        (["produce", ".."], 2, ["'..'"]),
+        (["produce", "x" * 250], 2, ["250", "249"]),
+        (["produce", "t", "--acks", "2"], 2, ["acks", "0, 1, all"]),
+        (["produce", "t", "-z", "gzip"], 2, ["gzip", "zstd"]),
+        (["produce", "t", "-H", "x"], 2, ["NAME=VALUE"]),
+        (["produce", "t", "-D", ""], 1, ["delimiter"]),
+        (["consume", "t", "-o", "middle"], 1, ["middle", "beginning"]),
+        (["consume", "t", "-o", "stored"], 2, ["-G"]),
+        (["consume", "t", "-f", "%x"], 1, ["%x"]),
+        (["consume", "t", "--json", "-f", "%s"], 2, ["exclude"]),
+        (["consume", "t", "-G", "g", "-p", "1"], 2, ["exclude"]),
+        (["topic", "describe", "nowhere"], 3, ["nowhere"]),
+        (["group", "describe", "nobody"], 3, ["nobody"]),
+    ],
+)
+def test_mistakes(memq: Memq, arguments: list[str], code: int, words: list[str]) -> None:
+    check_mistake(memq(*arguments, stdin="x\n"), code, *words)
+
+
+def test_bad_input(memq: Memq) -> None:
+    check_mistake(
+        memq("produce", "t", "--input", "json", stdin='{"value":"a"}\n{"valeu":"b"}\n'),
+        1,
+        "record 2",
+        "did you mean 'value'",
+    )
+
+
+@pytest.mark.parametrize("command", [["produce", "t", "--metadata-timeout-ms", "300ms"], ["topic", "list"], ["lag"]])
+def test_nobody_there(memq: Memq, command: list[str]) -> None:
+    check_mistake(memq(*command, stdin="x", broker="127.0.0.1:1"), 5, "127.0.0.1:1")
+
+
+def test_ctrl_c_says_what_was_done(memq: Memq, address: str) -> None:
+    memq("produce", "waiting", stdin="a\n")
+    command = [sys.executable, "-m", "memq.cli"]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(
+            [*command, "consume", "waiting", "-b", address], stdout=pipe, stderr=pipe, text=True
+        ) as consumer,
+        subprocess.Popen(
+            [*command, "produce", "waiting", "-b", address], stdin=pipe, stderr=pipe, text=True
+        ) as producer,
+    ):
+        assert consumer.stdout is not None
+        assert producer.stdin is not None
+        producer.stdin.write("b\n")
+        producer.stdin.flush()
+        assert [consumer.stdout.readline(), consumer.stdout.readline()] == ["a\n", "b\n"]
+        for process, said in (
+            (consumer, "interrupted: 2 records printed"),
+            (producer, "interrupted: 1 record sent, 1 of"),
+        ):
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            assert process.stderr.read().startswith(said)
+            assert process.wait(timeout=30) == 130
+
+
+def test_a_second_broker_on_the_same_folder_is_refused(address: str, folder: Path) -> None:
+    process = start_dev(folder)
+    out, err = process.communicate(timeout=30)
+    assert (out, process.returncode) == ("", 1), err
+    assert err.startswith("memq: error: ")
+    assert err.count("\n") == 1
+    assert address  # the first one runs on
+
+
+def test_topics_and_groups(memq: Memq) -> None:
+    done = memq("topic", "create", "life", "--partitions", "2", "--set", "batch_bytes_max=1MiB", "--json")
+    made = json.loads(done.stdout)
+    assert (len(made["partitions"]), made["settings"]["batch_bytes_max"]) == (2, 1 << 20)
+    check_mistake(memq("topic", "create", "life"), 1, "life")
+    assert memq("topic", "create", "life", "--exist-ok").returncode == 0
+    assert "life" in [topic["name"] for topic in json.loads(memq("topic", "list", "--json").stdout)]
+    check_mistake(memq("topic", "alter", "life", "--set", "batch_bytes=1"), 2, "did you mean 'batch_bytes_max'?")
+    check_mistake(memq("topic", "alter", "life", "--set", "ring_slots=1"), 2, "ring_slots = 1")
+    assert memq("topic", "alter", "life", "--set", "retention_ms=1h").returncode == 0
+    assert "3600000" in memq("topic", "describe", "life").stdout
+
+    memq("produce", "life", stdin="1\n2\n3\n")
+    memq("consume", "life", "-e", "-G", "living")
+    assert "living" in json.loads(memq("group", "list", "--json").stdout)
+    memq("produce", "life", stdin="4\n")
+    assert sum(part["lag_records"] for part in json.loads(memq("lag", "living", "--json").stdout)[0]["partitions"]) == 1
+    assert "living" in memq("lag").stdout
+    before = memq("group", "describe", "living").stdout
+    assert memq("group", "reset", "living", "life", "--to", "beginning", "--dry-run").returncode == 0
+    assert memq("group", "describe", "living").stdout.split("lag")[0] == before.split("lag")[0]
+    assert memq("group", "reset", "living", "life", "--to", "beginning").returncode == 0
+    assert sorted(memq("consume", "life", "-e", "-G", "living").stdout.split()) == ["1", "2", "3", "4"]
+    assert memq("group", "delete", "living").returncode == 0
+    check_mistake(memq("group", "describe", "living"), 3, "living")
+    assert memq("topic", "delete", "life").returncode == 0
+    check_mistake(memq("topic", "describe", "life"), 3, "life")
+
+
+def test_doctor_and_bench(memq: Memq) -> None:
+    looked = json.loads(memq("doctor", "--json").stdout)
+    assert {one["what"] for one in looked} >= {"memq", "packages", "settings", "data folder", "open files", "broker"}
+    assert not [one for one in looked if one["state"] == "failed"]
+    done = memq("doctor", broker="127.0.0.1:1")
+    assert done.returncode == 1
+    assert "failed" in done.stdout
+    rates = json.loads(memq("bench", "-n", "2500", "-s", "100", "--json").stdout)
+    assert (rates["records"], rates["consumed"]) == (2_500, 2_500)
+    assert rates["topic"] not in memq("topic", "list").stdout
