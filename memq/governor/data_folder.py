@@ -184,6 +184,6 @@ def _folder_error(path: Path, error: OSError) -> MemqError:
             f"data folder '{path}' can't be written: {reason}",
             hint="choose a writable folder with --data, or its owner",
         )
-    if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
+    if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
         return InvalidRequestError(f"data folder '{path}' can't be made: {reason}", hint="choose another --data")
     return StoreError(f"data folder '{path}' can't be opened: {reason}", hint="check the disk")

@@ -30,9 +30,10 @@ def balance(
         owners[partition] = _lightest(wanters[partition], loads)
         loads[owners[partition]] += 1
     order = homeless + [partition for partition in partitions if partition in kept]
-    while max(loads.values(), default=0) - min(loads.values(), default=0) > 1:
-        if not _level(order, wanters, owners, loads):
-            break
+    fair = -(-len(partitions) // max(len(loads), 1))
+    for limit in (fair, 0):  # who has more than a fair share gives first: else one that has just enough would give too
+        while _level(order, wanters, owners, loads, limit):
+            pass
     return owners
 
 
@@ -45,10 +46,15 @@ def _level(
     wanters: Mapping[ReadPartition, Sequence[str]],
     owners: dict[ReadPartition, str],
     loads: dict[str, int],
+    limit: int,
 ) -> bool:
-    """Move each partition once whose owner has two more than another that wants it; return whether one moved."""
+    """Move partitions whose owner has more than `limit`, and two more than another that wants it; tell if one moved."""
     moved = False
+    if max(loads.values(), default=0) - min(loads.values(), default=0) <= 1:
+        return False
     for partition in order:
+        if loads[owners[partition]] <= limit:
+            continue
         light = _lightest(wanters[partition], loads)
         if loads[owners[partition]] - loads[light] > 1:
             loads[owners[partition]] -= 1

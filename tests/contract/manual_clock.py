@@ -1,0 +1,20 @@
+"""A clock that goes on only when a test says so."""
+
+from __future__ import annotations
+
+
+class ManualClock:
+    """Starts at some wall time; `advance` moves the wall clock and the monotonic clock alike."""
+
+    def __init__(self) -> None:
+        self._now_ms = 1_000_000
+        self._start_wall_ms = 1_760_000_000_000
+
+    def advance(self, milliseconds: int) -> None:
+        self._now_ms += milliseconds
+
+    def monotonic(self) -> float:
+        return self._now_ms / 1_000
+
+    def wall_ms(self) -> int:
+        return self._start_wall_ms + self._now_ms

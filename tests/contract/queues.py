@@ -1,0 +1,85 @@
+"""Every notification queue that the contract suite runs over: a new one is one line here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from memq.notification import NotificationQueue, Publication
+from memq.notification.memory import MemoryQueue
+from memq.notification.sqlite import SqliteQueue
+from memq.topic import Committed, Position, ReadPartition, Totals
+from tests.contract.manual_clock import ManualClock
+
+STALE_MS = 30_000
+HANG_S = 120  # a wake-up that was lost is a failure, not a build that never ends
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One implementation, and by which rule it refuses what is stale."""
+
+    open: Callable[[Path, ManualClock], NotificationQueue]
+    refuses: Literal["epoch", "age"]
+
+
+QUEUES: dict[str, Kind] = {
+    "memory": Kind(lambda folder, clock: MemoryQueue(clock), "epoch"),
+    "memory-age": Kind(lambda folder, clock: MemoryQueue(clock, refuse="age"), "age"),
+    "sqlite": Kind(lambda folder, clock: SqliteQueue(folder / "queue.sqlite", clock, poll_interval_ms=2), "epoch"),
+}
+
+Scenario = Callable[[NotificationQueue, ManualClock], Awaitable[None]]
+
+
+def over_queues(scenario: Scenario) -> Callable[[str, Path], None]:
+    """Make a test of a scenario, once per queue."""
+    return _over(scenario, list(QUEUES))
+
+
+def over_queues_that_refuse(rule: Literal["epoch", "age"]) -> Callable[[Scenario], Callable[[str, Path], None]]:
+    """Make a test of a scenario, once per queue of this rule."""
+    return lambda scenario: _over(scenario, [name for name, kind in QUEUES.items() if kind.refuses == rule])
+
+
+def _over(scenario: Scenario, kinds: list[str]) -> Callable[[str, Path], None]:
+    @pytest.mark.parametrize("kind", kinds)
+    def test(kind: str, tmp_path: Path) -> None:
+        async def run() -> None:
+            clock = ManualClock()
+            queue = QUEUES[kind].open(tmp_path, clock)
+            try:
+                async with asyncio.timeout(HANG_S):
+                    await scenario(queue, clock)
+            finally:
+                await queue.close()
+
+        asyncio.run(run())
+
+    test.__name__ = scenario.__name__
+    return test
+
+
+def part(number: int = 0, topic: str = "clicks", topic_id: str = "0a" * 16) -> ReadPartition:
+    return ReadPartition(topic, topic_id, number)
+
+
+def publication(
+    clock: ManualClock,
+    body: bytes = b"pointer",
+    *,
+    partition: ReadPartition | None = None,
+    write: int = 0,
+    epoch: int = 1,
+    age_ms: int = 0,
+) -> Publication:
+    return Publication(partition or part(), write, epoch, clock.wall_ms() - age_ms, body)
+
+
+def committed(offset: int, *, index: int = 0, partition: int = 0, records: int = 0, size: int = 0) -> Committed:
+    return Committed(Position(partition, offset, index), Totals(records, size))

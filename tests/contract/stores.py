@@ -1,0 +1,47 @@
+"""Every storage handler that the contract suite runs over: a new one is one line here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.filesystem import FilesystemHandler
+from memq.storage_handlers.memory import MemoryHandler
+from tests.contract.manual_clock import ManualClock
+
+
+def open_filesystem(folder: Path) -> FilesystemHandler:
+    (folder / "objects").mkdir(exist_ok=True)
+    (folder / "tmp").mkdir(exist_ok=True)
+    return FilesystemHandler(folder / "objects", folder / "tmp")
+
+
+STORES: dict[str, Callable[[Path], StorageHandler]] = {
+    "memory": lambda folder: MemoryHandler(ManualClock()),
+    "filesystem": open_filesystem,
+}
+
+HANG_S = 120  # a wake-up that was lost is a failure, not a build that never ends
+
+
+def over_stores(scenario: Callable[[StorageHandler], Awaitable[None]]) -> Callable[[str, Path], None]:
+    """Make a test of a scenario, once per handler."""
+
+    @pytest.mark.parametrize("kind", list(STORES))
+    def test(kind: str, tmp_path: Path) -> None:
+        async def run() -> None:
+            store = STORES[kind](tmp_path)
+            try:
+                async with asyncio.timeout(HANG_S):
+                    await scenario(store)
+            finally:
+                await store.close()
+
+        asyncio.run(run())
+
+    test.__name__ = scenario.__name__
+    return test

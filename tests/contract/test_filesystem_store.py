@@ -1,0 +1,365 @@
+"""What only the filesystem store promises: durability, torn writes, refusals of the operating system, races."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import multiprocessing
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from awscrt.checksums import crc32c
+
+from memq.errors import (
+    ClosedError,
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    MemqError,
+    ObjectExistsError,
+    StoreError,
+)
+from memq.storage_handlers.filesystem import FilesystemHandler, TempSweep
+from tests.contract.stores import open_filesystem
+
+SPAWN = multiprocessing.get_context("spawn")
+NOBODY = 65_534
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FilesystemHandler]:
+    handler = open_filesystem(tmp_path)
+    yield handler
+    asyncio.run(handler.close())
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can reach, which pytest's own are not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def temporary_files(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder / "tmp"))
+
+
+async def put(store: FilesystemHandler, key: str, body: bytes) -> None:
+    await store.put(key, [body], crc32c(body))
+
+
+# ---- durability ------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what is synced")
+def test_the_file_is_synced_before_its_name_and_every_folder_after_it(
+    store: FilesystemHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spy on the real fsync notes what is synced, and what its folder holds at that moment."""
+    synced: list[tuple[str, list[str]]] = []
+    real = os.fsync
+
+    def spy(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        synced.append((path.relative_to(tmp_path).parts[0] if path.is_file() else str(path.relative_to(tmp_path)), []))
+        if path.is_dir():
+            synced[-1][1].extend(sorted(os.listdir(path)))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    asyncio.run(put(store, "a/b/one", b"1"))
+    assert synced == [("tmp", []), ("objects", ["a"]), ("objects/a", ["b"]), ("objects/a/b", ["one"])]
+    synced.clear()
+    asyncio.run(put(store, "a/b/two", b"2"))
+    assert synced == [("tmp", []), ("objects/a/b", ["one", "two"])]
+    synced.clear()
+    asyncio.run(put(store, "a/b/two", b"2"))
+    assert synced[-1] == ("objects/a/b", ["one", "two"]), "an object that was there may not be durable yet"
+    asyncio.run(store.delete("a/b/one"))
+    asyncio.run(store.delete("a/b/two"))
+    synced.clear()
+    asyncio.run(put(store, "a/b/one", b"1"))
+    assert synced[1:] == [("objects", ["a"]), ("objects/a", ["b"]), ("objects/a/b", ["one"])]
+
+
+def test_a_new_handler_trusts_no_folder_that_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "objects" / "a").mkdir(parents=True)
+    store = open_filesystem(tmp_path)
+    calls: list[int] = []
+    real = os.fsync
+
+    def spy(handle: int) -> None:
+        calls.append(handle)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    asyncio.run(put(store, "a/one", b"1"))
+    asyncio.run(store.close())
+    assert len(calls) == 3  # the file, the root for `a`, `a` for the name
+
+
+# ---- torn and cancelled puts -----------------------------------------------------------------
+
+
+def test_a_put_leaves_no_temporary_file_whatever_its_end(store: FilesystemHandler, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await put(store, "a", b"1")
+        with pytest.raises(MemqError):
+            await put(store, "a", b"2")
+        with pytest.raises(MemqError):
+            await put(store, "a/below", b"3")
+        with pytest.raises(CorruptDataError):
+            await store.put("b", [b"4"], 0)
+
+    asyncio.run(scenario())
+    assert temporary_files(tmp_path) == []
+
+
+def test_torn_temporary_files_are_swept_and_counted(store: FilesystemHandler, tmp_path: Path) -> None:
+    (tmp_path / "tmp" / "77-0").write_bytes(b"half an obj")
+    (tmp_path / "tmp" / "77-1").write_bytes(b"")
+    asyncio.run(put(store, "a", b"whole"))
+    assert asyncio.run(store.sweep_temp()) == TempSweep(files=2, bytes=11)
+    assert asyncio.run(store.sweep_temp()) == TempSweep(files=0, bytes=0)
+    assert asyncio.run(store.get("a")) == b"whole"
+
+
+def test_a_temporary_file_of_an_earlier_process_with_this_pid_is_passed_over(
+    store: FilesystemHandler, tmp_path: Path
+) -> None:
+    left = tmp_path / "tmp" / f"{os.getpid()}-0"
+    left.write_bytes(b"torn")
+    asyncio.run(put(store, "a", b"whole"))
+    assert (left.read_bytes(), asyncio.run(store.get("a"))) == (b"torn", b"whole")
+
+
+def test_a_cancelled_put_has_let_go_of_the_buffers(
+    store: FilesystemHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffers change as soon as the cancellation is through: no object may show that."""
+    size = 8 << 20
+    real = os.writev
+
+    async def scenario() -> int:
+        loop = asyncio.get_running_loop()
+        stored = 0
+        for turn in range(8):
+            buffer = bytearray(size)
+            writing = asyncio.Event()
+
+            def spy(handle: int, views: list[memoryview], writing: asyncio.Event = writing) -> int:
+                loop.call_soon_threadsafe(writing.set)
+                return real(handle, views)
+
+            monkeypatch.setattr(os, "writev", spy)
+            task = asyncio.create_task(store.put(f"turn/{turn}", [buffer], crc32c(bytes(size))))
+            await writing.wait()
+            task.cancel()
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            buffer[:] = b"\xff" * size
+            assert temporary_files(tmp_path) == [], "the thread still works on it"
+            found = [entry async for entry in store.list(f"turn/{turn}")]
+            assert [await store.get(entry.key) == bytes(size) for entry in found] in ([], [True])
+            stored += len(found)
+        return stored
+
+    assert asyncio.run(scenario()) == 8, "a put that runs is finished"
+
+
+def test_a_put_without_a_thread_is_given_up_at_once(store: FilesystemHandler) -> None:
+    async def scenario() -> list[str]:
+        tasks = [asyncio.create_task(put(store, f"k{number:02d}", bytes(1 << 20))) for number in range(40)]
+        await asyncio.sleep(0)
+        for task in tasks[20:]:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [result for result in results[:20] if result is not None] == []
+        assert all(isinstance(result, asyncio.CancelledError) for result in results[20:])
+        return [entry.key async for entry in store.list()]
+
+    assert asyncio.run(scenario()) == [f"k{number:02d}" for number in range(20)]
+
+
+# ---- races -----------------------------------------------------------------------------------
+
+
+def race_puts(folder: Path, start: Connection, byte: int) -> None:
+    async def run() -> list[bool]:
+        store = open_filesystem(folder)
+        won = []
+        for turn in range(50):
+            with suppress(ObjectExistsError):
+                await put(store, f"race/{turn:02d}", bytes([byte]) * 100_000)
+            won.append((await store.get(f"race/{turn:02d}"))[0] == byte)
+        await store.close()
+        return won
+
+    start.recv()
+    start.send(asyncio.run(run()))
+
+
+def test_one_process_of_several_wins_each_put(tmp_path: Path) -> None:
+    open_filesystem(tmp_path)
+    pipes = [SPAWN.Pipe() for _ in range(3)]
+    processes = [SPAWN.Process(target=race_puts, args=(tmp_path, child, byte)) for byte, (_, child) in enumerate(pipes)]
+    for process in processes:
+        process.start()
+    for parent, _ in pipes:
+        parent.send("go")
+    results = [parent.recv() for parent, _ in pipes]
+    for process in processes:
+        process.join()
+    assert [sum(turn) for turn in zip(*results, strict=True)] == [1] * 50
+    assert temporary_files(tmp_path) == []
+
+
+def test_puts_and_deletes_in_the_same_folders_never_lose_an_object(store: FilesystemHandler, tmp_path: Path) -> None:
+    async def come_and_go(number: int) -> None:
+        for turn in range(60):
+            key = f"shared/{turn % 3}/deep/{number}"
+            await put(store, key, b"x")
+            assert await store.get(key) == b"x"
+            await store.delete(key)
+
+    async def scenario() -> None:
+        await asyncio.gather(*(come_and_go(number) for number in range(6)))
+        assert [entry async for entry in store.list()] == []
+
+    asyncio.run(scenario())
+    assert os.listdir(tmp_path / "objects") == [], "empty folders go"
+
+
+# ---- what the operating system refuses -------------------------------------------------------
+
+
+def put_over_limit(folder: Path, answer: Connection) -> None:
+    """A limit on the size of files is the full disk that every machine has."""
+    store = open_filesystem(folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+
+    async def run() -> list[str]:
+        await put(store, "small", bytes(1 << 20))
+        with pytest.raises(StoreError) as caught:
+            await put(store, "large", bytes(3 << 20))
+        said = [str(caught.value), caught.value.hint]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await put(store, "large", bytes(3 << 20))
+        said += [f"{entry.key} {entry.size}" async for entry in store.list()]
+        await store.close()
+        return said
+
+    answer.send(asyncio.run(run()))
+
+
+def test_a_disk_that_takes_no_more_is_a_store_error_and_leaves_nothing(tmp_path: Path) -> None:
+    message, hint, *listing = in_process(put_over_limit, tmp_path)
+    assert "object 'large' not stored: file too large" in message
+    assert "ulimit" in hint
+    assert listing == [f"large {3 << 20}", f"small {1 << 20}"]
+    assert temporary_files(tmp_path) == []
+
+
+def put_without_rights(folder: Path, answer: Connection) -> None:
+    if os.getuid() == 0:
+        os.setuid(NOBODY)
+
+    async def run() -> list[str]:
+        store = open_filesystem(folder)
+        said = [(await store.get("there")).decode()]
+        for call in (put(store, "new", b"1"), store.delete("there"), store.check()):
+            with pytest.raises(DeniedError) as caught:
+                await call
+            said.append(f"{caught.value} | {caught.value.hint}")
+        await store.close()
+        return said
+
+    answer.send(asyncio.run(run()))
+
+
+def test_a_folder_without_rights_is_denied_with_a_hint(open_folder: Path) -> None:
+    async def prepare() -> None:
+        store = open_filesystem(open_folder)
+        await put(store, "there", b"readable")
+        await store.close()
+
+    asyncio.run(prepare())
+    folders = (open_folder / "objects", open_folder / "tmp")
+    for folder in folders:
+        folder.chmod(0o555)
+    read, *refused = in_process(put_without_rights, open_folder)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert read == "readable"
+    assert len(refused) == 3
+    assert all("permission denied | give memq the right" in text for text in refused)
+
+
+def in_process(target: object, folder: Path) -> list[str]:
+    parent, child = SPAWN.Pipe()
+    process = SPAWN.Process(target=target, args=(folder, child))  # type: ignore[arg-type]
+    process.start()
+    child.close()
+    said: list[str] = parent.recv()
+    process.join()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, StoreError),
+        (errno.EIO, StoreError),
+        (errno.EACCES, DeniedError),
+        (errno.EROFS, DeniedError),
+        (errno.EXDEV, InvalidRequestError),
+        (errno.ENOTTY, StoreError),
+    ],
+)
+def test_each_refusal_has_its_kind(
+    store: FilesystemHandler, number: int, kind: type[MemqError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(kind, match="object 'a' not stored: ") as caught:
+        asyncio.run(put(store, "a", b"1"))
+    assert caught.value.__cause__ is not None
+
+
+def test_a_store_whose_folder_went_says_so(store: FilesystemHandler, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "objects")
+    with pytest.raises(StoreError, match="no such file") as caught:
+        asyncio.run(put(store, "a/b", b"1"))
+    assert "the folder of the store is gone" in caught.value.hint
+
+
+def test_a_cut_object_is_corrupt_and_not_a_short_answer(store: FilesystemHandler, tmp_path: Path) -> None:
+    asyncio.run(put(store, "a", b"12345678"))
+    os.truncate(tmp_path / "objects" / "a", 3)
+    with pytest.raises(CorruptDataError, match="3 bytes"):
+        asyncio.run(store.get_range("a", 2, 4))
+
+
+def test_after_close_every_call_is_refused(store: FilesystemHandler) -> None:
+    async def scenario() -> None:
+        running = asyncio.create_task(put(store, "a", b"1"))
+        await asyncio.sleep(0)
+        await store.close()
+        await running
+        with pytest.raises(ClosedError):
+            await store.get("a")
+
+    asyncio.run(scenario())

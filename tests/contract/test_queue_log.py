@@ -1,0 +1,326 @@
+"""The contract of the notification queue's log: publish, read, span, seek, wait, trim, drop, over every queue."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from memq.errors import EpochFencedError, InvalidRequestError, NotFoundError, QueueRefusedError, TooLargeError
+from memq.limits import POINTER_BYTES_MAX
+from memq.notification import Entry, NotificationQueue, Span
+from tests.contract.manual_clock import ManualClock
+from tests.contract.queues import STALE_MS, over_queues, over_queues_that_refuse, part, publication
+
+ALL = 1 << 30
+
+
+async def fill(queue: NotificationQueue, clock: ManualClock, count: int, partition: int = 0) -> None:
+    for number in range(count):
+        await queue.publish(publication(clock, b"%d" % number, partition=part(partition)))
+
+
+async def bodies(queue: NotificationQueue, offset: int = 0, partition: int = 0) -> list[bytes]:
+    return [entry.body for entry in await queue.read(part(partition), offset, ALL)]
+
+
+@over_queues
+async def test_what_was_published_is_read_in_order(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    assert await queue.span(part()) == Span(0, 0)
+    expected = []
+    for number in range(5):
+        body = bytes([number]) * number
+        offset = await queue.publish(publication(clock, body))
+        expected.append(Entry(offset, clock.wall_ms(), body))
+        clock.advance(7)
+    assert [entry.offset for entry in expected] == [0, 1, 2, 3, 4]
+    assert list(await queue.read(part(), 0, ALL)) == expected
+    assert list(await queue.read(part(), 3, ALL)) == expected[3:]
+    assert list(await queue.read(part(), 5, ALL)) == []
+    assert list(await queue.read(part(), 99, ALL)) == []
+    assert await queue.span(part()) == Span(0, 5)
+
+
+@over_queues
+async def test_a_read_is_about_as_large_as_asked_for_and_never_stuck(
+    queue: NotificationQueue, clock: ManualClock
+) -> None:
+    await queue.create([part()], STALE_MS)
+    for size in (100, 100, 100, 5_000, 100):
+        await queue.publish(publication(clock, bytes(size)))
+    assert [len(await queue.read(part(), 0, limit)) for limit in (0, 1, 100, 199, 200, 300, 5_299, 5_300)] == [
+        *(1, 1, 1, 1, 2, 3, 3, 4)
+    ]
+    assert [entry.offset for entry in await queue.read(part(), 3, 1)] == [3]
+
+
+@over_queues
+async def test_partitions_are_apart(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part(0), part(1)], STALE_MS)
+    await fill(queue, clock, 3, partition=0)
+    await fill(queue, clock, 1, partition=1)
+    assert (await queue.span(part(0)), await queue.span(part(1))) == (Span(0, 3), Span(0, 1))
+    assert await bodies(queue, partition=1) == [b"0"]
+
+
+@over_queues
+async def test_many_publishes_at_once_get_one_offset_each(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    offsets = await asyncio.gather(*(queue.publish(publication(clock, b"%d" % number)) for number in range(300)))
+    assert sorted(offsets) == list(range(300))
+    found = await bodies(queue)
+    assert [found[offset] for offset in offsets] == [b"%d" % number for number in range(300)]
+
+
+@over_queues
+async def test_what_is_not_there_is_not_found(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part(0)], STALE_MS)
+    absent = part(0, topic_id="ff" * 16)
+    for call in (
+        queue.publish(publication(clock, partition=absent)),
+        queue.read(absent, 0, ALL),
+        queue.span(absent),
+        queue.seek_time(absent, 0),
+        queue.wait({part(0): 0, absent: 0}, 0.001),
+        queue.trim(absent, 1),
+    ):
+        with pytest.raises(NotFoundError, match="clicks"):
+            await call
+
+
+@over_queues
+async def test_bad_publications_are_refused(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await queue.publish(publication(clock, bytes(POINTER_BYTES_MAX)))
+    with pytest.raises(TooLargeError, match="65537"):
+        await queue.publish(publication(clock, bytes(POINTER_BYTES_MAX + 1)))
+    for odd in (publication(clock, epoch=-1), publication(clock, epoch=1 << 70), publication(clock, age_ms=-(1 << 70))):
+        with pytest.raises(InvalidRequestError):
+            await queue.publish(odd)
+    assert await queue.span(part()) == Span(0, 1)
+
+
+# ---- staleness -------------------------------------------------------------------------------
+
+
+@over_queues_that_refuse("epoch")
+async def test_a_lower_epoch_is_fenced(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await queue.publish(publication(clock, b"1", epoch=3))
+    await queue.publish(publication(clock, b"2", epoch=3))
+    with pytest.raises(EpochFencedError, match="epoch 2 of partition 0"):
+        await queue.publish(publication(clock, b"late", epoch=2))
+    await queue.publish(publication(clock, b"3", write=1, epoch=1))
+    await queue.publish(publication(clock, b"4", epoch=5))
+    with pytest.raises(EpochFencedError):
+        await queue.publish(publication(clock, b"late", epoch=3))
+    assert await bodies(queue) == [b"1", b"2", b"3", b"4"]
+
+
+@over_queues_that_refuse("epoch")
+async def test_a_fence_outlives_the_entries_that_raised_it(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await queue.publish(publication(clock, epoch=7))
+    await queue.trim(part(), 1)
+    with pytest.raises(EpochFencedError):
+        await queue.publish(publication(clock, epoch=6))
+
+
+@over_queues_that_refuse("epoch")
+async def test_age_does_not_matter_where_epochs_fence(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await queue.publish(publication(clock, age_ms=10 * STALE_MS))
+    await queue.publish(publication(clock, age_ms=-STALE_MS))
+    assert await queue.span(part()) == Span(0, 2)
+
+
+@over_queues_that_refuse("epoch")
+async def test_one_fenced_publish_does_not_fail_those_beside_it(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await queue.publish(publication(clock, b"first", epoch=2))
+    epochs = [2, 1, 2, 1, 1, 2, 3, 2, 3]
+    results = await asyncio.gather(
+        *(queue.publish(publication(clock, b"%d" % number, epoch=epoch)) for number, epoch in enumerate(epochs)),
+        return_exceptions=True,
+    )
+    assert [isinstance(result, EpochFencedError) for result in results] == [
+        *(False, True, False, True, True, False, False, True, False)
+    ]
+    assert [result for result in results if isinstance(result, int)] == [1, 2, 3, 4, 5]
+    assert await bodies(queue) == [b"first", b"0", b"2", b"5", b"6", b"8"]
+
+
+@over_queues_that_refuse("age")
+async def test_what_is_too_old_or_ahead_is_refused(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    for age_ms in (0, STALE_MS, -10_000):
+        await queue.publish(publication(clock, age_ms=age_ms))
+    for age_ms in (STALE_MS + 1, -10_001):
+        with pytest.raises(QueueRefusedError, match=f"{age_ms} ms old"):
+            await queue.publish(publication(clock, age_ms=age_ms))
+    assert await queue.span(part()) == Span(0, 3)
+
+
+@over_queues_that_refuse("age")
+async def test_epochs_do_not_matter_where_age_refuses(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await queue.publish(publication(clock, epoch=5))
+    assert await queue.publish(publication(clock, epoch=1)) == 1
+
+
+@over_queues_that_refuse("age")
+async def test_the_age_that_is_refused_can_be_altered(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await queue.create([part()], 2 * STALE_MS)
+    assert await queue.publish(publication(clock, age_ms=2 * STALE_MS)) == 0
+
+
+# ---- create, trim, drop ----------------------------------------------------------------------
+
+
+@over_queues
+async def test_making_a_partition_twice_keeps_it(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await fill(queue, clock, 2)
+    await queue.create([part(), part(1), part(1)], STALE_MS)
+    assert (await queue.span(part()), await queue.span(part(1))) == (Span(0, 2), Span(0, 0))
+
+
+@over_queues
+async def test_trimming_takes_the_front_and_no_offset_comes_twice(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await fill(queue, clock, 5)
+    await queue.trim(part(), 3)
+    assert await queue.span(part()) == Span(3, 5)
+    assert [entry.offset for entry in await queue.read(part(), 0, ALL)] == [3, 4]
+    await queue.trim(part(), 2)
+    await queue.trim(part(), -1)
+    assert await queue.span(part()) == Span(3, 5)
+    await queue.trim(part(), 99)
+    assert await queue.span(part()) == Span(5, 5)
+    assert list(await queue.read(part(), 0, ALL)) == []
+    assert await queue.publish(publication(clock)) == 5
+
+
+@over_queues
+async def test_a_long_trim_takes_all(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part(), part(1)], STALE_MS)
+    await asyncio.gather(*(queue.publish(publication(clock)) for _ in range(11_000)))
+    await fill(queue, clock, 1, partition=1)
+    await queue.trim(part(), 10_999)
+    assert await queue.span(part()) == Span(10_999, 11_000)
+    await queue.drop([part()])
+    assert await bodies(queue, partition=1) == [b"0"]
+
+
+@over_queues
+async def test_a_dropped_partition_is_gone_and_a_new_topic_of_the_name_sees_nothing(
+    queue: NotificationQueue, clock: ManualClock
+) -> None:
+    again = part(0, topic_id="0b" * 16)
+    await queue.create([part(0), part(1)], STALE_MS)
+    await queue.publish(publication(clock, epoch=9))
+    await queue.drop([part(0), part(7)])
+    await queue.drop([part(0)])
+    await queue.create([again], STALE_MS)
+    with pytest.raises(NotFoundError):
+        await queue.span(part(0))
+    assert await queue.span(part(1)) == Span(0, 0)
+    assert await queue.publish(publication(clock, b"new", partition=again, epoch=1)) == 0
+    assert [entry.body for entry in await queue.read(again, 0, ALL)] == [b"new"]
+
+
+# ---- time ------------------------------------------------------------------------------------
+
+
+@over_queues
+async def test_seeking_a_time_finds_the_first_entry_at_or_after_it(
+    queue: NotificationQueue, clock: ManualClock
+) -> None:
+    """Against a scan of all entries, with times out of order, before and after trims."""
+    draw = Random(7)
+    await queue.create([part()], STALE_MS)
+    assert await queue.seek_time(part(), 0) == 0
+    for _ in range(60):
+        await queue.publish(publication(clock, age_ms=draw.randrange(-9_000, 9_000)))
+        clock.advance(draw.randrange(2_000))
+    for begin in (0, 1, 17, 18, 40, 59, 60):
+        await queue.trim(part(), begin)
+        entries = await queue.read(part(), 0, ALL)
+        for time_ms in {entry.time_ms + step for entry in entries for step in (-1, 0, 1)} | {0, clock.wall_ms() * 2}:
+            expected = next((entry.offset for entry in entries if entry.time_ms >= time_ms), 60)
+            assert await queue.seek_time(part(), time_ms) == expected
+
+
+# ---- waiting ---------------------------------------------------------------------------------
+
+
+@over_queues
+async def test_waiting_for_what_is_there_returns(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part(0), part(1)], STALE_MS)
+    await fill(queue, clock, 2)
+    await queue.wait({part(1): 0, part(0): 1}, 3_600)
+    await queue.trim(part(0), 2)
+    await queue.wait({part(0): 0, part(1): 5}, 3_600)
+
+
+@over_queues
+async def test_waiting_in_vain_ends_with_the_timeout(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    await fill(queue, clock, 2)
+    await queue.wait({part(): 2}, 0.005)
+    await queue.wait({}, 0.005)
+    await queue.wait({part(): 2}, 0)
+
+
+@over_queues
+async def test_a_publish_wakes_who_waits_for_it_and_nobody_else(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part(0), part(1)], STALE_MS)
+    either = asyncio.create_task(queue.wait({part(0): 0, part(1): 0}, 3_600))
+    second = asyncio.create_task(queue.wait({part(1): 1}, 3_600))
+    other = asyncio.create_task(queue.wait({part(0): 0}, 3_600))
+    await queue.span(part())
+    await queue.publish(publication(clock, partition=part(1)))
+    await either
+    assert not second.done()
+    await queue.publish(publication(clock, partition=part(1)))
+    await second
+    assert not other.done()
+    other.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await other
+
+
+@over_queues
+async def test_a_drop_wakes_who_waits(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+    waiting = asyncio.create_task(queue.wait({part(): 0}, 3_600))
+    await queue.span(part())
+    await queue.drop([part()])
+    await asyncio.gather(waiting, return_exceptions=True)
+    with pytest.raises(NotFoundError):
+        await queue.read(part(), 0, ALL)
+
+
+@over_queues
+async def test_readers_that_follow_see_every_entry_once(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.create([part()], STALE_MS)
+
+    async def follow() -> list[bytes]:
+        found: list[bytes] = []
+        while len(found) < 200:
+            await queue.wait({part(): len(found)}, 3_600)
+            found.extend(entry.body for entry in await queue.read(part(), len(found), 50))
+        return found
+
+    readers = [asyncio.create_task(follow()) for _ in range(3)]
+    await fill(queue, clock, 200)
+    assert await asyncio.gather(*readers) == [[b"%d" % number for number in range(200)]] * 3
+
+
+@over_queues
+async def test_check_passes_and_closing_twice_is_fine(queue: NotificationQueue, clock: ManualClock) -> None:
+    await queue.check()
+    await queue.close()

@@ -1,0 +1,151 @@
+"""The data folder: made whole, owned by one process, refused when it is not what it was."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError, UnsupportedFormatError
+from memq.governor.data_folder import DataFolder
+from memq.topic import check_name
+
+SPAWN = multiprocessing.get_context("spawn")
+NOBODY = 65_534
+
+
+def open_folder(path: Path, seed: int = 1) -> DataFolder:
+    return DataFolder.open(path, Random(seed))
+
+
+def test_a_new_folder_has_all_parts_and_a_name(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path / "deep" / "data")
+    assert sorted(os.listdir(folder.path)) == ["cluster.json", "lock", "objects", "tmp"]
+    assert os.listdir(folder.tmp) == []
+    assert check_name(folder.cluster, "cluster") == folder.cluster
+    assert (folder.path / "lock").read_text() == f"{os.getpid()}\n"
+    assert [path.name for path in (folder.topics, folder.queue)] == ["topics.sqlite", "queue.sqlite"]
+    folder.close()
+    folder.close()
+
+
+def test_the_name_stays_and_differs_from_folder_to_folder(tmp_path: Path) -> None:
+    names = []
+    for path, seed in ((tmp_path / "a", 1), (tmp_path / "b", 2), (tmp_path / "a", 3)):
+        folder = open_folder(path, seed)
+        names.append(folder.cluster)
+        folder.close()
+    assert names[0] == names[2] != names[1]
+
+
+def test_a_moved_folder_opens(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path / "a")
+    name = folder.cluster
+    folder.close()
+    moved = open_folder((tmp_path / "a").rename(tmp_path / "b"))
+    assert (moved.cluster, moved.objects) == (name, tmp_path / "b" / "objects")
+    moved.close()
+
+
+def hold(path: Path, pipe: Connection) -> None:
+    folder = open_folder(path)
+    pipe.send(folder.cluster)
+    pipe.recv()
+
+
+def test_a_second_process_is_told_who_holds_it_until_that_dies(tmp_path: Path) -> None:
+    parent, child = SPAWN.Pipe()
+    process = SPAWN.Process(target=hold, args=(tmp_path, child))
+    process.start()
+    name = parent.recv()
+    with pytest.raises(InvalidRequestError, match=f"in use by the process with pid {process.pid}") as caught:
+        open_folder(tmp_path)
+    assert "--data" in caught.value.hint
+    process.kill()
+    process.join()
+    folder = open_folder(tmp_path)
+    assert folder.cluster == name
+    with pytest.raises(InvalidRequestError, match=str(os.getpid())):
+        open_folder(tmp_path)
+    folder.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"id": ".."}', b'{"id": 5, "layout": 1}', b"\xff"])
+def test_a_damaged_identity_is_corrupt(tmp_path: Path, body: bytes) -> None:
+    open_folder(tmp_path).close()
+    (tmp_path / "cluster.json").write_bytes(body)
+    with pytest.raises(CorruptDataError, match=r"cluster\.json"):
+        open_folder(tmp_path)
+
+
+def test_a_newer_layout_is_unsupported(tmp_path: Path) -> None:
+    open_folder(tmp_path).close()
+    identity = msgspec.json.decode((tmp_path / "cluster.json").read_bytes())
+    (tmp_path / "cluster.json").write_bytes(msgspec.json.encode(identity | {"layout": 2, "new": True}))
+    with pytest.raises(UnsupportedFormatError, match="layout 2"):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["cluster.json", "queue.sqlite", "topics.sqlite"])
+def test_a_folder_with_objects_that_lost_a_part_is_not_started_empty(tmp_path: Path, lost: str) -> None:
+    """An empty queue names no object, so the sweep would take them all."""
+    folder = open_folder(tmp_path)
+    for path in (folder.queue, folder.topics):
+        path.write_bytes(b"something")
+    (folder.objects / "cluster").mkdir()
+    folder.close()
+    open_folder(tmp_path).close()
+    (tmp_path / lost).unlink()
+    with pytest.raises(CorruptDataError, match=f"its '{lost}' is missing"):
+        open_folder(tmp_path)
+    (tmp_path / lost).touch()
+    with pytest.raises(CorruptDataError):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["", "objects", "lock"])
+def test_a_file_in_the_way_or_a_folder_is_refused(tmp_path: Path, where: str) -> None:
+    path = tmp_path / "data"
+    if where == "lock":
+        (path / "lock").mkdir(parents=True)
+    elif where:
+        path.mkdir()
+        (path / where).touch()
+    else:
+        path.touch()
+    with pytest.raises(InvalidRequestError, match="can't be made"):
+        open_folder(path)
+
+
+def open_without_rights(path: Path, pipe: Connection) -> None:
+    if os.getuid() == 0:
+        os.setuid(NOBODY)
+    with pytest.raises(MemqError) as caught:
+        open_folder(path)
+    pipe.send([type(caught.value), str(caught.value), caught.value.hint])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_without_rights_is_denied_with_a_hint(there: bool) -> None:
+    outside = Path(tempfile.mkdtemp())
+    path = outside / "data"
+    if there:
+        open_folder(path).close()
+    outside.chmod(0o555)
+    parent, child = SPAWN.Pipe()
+    process = SPAWN.Process(target=open_without_rights, args=(path, child))
+    process.start()
+    kind, message, hint = parent.recv()
+    process.join()
+    outside.chmod(0o755)
+    shutil.rmtree(outside)
+    assert kind is DeniedError
+    assert f"data folder '{path}' can't be written" in message
+    assert "--data" in hint

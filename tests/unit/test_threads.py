@@ -1,0 +1,99 @@
+"""The pool of threads: results, errors, cancellation that waits, a close that finishes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from memq.errors import ClosedError
+from memq.threads import ThreadPool
+
+
+def test_results_and_errors_come_back() -> None:
+    def divide(by: int, *, of: int = 6) -> float:
+        return of / by
+
+    async def scenario() -> None:
+        pool = ThreadPool("test", 2)
+        assert await pool.run(divide, 3) == 2
+        assert await pool.run(divide, 2, of=4) == 2
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(divide, 0)
+        assert await pool.run(threading.get_ident) != threading.get_ident()
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_call_that_runs_is_waited_for_and_one_that_waits_is_not() -> None:
+    go = threading.Event()
+    ran: list[int] = []
+
+    async def scenario() -> None:
+        pool = ThreadPool("test", 1)
+        loop = asyncio.get_running_loop()
+        inside = asyncio.Event()
+
+        def block() -> None:
+            loop.call_soon_threadsafe(inside.set)
+            go.wait()
+            ran.append(1)
+
+        running = asyncio.create_task(pool.run(block))
+        await inside.wait()
+        waiting = asyncio.create_task(pool.run(ran.append, 2))
+        await asyncio.sleep(0)
+        for _ in range(3):
+            running.cancel()
+            waiting.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not running.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert ran == [1]
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_timeout_around_a_call_that_runs_waits_for_it() -> None:
+    go = threading.Event()
+
+    async def scenario() -> None:
+        pool = ThreadPool("test", 1)
+        asyncio.get_running_loop().call_later(0.02, go.set)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await pool.run(go.wait)
+        assert go.is_set()
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_closing_waits_for_calls_also_when_it_is_cancelled() -> None:
+    go = threading.Event()
+
+    async def scenario() -> None:
+        pool = ThreadPool("test", 1)
+        calls = [asyncio.create_task(pool.run(go.wait)) for _ in range(3)]
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(pool.close())
+        await asyncio.sleep(0)
+        with pytest.raises(ClosedError, match="test is closed"):
+            await pool.run(print)
+        closing.cancel()
+        await asyncio.sleep(0)
+        assert not closing.done()
+        go.set()
+        assert await asyncio.gather(*calls) == [True] * 3
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await pool.close()
+
+    asyncio.run(scenario())
