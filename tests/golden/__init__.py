@@ -1,0 +1,1 @@
+"""Files in the published formats, kept so that every later version still reads them."""

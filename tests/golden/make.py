@@ -1,0 +1,139 @@
+"""Makes the golden files: `python -m tests.golden.make` writes those that are not there, `--replace` all of them.
+
+A file of a version that was released is never replaced.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from memq.format.block import scope_of
+from memq.format.builder import BlockBuilder, SealedBlock
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, object_key
+from memq.format.pointer import (
+    Adopted,
+    Location,
+    NamedProducer,
+    Pointer,
+    ProducerEnd,
+    ProducerRanges,
+    encode_pointer,
+)
+from memq.topic import Totals
+
+FOLDER = Path(__file__).parent
+NOW_MS = 1_700_000_000_000
+TOPIC_ID = "00112233445566778899aabbccddeeff"
+
+
+def full_builder() -> BlockBuilder:
+    """Records that use every column, nulls and empties."""
+    builder = BlockBuilder()
+    builder.append(b"first")
+    builder.append(b"second", b"key", [("trace", b"1"), ("trace", b""), ("none", None)], NOW_MS - 5, "web")
+    builder.append(None, b"", [], NOW_MS + 9, "mobile")
+    builder.append(b"", None, [("bytes", b"\xff\x00")], None, "web")
+    builder.append(b"\xde\xad\xbe\xef" * 3, "clé".encode(), None, -1, None)
+    builder.append(b"the same words again and " * 12)
+    return builder
+
+
+def plain_builder() -> BlockBuilder:
+    """Values alone, and one time for all."""
+    builder = BlockBuilder()
+    builder.extend([b"one", b"two", b"three"])
+    return builder
+
+
+def seal(builder: BlockBuilder, codec: str, producer_id: int, first_sequence: int) -> SealedBlock:
+    """Seal for partition 3 of the topic."""
+    return builder.seal(
+        producer_id=producer_id,
+        first_sequence=first_sequence,
+        scope=scope_of(bytes.fromhex(TOPIC_ID), 3),
+        now_ms=NOW_MS,
+        codec=codec,
+    )
+
+
+def make_object() -> bytes:
+    """An object of two batches: a full and a plain block, then a full one of another producer."""
+    blocks = [
+        seal(full_builder(), "none", 0x0123456789ABCDEF, 0),
+        seal(plain_builder(), "none", 0x0123456789ABCDEF, 6),
+        seal(full_builder(), "none", 42, 1 << 40),
+    ]
+    body = b"".join(block.data for block in blocks)
+    entries: list[BlockEntry] = []
+    for block in blocks:
+        entries.append(BlockEntry.from_header(block.header, sum(entry.length for entry in entries)))
+    split = entries[2].offset
+    batches = [
+        BatchEntry(0, split, NOW_MS, 7, 9, 0, 2, 3, 2),
+        BatchEntry(split, len(body) - split, NOW_MS + 1, 8, 6, 2, 1, 3, 2),
+    ]
+    meta = ObjectMeta(
+        cluster="golden", broker="broker-1", topics=(ObjectTopic("clicks", TOPIC_ID),), created_ms=NOW_MS + 2
+    )
+    return body + encode_index(meta, batches, entries, len(body))
+
+
+def make_pointer(kind: str, **fields: Any) -> Pointer:
+    """A pointer of partition 3 of the topic."""
+    return Pointer(kind=kind, cluster="golden", topic="clicks", topic_id=TOPIC_ID, partition=3, epoch=2, **fields)
+
+
+def make_pointers() -> dict[str, Pointer]:
+    """One pointer of each kind."""
+    key = object_key("golden", "clicks", TOPIC_ID, 3, 2, 7, NOW_MS)
+    data = make_pointer(
+        "data",
+        batch_sequence=7,
+        locations=(Location(store="main", key=key, offset=0, length=1_000),),
+        records=9,
+        raw_bytes=900,
+        stored_bytes=1_000,
+        least_ms=-1,
+        greatest_ms=NOW_MS + 9,
+        totals=Totals(1_000, 64_000),
+        adopted=(Adopted(offset=11, epoch=1, batch_sequence=3, records=5, bytes=600),),
+        skip=(1,),
+        producers=(ProducerRanges(42, ((0, 3), (5, 6))), ProducerRanges(0x0123456789ABCDEF, ((0, 9),))),
+        slots=(0, 16_383),
+        tag_bits=1 << 63 | 1,
+        checksum=0xDEADBEEF,
+        broker="broker-1",
+        sealed_ms=NOW_MS,
+    )
+    named = (NamedProducer(producer=42, epoch=1, last_sequence=9, batch_id="job-7", last_seen_ms=NOW_MS),)
+    ended = (ProducerEnd(producer=42, next_sequence=10, burned=((3, 4),)),)
+    return {
+        "pointer-data.json": data,
+        "pointer-opened.json": make_pointer("opened", totals=Totals(1_000, 64_000), named=named),
+        "pointer-closed.json": make_pointer("closed", totals=Totals(1_009, 65_000)),
+        "pointer-ended.json": make_pointer("ended", ended=ended),
+    }
+
+
+def make() -> dict[str, bytes]:
+    """Return every golden file by name."""
+    files = {f"block-{codec}.bin": seal(full_builder(), codec, 42, 100).data for codec in ("none", "zstd", "lz4")}
+    files["block-plain.bin"] = seal(plain_builder(), "none", 42, 100).data
+    files["object.bin"] = make_object()
+    files |= {name: encode_pointer(pointer) + b"\n" for name, pointer in make_pointers().items()}
+    return files
+
+
+def main(arguments: list[str]) -> None:
+    """Write the files."""
+    for name, content in make().items():
+        path = FOLDER / name
+        if not path.exists() or "--replace" in arguments:
+            path.write_bytes(content)
+            print(f"wrote {path.name}: {len(content)} bytes", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

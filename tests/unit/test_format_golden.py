@@ -1,0 +1,40 @@
+"""Golden files: what was written once is read for ever, and what is written now is the same bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from memq.format.columns import BlockReader, open_block
+from memq.format.object import open_object
+from memq.format.pointer import decode_pointer
+from tests.golden.make import FOLDER, full_builder, make, make_pointers, seal
+
+MADE = make()
+PACKED = ("block-zstd.bin", "block-lz4.bin")  # their bytes depend on the version of the codec's library
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if name not in PACKED])
+def test_the_same_bytes_are_written_today(name: str) -> None:
+    assert (FOLDER / name).read_bytes() == MADE[name]
+
+
+@pytest.mark.parametrize("name", ["block-none.bin", *PACKED])
+def test_blocks_of_every_codec_hold_the_same_records(name: str) -> None:
+    expected = BlockReader(seal(full_builder(), "none", 42, 100).data)
+    reader = open_block((FOLDER / name).read_bytes())
+    assert list(reader.records()) == list(expected.records())
+    assert reader.header.scope == expected.header.scope
+    assert len(list(reader.records())) == 6
+
+
+def test_the_object_holds_its_blocks() -> None:
+    data = (FOLDER / "object.bin").read_bytes()
+    index = open_object(data)
+    assert [batch.records for batch in index.batches] == [9, 6]
+    for entry in index.blocks:
+        assert open_block(data[entry.offset : entry.offset + entry.length]).count == entry.count
+
+
+@pytest.mark.parametrize("name", make_pointers())
+def test_pointers_read_as_they_were_meant(name: str) -> None:
+    assert decode_pointer((FOLDER / name).read_bytes()) == make_pointers()[name]
