@@ -233,6 +233,13 @@ class ProtocolError(InvalidRequestError):
     default_hint = "connect with a memq client; this port speaks memq's own protocol only"
 
 
+class ForeignProtocolError(ProtocolError):
+    """The first bytes of a connection are those of another protocol."""
+
+    code = "foreign-protocol"
+    default_hint = "connect with a memq client; health and metrics are on the HTTP port"
+
+
 class OutOfSequenceError(InvalidRequestError):
     """A block does not follow on the last one of its stream; the stream is closed."""
 

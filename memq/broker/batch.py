@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from awscrt.checksums import crc32c
+from awscrt.checksums import combine_crc32c, crc32c
 
 from memq.broker.ring import Slot
-from memq.format.block import BlockHeader, parse_header
+from memq.format.block import CHECKED_FROM
+from memq.format.header_table import HeaderTable
 from memq.format.key import object_key
-from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.format.object import BatchEntry, ObjectMeta, ObjectTopic, encode_packed_index
 from memq.format.pointer import Adopted, Location, Pointer, ProducerEnd, ProducerRanges, bounded_ranges
 from memq.format.ranges import RangeSet
-from memq.limits import POINTER_RANGES_MAX
+from memq.limits import BLOCK_HEADER_BYTES, POINTER_RANGES_MAX
 from memq.topic import Topic, Totals
 
 
@@ -33,22 +35,29 @@ class SealedBatch:
     """One batch as an object: its key, its bytes as buffers, its checksums, and what its pointer says."""
 
     key: str
-    buffers: list[bytes | memoryview]
+    blocks: list[memoryview]  # the bytes of the blocks, one view each, without a copy
+    index: bytes  # with the trailer
     checksum: int  # crc32c of the whole object
     batch_checksum: int  # crc32c of the blocks alone
-    headers: list[BlockHeader]
-    object_bytes: int
+    headers: HeaderTable
+
+    @property
+    def buffers(self) -> list[bytes | memoryview]:
+        """The object's bytes, in order."""
+        return [*self.blocks, self.index]
+
+    @property
+    def object_bytes(self) -> int:
+        """How long the object is."""
+        return sum(map(len, self.blocks)) + len(self.index)
 
 
 def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
     """Lay out the object of a sealed slot: its blocks as received, then index and trailer."""
     views = slot.views()
-    headers = [parse_header(view) for view in views]
-    offset, entries = 0, []
-    for header in headers:
-        entries.append(BlockEntry.from_header(header, offset))
-        offset += header.length
-    assert offset == slot.bytes, f"batch {slot.number} holds {offset} bytes, counted {slot.bytes}"
+    lengths = list(map(len, views))
+    headers = HeaderTable([slab.view[start : start + BLOCK_HEADER_BYTES] for slab, start, _ in slot.extents])
+    assert sum(lengths) == slot.bytes, f"batch {slot.number} holds {sum(lengths)} bytes, counted {slot.bytes}"
     batch = BatchEntry(
         offset=0,
         length=slot.bytes,
@@ -56,7 +65,7 @@ def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
         batch_sequence=slot.number,
         records=slot.records,
         first_block=0,
-        blocks=len(entries),
+        blocks=len(headers),
         partition=origin.partition,
         epoch=origin.epoch,
     )
@@ -66,10 +75,8 @@ def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
         topics=(ObjectTopic(origin.topic.name, origin.topic.id),),
         created_ms=slot.sealed_ms,
     )
-    index = encode_index(meta, [batch], entries, slot.bytes)
-    body_checksum = 0
-    for view in views:
-        body_checksum = crc32c(view, body_checksum)
+    index = encode_packed_index(meta, [batch], headers.entries(lengths), slot.bytes)
+    body_checksum = _body_checksum(views, lengths, headers.checksums)
     key = object_key(
         origin.cluster,
         origin.topic.name,
@@ -79,8 +86,20 @@ def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
         slot.number,
         slot.sealed_ms,
     )
-    buffers: list[bytes | memoryview] = [*views, index]
-    return SealedBatch(key, buffers, crc32c(index, body_checksum), body_checksum, headers, slot.bytes + len(index))
+    return SealedBatch(key, views, index, crc32c(index, body_checksum), body_checksum, headers)
+
+
+def _body_checksum(views: list[memoryview], lengths: list[int], checksums: list[int]) -> int:
+    """Return the crc32c of all blocks, from the checksums that were verified when they came in.
+
+    Theory: the crc of two pieces follows from theirs and the second's length, so only the 8 bytes before what a
+    block's own checksum covers are looked at. That saves a second pass over memory that has left the cache (a fifth
+    of all CPU), and covers the time between: the store compares, and bytes that changed meanwhile do not pass.
+    """
+    value = 0
+    for view, length, checksum in zip(views, lengths, checksums, strict=True):
+        value = combine_crc32c(crc32c(view[:CHECKED_FROM], value), checksum, length - CHECKED_FROM)
+    return value
 
 
 def data_pointer(
@@ -93,10 +112,7 @@ def data_pointer(
 ) -> Pointer:
     """Return the pointer of a stored batch."""
     headers = sealed.headers
-    tag_bits = 0
-    for header in headers:
-        tag_bits |= header.tag_bits
-    producers, complete = bounded_ranges(producer_ranges(headers), POINTER_RANGES_MAX)
+    producers, complete = bounded_ranges(producer_ranges(_sequences(slot)), POINTER_RANGES_MAX)
     return control_pointer(
         "data",
         origin,
@@ -106,15 +122,15 @@ def data_pointer(
         batch_sequence=slot.number,
         locations=(Location(store=origin.store, key=sealed.key, offset=0, length=slot.bytes),),
         records=slot.records,
-        raw_bytes=sum(header.raw_length for header in headers),
+        raw_bytes=headers.raw_bytes,
         stored_bytes=slot.bytes,
-        least_ms=min(header.least_ms for header in headers),
-        greatest_ms=max(header.greatest_ms for header in headers),
+        least_ms=headers.least_ms,
+        greatest_ms=headers.greatest_ms,
         skip=skip,
         producers=producers,
         producers_complete=complete,
-        slots=(min(h.slot_first for h in headers), max(h.slot_last for h in headers)),
-        tag_bits=tag_bits,
+        slots=headers.slots,
+        tag_bits=headers.tag_bits,
         checksum=sealed.batch_checksum,
     )
 
@@ -143,9 +159,13 @@ def ended_pointer(origin: Origin, totals: Totals, ends: tuple[ProducerEnd, ...],
     return control_pointer("ended", origin, totals, (), now_ms, ended=ends)
 
 
-def producer_ranges(headers: list[BlockHeader]) -> list[ProducerRanges]:
-    """Return the sequence ranges of a batch, merged, by producer in the order of their first block."""
+def _sequences(slot: Slot) -> list[tuple[int, int, int]]:
+    return [(run.stream.producer_id, run.first, run.next) for run in slot.runs]
+
+
+def producer_ranges(sequences: Iterable[tuple[int, int, int]]) -> list[ProducerRanges]:
+    """Merge producer ids with their first and next sequences: by producer, in the order of their first block."""
     ranges: dict[int, RangeSet] = {}
-    for header in headers:
-        ranges.setdefault(header.producer_id, RangeSet()).add(header.first_sequence, header.next_sequence)
+    for producer, first, next_ in sequences:
+        ranges.setdefault(producer, RangeSet()).add(first, next_)
     return [ProducerRanges(producer=producer, ranges=tuple(found)) for producer, found in ranges.items()]

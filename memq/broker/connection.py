@@ -17,7 +17,15 @@ from memq.broker.intake import Intake, Region
 from memq.broker.services import Services
 from memq.broker.slabs import Slab
 from memq.broker.streams import Stream
-from memq.errors import CorruptDataError, MemqError, OutOfSequenceError, ProtocolError, ThrottledError, TooOldError
+from memq.errors import (
+    CorruptDataError,
+    ForeignProtocolError,
+    MemqError,
+    OutOfSequenceError,
+    ProtocolError,
+    ThrottledError,
+    TooOldError,
+)
 from memq.format.block import CHECKED_FROM, CODEC_LZ4, FLAGS_KNOWN, MAGIC, check_block
 from memq.limits import (
     BLOCK_HEADER_BYTES,
@@ -33,7 +41,6 @@ from memq.protocol.frames import (
     PREFIX,
     AckLevel,
     Api,
-    ForeignProtocolError,
     Frame,
     check_hello_start,
     check_prefix,
@@ -368,7 +375,7 @@ class Connection(asyncio.BufferedProtocol):
         self._refused = error
         self._services.counters.rejected_connections += 1
         log.warning("connection-refused: %s: %s", self.peer, error)
-        if isinstance(error, ForeignProtocolError) and error.protocol == "HTTP":
+        if isinstance(error, ForeignProtocolError) and str(error).endswith("HTTP"):
             self._write(_http_answer(error))
         else:
             self._write(encode_frame(Api.ERROR, 0, 0, encode_message(nack_of(error))))

@@ -12,7 +12,6 @@ from memq.broker.batch import producer_ranges
 from memq.broker.ownership import Ownership, Phase
 from memq.broker.services import Services
 from memq.errors import CorruptDataError, EpochFencedError, MemqError, RetryableError
-from memq.format.block import parse_header
 from memq.format.object import open_object
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entry, Publication
@@ -114,13 +113,12 @@ class Publisher:
         place = pointer.locations[0]
         try:
             data = await self._services.stores[place.store].get(place.key)
-            view = memoryview(data)
             blocks = open_object(data).blocks
-            headers = [parse_header(view, block.offset) for block in blocks]
         except (MemqError, KeyError) as error:
             log.error("index-unread: %s object %s: %s", self._name(), place.key, error)
             return pointer
-        return msgspec.structs.replace(pointer, producers=tuple(producer_ranges(headers)))
+        ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
+        return msgspec.structs.replace(pointer, producers=tuple(ranges))
 
     def _now(self) -> float:
         return self._services.runtime.clock.monotonic()

@@ -320,7 +320,7 @@ class TopicProcessor:
         await self._publisher().publish(build, slot.number)
         self._ack(self.ring.published(), own.epoch)
         del self._sealed[slot.number]
-        batch = HotBatch(sealed.key, slot.views(), slot.slabs, slot.bytes)
+        batch = HotBatch(sealed.key, sealed.blocks, slot.slabs, slot.bytes)
         self.services.hot.add(batch)
 
     def _skip(self, slot: Slot, sealed: SealedBatch, own: Ownership) -> tuple[int, ...]:
@@ -329,8 +329,8 @@ class TopicProcessor:
             return ()
         skip = tuple(
             number
-            for number, header in enumerate(sealed.headers)
-            if own.producer(header.producer_id).queued.covers(header.first_sequence, header.next_sequence)
+            for number, (producer, first, next_) in enumerate(sealed.headers.sequences())
+            if own.producer(producer).queued.covers(first, next_)
         )
         self.services.counters.skipped_blocks += len(skip)
         return skip

@@ -6,7 +6,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from memq.errors import ProtocolError, TooLargeError, UnsupportedVersionError
+from memq.errors import ForeignProtocolError, ProtocolError, TooLargeError, UnsupportedVersionError
 from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BYTES, KIB, READ_BYTES_MAX
 
 PREFIX = struct.Struct("<IBBHQ")  # body length, api, flags, stream, argument
@@ -95,20 +95,11 @@ def check_prefix(length: int, api: int) -> None:
         raise ProtocolError(f"{Api(api).name} frame declares {length} bytes, {bound} are allowed")
 
 
-class ForeignProtocolError(ProtocolError):
-    """The first bytes of a connection are those of another protocol."""
-
-    code = "foreign-protocol"
-
-    def __init__(self, protocol: str) -> None:
-        super().__init__(
-            f"this port speaks memq's protocol, but the first bytes are {protocol}",
-            hint="connect with a memq client; health and metrics are on the HTTP port",
-        )
-        self.protocol = protocol
-
-
 _HTTP_STARTS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI ")
+
+
+def _foreign(protocol: str) -> ForeignProtocolError:
+    return ForeignProtocolError(f"this port speaks memq's protocol, but the first bytes are {protocol}")
 
 
 def check_hello_start(start: bytes) -> None:
@@ -117,16 +108,16 @@ def check_hello_start(start: bytes) -> None:
     Raises: ForeignProtocolError naming what it looks like.
     """
     if start[:4] in _HTTP_STARTS:
-        raise ForeignProtocolError("HTTP")
+        raise _foreign("HTTP")
     if start[:2] == b"\x16\x03":
-        raise ForeignProtocolError("TLS")
+        raise _foreign("TLS")
     if len(start) >= 8 and start[0] == 0 and start[4] == 0 and start[5] <= 0x60 and start[6] == 0:
-        raise ForeignProtocolError("Kafka")  # big-endian size, api key 0 to 96, api version
+        raise _foreign("Kafka")  # big-endian size, api key 0 to 96, api version
     if len(start) < FRAME_PREFIX_BYTES:
         return
     length, api, _, _, argument = PREFIX.unpack_from(start)
     if api != Api.HELLO or argument != HELLO_MAGIC:
-        raise ForeignProtocolError(f"unknown ({start[:16].hex()})")
+        raise _foreign(f"unknown ({start[:16].hex()})")
     if length > HELLO_BODY_BYTES_MAX:
         raise ProtocolError(f"HELLO frame declares {length} bytes, {HELLO_BODY_BYTES_MAX} are allowed")
 
