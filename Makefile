@@ -8,7 +8,7 @@ PYTHON := $(BIN)/python
 CODE := $(sort $(dir $(wildcard memq/*.py tests/*.py benchmarks/*.py examples/*.py)))
 JOBS ?= 2
 SEEDS ?= 200
-PYTEST := $(PYTHON) -m pytest -q -n $(JOBS)
+PYTEST := $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile
 DEV := $(VENV)/installed-dev
 DEMO := $(VENV)/installed-demo
 

@@ -87,7 +87,9 @@ class ClientSettings:
     delivery_timeout_ms: int = _setting(120_000, "a record that is not acked by then is given up", 1_000, 86_400_000)
     pending_bytes_max: int = _setting(64 * MIB, "what a producer holds unacked", 512 * KIB, 1 << 40)
     prefetch_bytes_max: int = _setting(64 * MIB, "what a consumer reads ahead", 64 * KIB, 1 << 40)
-    timeout_ms: int = _setting(10_000, "how long a question to a broker may take", 100, 86_400_000)
+    metadata_timeout_ms: int = _setting(
+        10_000, "how long a producer waits for a broker to know a topic", 100, 86_400_000
+    )
 
 
 Kind = TypeVar("Kind", BrokerSettings, ClientSettings)

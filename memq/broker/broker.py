@@ -84,7 +84,7 @@ class Broker:
             id=settings.broker_id, session=services.session, address=self.address, http_address=http_address
         )
         await services.coordinator.register(self._entry)
-        # Watched before it is read: a change in between would be noticed by nobody, for as long as nothing else changes.
+        # Watched before it is read: a change in between would be noticed by nobody until the next one.
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.partitions.refresh()
         for topic in self.partitions.topics():

@@ -254,72 +254,66 @@ class Connection(asyncio.BufferedProtocol):
                 if stream is None:
                     raise ProtocolError(f"WRITE on stream {number}, which was never opened")
                 if stream.open:  # else: what follows a refused block is ignored until OPEN
-                    self._take_block(stream, slab, at, stop, now_s)
                     touched[stream] = None
+                    stop = self._take_run(stream, slab, at, end, now_s) or self._take_block(stream, slab, at, stop, now_s)
             at = stop
         if touched:
             self._after_blocks(touched)
         return at, need
 
-    def _take_block(self, stream: Stream, slab: Slab, at: int, stop: int, now_s: float) -> None:
-        """Check one block where it lies and append it to the open batch, or close its stream with the reason."""
-        view, start = slab.view, at + FRAME_PREFIX_BYTES
-        if stop - start < BLOCK_HEADER_BYTES:
-            self._refuse_block(stream, CorruptDataError(f"block of {stop - start} bytes is cut"))
-            return
-        (length, _, _, _, sent_ms, magic, checksum, version, codec, flags, payload, raw, count, scope, producer_id) = (
-            head := WRITE_HEAD.unpack_from(view, at)
-        )[:15]
-        first, base_ms, _, slot_first, slot_last, _ = head[15:]
+    def _take_run(self, stream: Stream, slab: Slab, at: int, end: int, now_s: float) -> int:
+        """Append the sound blocks that lie there to the open batch; return where they end, 0 without any."""
         processor = stream.processor
-        if not (
-            magic == MAGIC
-            and version in FORMAT_VERSIONS
-            and codec <= CODEC_LZ4
-            and flags <= FLAGS_KNOWN
-            and (flags & 17) != 16
-            and payload + BLOCK_HEADER_BYTES == length
-            and payload <= raw <= BLOCK_RAW_BYTES_MAX
-            and (codec or payload == raw)
-            and 0 < count <= BLOCK_RECORDS_MAX
-            and 4 * count <= raw
-            and -TIME_MS_END < base_ms < TIME_MS_END
-            and slot_first <= slot_last
-            and producer_id == stream.producer_id
-            and scope == processor.scope
-            and crc32c(view[start + CHECKED_FROM : stop]) == checksum
-        ):
-            self._refuse_block(stream, _block_error(stream, view[start:stop]))
-            return
-        next_ = first + count
-        if first != stream.expected or next_ > SEQUENCE_END:
-            error = OutOfSequenceError(f"block starts at sequence {first}, stream expects {stream.expected}")
-            self._refuse_block(stream, error)
-            return
-        if (now_s - self.ready_s) * 1000 - sent_ms > processor.delivery_timeout_ms:
-            self._refuse_block(
-                stream, TooOldError(f"block {first} was first sent over {processor.delivery_timeout_ms} ms ago")
-            )
-            return
-        producer = stream.producer
-        if first < producer.next:
-            try:
-                duplicate = processor.duplicate(stream, first, next_)
-            except OutOfSequenceError as error:
-                self._refuse_block(stream, error)
-                return
-            if duplicate:
-                stream.expected = next_
-                return
-        if processor.draining or not processor.ring.append(stream, first, count, slab, start, stop, now_s):
-            self._turn_away(stream, first)
-            return
-        stream.expected = next_
-        if next_ > producer.next:
-            producer.next = next_
+        blocks_max, bytes_max = processor.ring.room()
+        if processor.draining or not blocks_max:
+            return 0
+        run = sound_run(
+            stream,
+            slab,
+            at,
+            end,
+            oldest_ms=(now_s - self.ready_s) * 1000 - processor.delivery_timeout_ms,
+            blocks_max=blocks_max,
+            bytes_max=bytes_max,
+        )
+        if not run.extents:
+            return 0
+        size = run.end - at - FRAME_PREFIX_BYTES * len(run.extents)
+        processor.ring.extend(stream, stream.expected, run.next_sequence, run.extents, size, now_s)
+        self._taken(stream, run.next_sequence, len(run.extents))
+        return run.end
+
+    def _taken(self, stream: Stream, next_: int, blocks: int) -> None:
+        """Move the stream on behind blocks that the open batch has."""
         counters = self._services.counters
-        counters.received_blocks += 1
-        counters.received_records += count
+        counters.received_blocks += blocks
+        counters.received_records += next_ - stream.expected
+        stream.expected = next_
+        stream.producer.next = max(stream.producer.next, next_)
+
+    def _take_block(self, stream: Stream, slab: Slab, at: int, stop: int, now_s: float) -> int:
+        """Judge one block in full: append it, or close its stream with the reason. Return where it ends."""
+        start = at + FRAME_PREFIX_BYTES
+        try:
+            header = _checked_block(stream, slab.view[start:stop])
+            first, next_ = header.first_sequence, header.next_sequence
+            if first != stream.expected:
+                raise OutOfSequenceError(f"block starts at sequence {first}, stream expects {stream.expected}")
+            (_, _, _, _, sent_ms), timeout_ms = WRITE_PREFIX.unpack_from(slab.view, at), stream.processor.delivery_timeout_ms
+            if (now_s - self.ready_s) * 1000 - sent_ms > timeout_ms:
+                raise TooOldError(f"block {first} was first sent over {timeout_ms} ms ago")
+            if first < stream.producer.next and stream.processor.duplicate(stream, first, next_):
+                stream.expected = next_
+                return stop
+        except MemqError as error:
+            self._refuse_block(stream, error)
+            return stop
+        processor = stream.processor
+        if processor.draining or not processor.ring.append(stream, first, header.count, slab, start, stop, now_s):
+            self._turn_away(stream, first)
+        else:
+            self._taken(stream, next_, 1)
+        return stop
 
     def _after_blocks(self, touched: dict[Stream, None]) -> None:
         """Ack at level ONE what was taken in this read, once per stream, and set the ring going."""
@@ -397,18 +391,17 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(frame)
 
 
-def _block_error(stream: Stream, block: memoryview) -> MemqError:
-    """Say what is wrong with a block that did not pass."""
-    try:
-        header = check_block(block)
-    except MemqError as error:
-        return error
+def _checked_block(stream: Stream, block: memoryview) -> BlockHeader:
+    """Return the header of a block that is sound and belongs on this stream. Raises: MemqError that says what not."""
+    header = check_block(block)
     if header.producer_id != stream.producer_id:
-        return ProtocolError(f"block of producer {header.producer_id:016x} on a stream of {stream.producer_id:016x}")
-    return CorruptDataError(
-        f"{header.describe()} has scope {header.scope:08x}, topic '{stream.processor.topic.name}' "
-        f"partition {stream.processor.partition} has {stream.processor.scope:08x}"
-    )
+        raise ProtocolError(f"block of producer {header.producer_id:016x} on a stream of {stream.producer_id:016x}")
+    if header.scope != stream.processor.scope:
+        raise CorruptDataError(
+            f"{header.describe()} has scope {header.scope:08x}, topic '{stream.processor.topic.name}' "
+            f"partition {stream.processor.partition} has {stream.processor.scope:08x}"
+        )
+    return header
 
 
 def _http_answer(error: MemqError) -> bytes:

@@ -141,35 +141,47 @@ class Ring:
         if self.open is not None:
             yield self.open
 
+    def room(self) -> tuple[int, int]:
+        """Return how many blocks, and how many bytes, the open batch takes until it is sealed; 0 blocks: full."""
+        slot = self.open
+        if slot is None:
+            if len(self.batches) >= self.limits.slots:
+                return 0, 0
+            return self.limits.batch_blocks_max, self.limits.batch_bytes_max
+        return self.limits.batch_blocks_max - len(slot.extents), self.limits.batch_bytes_max - slot.bytes
+
     def append(self, stream: Stream, first: int, count: int, slab: Slab, start: int, end: int, now_s: float) -> bool:
-        """Add one checked block to the open batch; False when the ring is full, and then nothing changed.
+        """Add one checked block to the open batch; False when the ring is full, and then nothing changed."""
+        if not self.room()[0]:
+            return False
+        self.extend(stream, first, first + count, [(slab, start, end)], end - start, now_s)
+        return True
+
+    def extend(self, stream: Stream, first: int, next_: int, extents: list[Extent], size: int, now_s: float) -> None:
+        """Add checked blocks that lie in one slab, `size` bytes in all, to the open batch, which has room for them.
 
         The slot takes one reference on each slab that it points into.
         """
         slot = self.open
         if slot is None:
-            if len(self.batches) >= self.limits.slots:
-                return False
+            assert len(self.batches) < self.limits.slots, "appended to a full ring"
             slot = self.open = Slot(self._next_number, now_s)
             self._next_number += 1
-        slot.extents.append((slab, start, end))
+        slot.extents += extents
+        slab = extents[0][0]
         if not slot.slabs or slot.slabs[-1] is not slab:
             slot.slabs.append(slab)
             slab.references += 1
         run = stream.run
-        if run is None or stream.run_slot is not slot:
+        if run is None or stream.run_slot is not slot or run.next != first:  # burned sequences, or a duplicate between
             run = stream.run = Run(stream, first)
             stream.run_slot = slot
             slot.runs.append(run)
-        elif run.next != first:  # burned sequences, or a duplicate in between
-            run = stream.run = Run(stream, first)
-            slot.runs.append(run)
-        run.next = first + count
-        slot.records += count
-        slot.bytes += end - start
+        run.next = next_
+        slot.records += next_ - first
+        slot.bytes += size
         if slot.bytes >= self.limits.batch_bytes_max or len(slot.extents) >= self.limits.batch_blocks_max:
             self.seal()
-        return True
 
     def seal(self) -> None:
         """Close the open batch for further blocks."""

@@ -107,7 +107,7 @@ class TopicProcessor:
     async def drain(self) -> None:
         """Take nothing new; return when everything is acked and the partition is released."""
         self.start_draining()
-        while self.failure is None and (len(self.ring) or self._ends or self._held):
+        while self.failure is None and (len(self.ring) or self._ends or self._held or self._publishing):
             self._changed.clear()
             await self._changed.wait()
         if self.own is not None and self.failure is None:

@@ -35,7 +35,7 @@ class Rates:
 
 
 @click.command()
-@setting_options("brokers", "acks", "codec", "timeout_ms")
+@setting_options("brokers", "acks", "codec")
 @click.option(
     "-n", "--records", default=200_000, type=click.IntRange(1, 100_000_000), help="How many (default 200000)."
 )
@@ -62,7 +62,7 @@ def bench(
     runtime = Runtime()
     topic = f"bench-{runtime.random.getrandbits(32):08x}"
     values = _values(runtime, size)
-    with Admin(settings.brokers, timeout_ms=settings.timeout_ms) as admin:
+    with Admin(settings.brokers) as admin:
         admin.create_topic(topic, partitions=partitions)
         try:
             talk(f"memq: topic {topic}, {count_text(records, 'record')} of {size_text(size)}")

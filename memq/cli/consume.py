@@ -122,10 +122,10 @@ def _print_all(settings: ClientSettings, wish: Wish, count: int | None, printer:
             if wish.partition is not None and batch.partition != wish.partition:
                 continue
             content, printed = printer(batch, None if count is None else count - tally.records)
-            sys.stdout.buffer.write(content)
-            sys.stdout.buffer.flush()
             tally.records += printed
             tally.damaged += len(batch.damaged)
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
             if count is not None and tally.records >= count:
                 if wish.group is not None and printed == len(batch):
                     consumer.commit(batch)

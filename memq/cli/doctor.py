@@ -113,10 +113,9 @@ def _checked(what: str, look: Callable[[], str]) -> Finding:
 def _broker(settings: Settings) -> str:
     from memq.client.admin import Admin
 
-    client = settings.client()
-    with Admin(client.brokers, timeout_ms=client.timeout_ms) as admin:
-        topics = admin.topics()
-    return f"{client.brokers} answers, {len(topics)} topics"
+    brokers = settings.client().brokers
+    with Admin(brokers) as admin:
+        return f"{brokers} answers, {len(admin.topics())} topics"
 
 
 def _print(finding: Finding) -> None:

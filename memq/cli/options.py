@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -42,13 +42,18 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 
 
 def broker_options(command: Command) -> Command:
-    """Add what a command needs that asks a broker: `-b`, `--timeout-ms`, `--config`, `--profile`."""
-    return setting_options("brokers", "timeout_ms")(command)
+    """Add what a command needs that asks a broker: `-b`, `--config`, `--profile`."""
+    return setting_options("brokers")(command)
 
 
 def settings_of(config: str | None, profile: str | None, **flags: Value | None) -> Settings:
     """Return the settings with these flags on top; a flag that is None was not given."""
     return environment_settings(flags, config, profile)
+
+
+def brokers_of(config: str | None, profile: str | None, flags: Mapping[str, Value | None]) -> str:
+    """Return the brokers that the options, or the settings behind them, name."""
+    return settings_of(config, profile, **flags).client().brokers
 
 
 def _setting_option(name: str) -> Callable[[Command], Command]:

@@ -17,6 +17,12 @@ def talk(text: str) -> None:
     click.echo(text, err=True)
 
 
+def confirm(question: str) -> None:
+    """Ask on a terminal before what can't be undone; without one go on. Raises: click.ClickException for a no."""
+    if sys.stdin.isatty() and not click.confirm(question, err=True):
+        raise click.ClickException("nothing was changed")
+
+
 def one_line(text: str) -> str:
     """Return `text` with line breaks and control characters made visible: an error is one line, whatever it quotes."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

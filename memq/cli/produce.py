@@ -28,7 +28,9 @@ INTERRUPTED_FLUSH_S = 0.3
 @click.command()
 @click.argument("topic")
 @click.argument("files", metavar="[FILE]...", nargs=-1)
-@setting_options("brokers", "acks", "codec", "linger_ms", "delivery_timeout_ms", "pending_bytes_max", "timeout_ms")
+@setting_options(
+    "brokers", "acks", "codec", "linger_ms", "delivery_timeout_ms", "pending_bytes_max", "metadata_timeout_ms"
+)
 @click.option("-p", "--partition", type=click.IntRange(min=0), metavar="N", help="Send to this partition.")
 @click.option("-k", "--key", metavar="KEY", help="Key of every record.")
 @click.option(
@@ -76,7 +78,7 @@ def produce(
                 linger_ms=settings.linger_ms,
                 pending_bytes_max=settings.pending_bytes_max,
                 delivery_timeout_ms=settings.delivery_timeout_ms,
-                metadata_timeout_ms=settings.timeout_ms,
+                metadata_timeout_ms=settings.metadata_timeout_ms,
                 on_ack=tally.note,
             )
         )

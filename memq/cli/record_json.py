@@ -12,10 +12,8 @@ from memq.errors import InvalidRequestError
 from memq.settings import did_you_mean
 
 Headers = tuple[tuple[str, bytes | None], ...]
-FIELDS = (
-    *("topic", "partition", "offset", "position", "timestamp_ms", "key", "key_base64"),
-    *("headers", "tag", "value", "value_base64", "producer_id", "sequence"),
-)
+PLACE_FIELDS = ("topic", "partition", "offset", "position", "producer_id", "sequence")  # passed over when sent
+FIELDS = (*PLACE_FIELDS, "timestamp_ms", "key", "key_base64", "headers", "tag", "value", "value_base64")
 
 
 @dataclass(frozen=True, slots=True)

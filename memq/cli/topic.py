@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import msgspec
 
-from memq.cli.options import broker_options, json_option, settings_of
-from memq.cli.output import count_text, print_json, print_pairs, print_table, size_text, talk, time_text
+from memq.cli.options import broker_options, brokers_of, json_option
+from memq.cli.output import confirm, count_text, print_json, print_pairs, print_table, size_text, talk, time_text
 from memq.client.admin import Admin
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.protocol.messages import TopicMetadata
@@ -14,7 +14,9 @@ from memq.settings import Value, did_you_mean, parse_size, parse_time_ms
 from memq.topic import Topic, TopicSettings
 
 _FLAGS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
-set_option = click.option("--set", "texts", multiple=True, metavar="KEY=VALUE", help="A setting of the topic; repeatable.")
+set_option = click.option(
+    "--set", "texts", multiple=True, metavar="KEY=VALUE", help="A setting of the topic; repeatable."
+)
 
 
 @click.group()
@@ -27,7 +29,7 @@ def topic() -> None:
 @json_option
 def list_topics(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """List all topics."""
-    with _admin(config, profile, flags) as admin:
+    with Admin(brokers_of(config, profile, flags)) as admin:
         topics = admin.topics()
     if as_json:
         print_json([_topic_json(one) for one in topics])
@@ -55,7 +57,7 @@ def create(
 ) -> None:
     """Make a topic. `memq topic describe` shows the settings there are."""
     settings = parse_topic_settings(texts)
-    with _admin(config, profile, flags) as admin:
+    with Admin(brokers_of(config, profile, flags)) as admin:
         made = admin.create_topic(name, partitions=partitions, settings=settings, exist_ok=exist_ok)
     if as_json:
         print_json(_topic_json(made))
@@ -69,9 +71,8 @@ def create(
 @json_option
 def describe(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Show a topic's partitions, owners and settings."""
-    with _admin(config, profile, flags) as admin:
+    with Admin(brokers_of(config, profile, flags)) as admin:
         found = admin.topic(name)
-    owners = {owner.partition: owner for owner in found.owners}
     if as_json:
         print_json({**_topic_json(found.topic), "owners": [msgspec.to_builtins(owner) for owner in found.owners]})
         return
@@ -79,10 +80,14 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
     click.echo()
     heads = ("partition", "slots", "read partition", "owner", "address", "epoch")
     rows = [
-        (part.partition, f"{part.slot_first}-{part.slot_last}", part.read_partition, *_owner_cells(found, part.partition))
+        (
+            part.partition,
+            f"{part.slot_first}-{part.slot_last}",
+            part.read_partition,
+            *_owner_cells(found, part.partition),
+        )
         for part in found.topic.partitions
     ]
-    assert len(rows) >= len(owners), f"{len(owners)} owners of {len(rows)} partitions"
     print_table(heads, rows)
     click.echo()
     values = msgspec.to_builtins(found.topic.settings)
@@ -101,7 +106,7 @@ def alter(
     settings = parse_topic_settings(texts)
     if not settings:
         raise click.UsageError("nothing to change: give --set KEY=VALUE")
-    with _admin(config, profile, flags) as admin:
+    with Admin(brokers_of(config, profile, flags)) as admin:
         altered = admin.alter_topic(name, settings=settings)
     if as_json:
         print_json(_topic_json(altered))
@@ -115,9 +120,9 @@ def alter(
 @broker_options
 def delete(name: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Delete a topic and all its records. On a terminal it asks first."""
-    if not yes and click.get_text_stream("stdin").isatty():
-        click.confirm(f"delete topic {name} with all its records?", abort=True, err=True)
-    with _admin(config, profile, flags) as admin:
+    if not yes:
+        confirm(f"delete topic {name} with all its records?")
+    with Admin(brokers_of(config, profile, flags)) as admin:
         admin.delete_topic(name)
     talk(f"topic {name} is deleted; its objects go with the next sweep")
 
@@ -150,16 +155,15 @@ def _parse(key: str, value: str, *, is_flag: bool) -> int | bool:
     else:
         parsed = parse_time_ms(value) if key.endswith(("_ms", "_ms_max")) else None
     if parsed is None:
-        raise InvalidSettingError(f"topic setting {key} = '{value[:60]}' can't be read", hint="as 64MiB, 5s, 10 or true")
+        raise InvalidSettingError(
+            f"topic setting {key} = '{value[:60]}' can't be read", hint="as 64MiB, 5s, 10 or true"
+        )
     return parsed
 
 
-def _admin(config: str | None, profile: str | None, flags: dict[str, Value | None]) -> Admin:
-    return Admin(settings_of(config, profile, **flags).client().brokers)
-
-
-def _topic_json(found: Topic) -> object:
-    return msgspec.to_builtins(found)
+def _topic_json(found: Topic) -> dict[str, object]:
+    shown: dict[str, object] = msgspec.to_builtins(found)
+    return shown
 
 
 def _owner_cells(found: TopicMetadata, partition: int) -> tuple[object, object, object]:

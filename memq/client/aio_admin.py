@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +24,7 @@ from memq.protocol.messages import AdminAnswer, AdminRequest, AlterTopic, Create
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name
 
 ANSWER_S = 30.0
+PARTITIONS_MAX = 4_096
 Settings = Mapping[str, int | bool | str]
 
 
@@ -63,6 +65,8 @@ class AsyncAdmin:
         Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
         """
         check_name(name)
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidRequestError(f"{partitions} partitions are outside 1 to {PARTITIONS_MAX}")
         ask = CreateTopic(name=name, partitions=partitions, settings=dict(settings or {}), exist_ok=exist_ok)
         return _topic_of(await self._ask(AdminRequest(ask=ask)))
 
@@ -99,12 +103,16 @@ class AsyncAdmin:
         """Return a group: members, positions and lag. Raises: NotFoundError."""
         state = await self._queue.describe(name)
         holders = {partition: member for member, held in state.members.items() for partition in held}
-        topics = {found.id: found for found in await self.topics()}
-        partitions = sorted({**state.committed, **dict.fromkeys(holders)})
+        read = {partition.topic_id: None for partition in (*state.committed, *holders)}
+        # Also the partitions that nobody read yet: what lies there is lag as well.
+        partitions = [
+            (topic, ReadPartition(topic.name, topic.id, number))
+            for topic in await self.topics()
+            if topic.id in read
+            for number in range(topic.read_partitions)
+        ]
         progress = [
-            await self._progress(topics[partition.topic_id], partition, state, holders.get(partition, ""))
-            for partition in partitions
-            if partition.topic_id in topics
+            await self._progress(topic, partition, state, holders.get(partition, "")) for topic, partition in partitions
         ]
         return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
 
@@ -183,7 +191,7 @@ def _topic_of(answer: AdminAnswer) -> Topic:
 def _named_partitions(topic: Topic, to: Point) -> list[ReadPartition]:
     """Return the partitions that `to` says something of. Raises: InvalidRequestError for one that is not there."""
     every = [ReadPartition(topic.name, topic.id, number) for number in range(topic.read_partitions)]
-    if isinstance(to, str) or not isinstance(to, Position | Sequence | Mapping):
+    if isinstance(to, str | datetime):
         return every
     if isinstance(to, Mapping):
         numbers = [number for name, number in to if name == topic.name]

@@ -83,14 +83,13 @@ class AsyncProducer:
         buffer = self._buffer
         if type(value) is bytes and headers is None and tag is None and partition is None:
             if key is None and timestamp_ms is None:
-                with buffer.lock:
-                    block = buffer.sticky.get(topic)
-                    if block is not None:
-                        size = block.raw_bytes + len(value) + 5
-                        if size <= block.limit:  # the invariants are those of SendBuffer.sticky
-                            block.values.append(value)
-                            block.raw_bytes = size
-                            return cast(AsyncDelivery, block.delivery)
+                block = buffer.sticky.get(topic)
+                if block is not None:
+                    size = block.raw_bytes + len(value) + 5
+                    if size <= block.limit:  # the rule is that of RowBlock; there is one thread here
+                        block.rows.append(value)
+                        block.raw_bytes = size
+                        return cast(AsyncDelivery, block.delivery)
             elif type(key) is bytes:
                 delivery = buffer.put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
@@ -144,7 +143,7 @@ class AsyncProducer:
         if self._closed:
             return
         self._closed = True
-        await self._core.close(self._settings.delivery_timeout_s if timeout is None else timeout)
+        await self._core.close(timeout)
         self._core.raise_unseen()
 
     def stats(self) -> ProducerStats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +34,7 @@ class Damage:
     block: int
     position: Position
     records: int
-    data: bytes
+    data: bytes = field(repr=False)
     cause: MemqError
 
     def __str__(self) -> str:

@@ -24,6 +24,11 @@ class Fields(NamedTuple):
     tag: str | None
 
     @property
+    def timed(self) -> tuple[bytes | None, bytes | None, int | None]:
+        """Value, key and timestamp."""
+        return self.value, self.key, self.timestamp_ms
+
+    @property
     def size(self) -> int:
         """The bytes that count against the topic's record_bytes_max: value, key, names and values of headers."""
         size = len(self.value or b"") + len(self.key or b"")

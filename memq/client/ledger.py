@@ -32,10 +32,8 @@ class CommitLedger:
 
     def passed(self, behind: Committed) -> None:
         """Note that all before `behind` was passed over, without a batch."""
-        if self._marks and self._marks[-1].done:
-            self._marks[-1].behind = behind
-        else:
-            self._marks.append(_Mark(behind, done=True))
+        self._marks.append(_Mark(behind, done=True))
+        self._take_done()
 
     def knows(self, position: Position) -> bool:
         """Whether a batch that ends at `position` was handed out, or all up to there is done."""
@@ -46,21 +44,20 @@ class CommitLedger:
     def finish(self, position: Position) -> None:
         """Note that all before `position` is done."""
         for mark in self._marks:
-            if mark.behind.position <= position:
-                mark.done = True
+            if mark.behind.position > position:
+                break
+            mark.done = True
+        self._take_done()
 
     @property
     def prefix(self) -> Committed | None:
         """The place before which all is done; None when nothing is."""
-        while self._marks and self._marks[0].done:
-            self._prefix = self._marks.popleft().behind
         return self._prefix
 
     @property
     def due(self) -> Committed | None:
         """What is to be committed; None when it was stored already."""
-        prefix = self.prefix
-        return None if prefix == self._stored else prefix
+        return None if self._prefix == self._stored else self._prefix
 
     @property
     def pending(self) -> bool:
@@ -70,3 +67,8 @@ class CommitLedger:
     def stored(self, committed: Committed) -> None:
         """Note that `committed` was stored."""
         self._stored = committed
+
+    def _take_done(self) -> None:
+        """Move the prefix: only batches that are not done, and what follows on them, are kept."""
+        while self._marks and self._marks[0].done:
+            self._prefix = self._marks.popleft().behind

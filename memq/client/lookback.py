@@ -46,8 +46,6 @@ class Lookback:
         self._now_ms = time_ms
         if time_ms < self._slices[-1][0] + self._window_ms // SLICES:
             return
-        if not self._slices[-1][1]:
-            self._slices.pop()
         self._slices.append((time_ms, {}))
         # A slice ends where its successor starts: drop it when that moment is a window ago.
         dropped = False

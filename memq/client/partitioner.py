@@ -18,15 +18,15 @@ class PartitionMap:
         parts = sorted(topic.partitions, key=lambda part: part.slot_first)
         self.partitions = [part.partition for part in parts]
         self.slots = [(part.slot_first, part.slot_last) for part in parts]
-        self._firsts = [part.slot_first for part in parts]
+        self.firsts = [part.slot_first for part in parts]
         self._places = {partition: place for place, partition in enumerate(self.partitions)}
         self._name = topic.name
 
     def place_of_key(self, key: bytes) -> int:
         """Return the place whose slot range holds the key's slot, `crc32(key) >> 16`."""
-        if len(self._firsts) == 1:
+        if len(self.firsts) == 1:
             return 0  # saves the checksum
-        return bisect_right(self._firsts, zlib.crc32(key) >> 16) - 1
+        return bisect_right(self.firsts, zlib.crc32(key) >> 16) - 1
 
     def place_of(self, partition: int) -> int:
         """Return the place of a partition that the caller chose. Raises: TypeError, InvalidRequestError."""

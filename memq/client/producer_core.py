@@ -25,6 +25,7 @@ from memq.topic import Topic
 SILENT_S_MAX = 10.0  # a connection with unacked blocks that says nothing for so long is asked for a sign of life
 SIGN_TIMEOUT_S = 10.0
 METADATA_AGE_S_MAX = 300.0
+_SETTLE_S = 0.5
 FAILURES_MAX = 1_000  # that are kept for the close
 
 
@@ -61,7 +62,7 @@ class ProducerCore:
         self._pool = LinkPool(runtime, bootstrap)
         self._metadata = ClusterMetadata(runtime, self._pool, self._heard)
         self._tasks = TaskOwner(self._broke)
-        self._events = EventLog(runtime.clock)
+        self.events = EventLog(runtime.clock)
         self._senders: dict[PartitionBuffer, PartitionSender] = {}
         self._stats = ProducerStats()
         self._failures: list[tuple[Delivery | AsyncDelivery, MemqError]] = []
@@ -76,7 +77,7 @@ class ProducerCore:
             pool=self._pool,
             metadata=self._metadata,
             tasks=self._tasks,
-            events=self._events,
+            events=self.events,
             settled=self._settled,
             broke=self._broke,
         )
@@ -127,19 +128,23 @@ class ProducerCore:
             async with asyncio.timeout(timeout_s):
                 await settled
         except TimeoutError as error:
+            if not left:
+                return
             raise TimedOutError(
                 f"{sum(left.values())} records are still pending after {timeout_s:g} s",
                 hint="they stay on their way; flush again, or look at the broker",
             ) from error
 
-    async def close(self, timeout_s: float) -> None:
+    async def close(self, timeout_s: float | None) -> None:
         """Take nothing more, flush for at most `timeout_s`, report the ends of the streams, let go of everything.
+
+        None waits for the delivery timeout, and long enough beyond it for each block to get its own error.
 
         Raises: TimedOutError with the number of records that were given up.
         """
         self.buffer.refuse(ClosedError("the producer is closed"))
         try:
-            await self.flush(timeout_s)
+            await self.flush(self._settings.delivery_timeout_s + _SETTLE_S if timeout_s is None else timeout_s)
             await self._report_ends()
         except TimedOutError as error:
             raise TimedOutError(str(error), hint="their deliveries say which may have been stored") from error
@@ -188,7 +193,7 @@ class ProducerCore:
             stats.records_failed += records
             stats.blocks_failed += 1
             outcome = error
-            self._events.error("producer.block-failed", f"{records} records failed: {error.code}: {error}")
+            self.events.error("producer.block-failed", f"{records} records failed: {error.code}: {error}")
         callbacks = block.delivery.settle(outcome)
         for callback in callbacks:
             self._call(callback)
@@ -203,7 +208,7 @@ class ProducerCore:
         try:
             callback()
         except Exception as error:  # noqa: BLE001  # the caller's own: it must not stop the producer
-            self._events.error("producer.callback-raised", f"a callback raised {error!r}", error)
+            self.events.error("producer.callback-raised", f"a callback raised {error!r}", error)
 
     def _heard(self, topic: Topic) -> None:
         """A topic may have been altered, or made again: later records follow its new map."""
@@ -226,7 +231,7 @@ class ProducerCore:
         try:
             await self._metadata.refresh(topic)
         except MemqError as error:
-            self._events.info("producer.metadata-failed", f"metadata of topic '{topic}' not refreshed: {error}")
+            self.events.info("producer.metadata-failed", f"metadata of topic '{topic}' not refreshed: {error}")
 
     # ---- silent connections --------------------------------------------------------------------------
 
@@ -274,7 +279,7 @@ class ProducerCore:
                 for sender in senders:
                     await sender.closed.wait()
         except TimeoutError:
-            self._events.info("producer.close-failed", f"the end of a stream is not reported in {CLOSE_TIMEOUT_S:g} s")
+            self.events.info("producer.close-failed", f"the end of a stream is not reported in {CLOSE_TIMEOUT_S:g} s")
 
     async def _stop(self, error: MemqError) -> None:
         if self._watch is not None:
@@ -297,6 +302,6 @@ class ProducerCore:
         """A task died, which cannot be: the producer fails with the cause rather than half of it going on."""
         error = InvalidRequestError(f"the producer broke: {cause!r}", hint="this is an error in memq: report it")
         error.__cause__ = cause
-        self._events.error("producer.broke", str(error), cause)
+        self.events.error("producer.broke", str(error), cause)
         self.buffer.refuse(error)
         self._abandon(error)

@@ -101,6 +101,7 @@ class Reading:
             assigned.removed = True
             self.removed_counts.add(assigned.flow.counts)
             self._turn.remove(partition)
+            self._polled.pop(partition, None)  # what the poll under way brings of it is not wanted any more
             for task in list(assigned.tasks):
                 task.cancel()
             self._advance()

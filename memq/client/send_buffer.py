@@ -6,16 +6,29 @@ record 0.1), takes what was cut, and gives memory back when blocks are settled.
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import sub
 from typing import Any
+from zlib import crc32
 
 from memq.client.delivery import AsyncDelivery, Delivery
 from memq.client.fields import Fields, Many
-from memq.client.open_block import OpenBlock, PartitionBuffer, PendingBlock, Route
+from memq.client.open_block import (
+    KEYED,
+    MIXED,
+    PLAIN,
+    TIMED,
+    MixedBlock,
+    PartitionBuffer,
+    PendingBlock,
+    Route,
+    RowBlock,
+    shape_of,
+)
 from memq.client.producer_settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
 from memq.limits import KIB, SEQUENCE_END, SLOTS, TIME_MS_END
@@ -25,16 +38,16 @@ from memq.topic import Topic
 FIRST_LIMIT_BYTES = 8 * KIB
 BLOCK_COST_BYTES = 1 * KIB  # what a pending block costs beside its bytes: objects, queues, promises
 _ROW = 32  # more than the columns of a row cost
-_ROW_KEYED, _ROW_TIMED = 9, 17  # row_cost of blocks with keys and nothing else, or timestamps as well
+_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # what RowBlock's way without the lock rests on
 _Delivery = Delivery | AsyncDelivery
 
 
 class SendBuffer:
     """Open blocks, cut blocks and the memory they claim.
 
-    `sticky` is the fast way in: by topic, the open block that keyless records go to, as long as it has no
-    columns but values. Who holds `lock` and finds `raw_bytes + len(value) + 5 <= limit` may append to its
-    `values` and add as much to `raw_bytes`.
+    `sticky` is the fast way in: by topic, the open block of values that keyless records go to. It is used without
+    the lock, by the rule of `RowBlock`: when `raw_bytes + len(value) + 5 <= limit`, append the value to `rows`, set
+    `raw_bytes`, and look at `closed`.
     """
 
     def __init__(
@@ -47,7 +60,7 @@ class SendBuffer:
         room_made: Callable[[], None],
     ) -> None:
         self.lock = threading.Lock()
-        self.sticky: dict[str, OpenBlock] = {}
+        self.sticky: dict[str, RowBlock] = {}
         self.pending_bytes = 0
         self.waiting = 0  # how many callers wait for room; `room_made` is called while there are some
         self.releases = 0  # how often memory was given back
@@ -86,7 +99,10 @@ class SendBuffer:
                     self._buffers[place] = PartitionBuffer(topic, part.partition, slots)
                 buffers.append(self._buffers[place])
             turn = self._runtime.random.randrange(len(buffers))
-            route = self._routes[topic.name] = Route(topic, buffers, self._settings.delivery_timeout_s, turn)
+            # A record that fits into a block must be below the topic's bound: there the fast ways do not look at it.
+            lockless = _GIL and topic.settings.record_bytes_max >= self._settings.block_bytes
+            timeout_s = self._settings.delivery_timeout_s
+            route = self._routes[topic.name] = Route(topic, buffers, timeout_s, turn, lockless=lockless)
             self.sticky.pop(topic.name, None)
             return route
 
@@ -107,28 +123,37 @@ class SendBuffer:
     # ---- records -----------------------------------------------------------------------------
 
     def put_keyed(self, topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> _Delivery | None:
-        """The fast way for records with a key, and perhaps a timestamp; None when the block is not made for it."""
-        with self.lock:
-            route = self._routes.get(topic)
-            if route is None:
+        """The way without the lock for records with a key, and perhaps a timestamp; None when it is not open."""
+        route = self._routes.get(topic)
+        if route is None or not route.lockless:
+            return None
+        firsts = route.map.firsts
+        block = route.buffers[bisect_right(firsts, crc32(key) >> 16) - 1 if len(firsts) > 1 else 0].open
+        if block is None:
+            return None
+        size = block.raw_bytes + len(value) + len(key)
+        row: tuple[bytes, bytes] | tuple[bytes, bytes, int]
+        if timestamp_ms is None:
+            row = (value, key)
+            if block.shape != KEYED:
                 return None
-            block = route.buffers[route.map.place_of_key(key)].open
-            if block is None or block.keys is None:
+        else:
+            row = (value, key, timestamp_ms)
+            if block.shape != TIMED or not -TIME_MS_END < timestamp_ms < TIME_MS_END:
                 return None
-            size = block.raw_bytes + len(value) + len(key) + block.row_cost
-            if size > block.limit or len(value) + len(key) > route.record_bytes_max:
-                return None
-            if timestamp_ms is None:
-                if block.row_cost != _ROW_KEYED:
-                    return None
-            elif block.row_cost != _ROW_TIMED or not -TIME_MS_END < timestamp_ms < TIME_MS_END:
-                return None
-            else:
-                block.timestamps.append(timestamp_ms)  # type: ignore[union-attr]  # that row cost means keys and times
-            block.values.append(value)
-            block.keys.append(key)
-            block.raw_bytes = size
+        size += block.row_cost  # type: ignore[union-attr]  # these shapes are a RowBlock's
+        if size > block.limit:
+            return None
+        block.rows.append(row)  # type: ignore[union-attr]  # as above
+        block.raw_bytes = size  # type: ignore[misc]  # as above
+        if not block.closed:  # type: ignore[union-attr]  # as above
             return block.delivery
+        return self.place_late(block, row)  # type: ignore[arg-type]  # as above
+
+    def place_late(self, block: RowBlock, row: object) -> _Delivery | None:
+        """Return the delivery of a row that was appended to a closed block in time, None when it must be put again."""
+        with self.lock:
+            return None if block.take_late(row) else block.delivery
 
     def put(self, route: Route, fields: Fields, partition: int | None) -> _Delivery:
         """Add one record. Raises: TooLargeError, InvalidRequestError; BufferFullError when there is no room now."""
@@ -147,8 +172,8 @@ class SendBuffer:
                     buffer = route.buffers[route.map.place_of_key(fields.key)]
                 else:
                     buffer = self._keyless_home(route, size, cut)
-                block = self._block_with_room(buffer, size, cut)
-                block.append(*fields)
+                block = self._block_with_room(buffer, size, cut, shape_of(fields))
+                block.append(fields)
                 if partition is not None:
                     block.slots_hold = False
                 self._keep_sticky(route, block, keyless=fields.key is None and partition is None)
@@ -190,6 +215,7 @@ class SendBuffer:
     def _put_column(self, route: Route, buffer: PartitionBuffer | None, many: Many, delivered: list[Any]) -> int:
         """Add records to one partition, or without a buffer to those in turn; return how many there was room for."""
         totals, count, row = many.totals, len(many.values), _ROW + len(many.tag or "")
+        shape = PLAIN if many.keys is None and many.timestamps_ms is None and many.tag is None else MIXED
         cut: list[PendingBlock] = []
         done, before = 0, 0
         try:
@@ -197,12 +223,10 @@ class SendBuffer:
                 while done < count:
                     size = totals[done] - before + row
                     home = buffer or self._keyless_home(route, size, cut)
-                    block = self._block_with_room(home, size, cut, totals[-1] - before + row * (count - done))
+                    block = self._block_with_room(home, size, cut, shape, totals[-1] - before + row * (count - done))
                     room = before + block.limit - block.raw_bytes + row * done
                     end = bisect_right(range(count), room, lo=done, key=lambda i: totals[i] + row * (i + 1))
-                    keys = many.keys and many.keys[done:end]
-                    times = many.timestamps_ms and many.timestamps_ms[done:end]
-                    block.extend(many.values[done:end], keys, times, many.tag)
+                    block.extend(many, done, end)
                     if not delivered or delivered[-1] is not block.delivery:
                         delivered.append(block.delivery)
                     self._keep_sticky(route, block, keyless=buffer is None)
@@ -221,43 +245,62 @@ class SendBuffer:
         """Return the partition that keyless records go to now: with each full block the turn goes to the next one."""
         block = route.sticky
         if block is not None and block.raw_bytes + size > max(block.limit, self._settings.block_bytes):
-            cut.append(self._cut(block.home, block))
+            cut.append(self._cut(block))
         return route.sticky.home if route.sticky is not None else route.next_turn()
 
-    def _keep_sticky(self, route: Route, block: OpenBlock, *, keyless: bool) -> None:
-        """Make the block the one for keyless records, and the fast way to it as long as it is plain."""
+    def _keep_sticky(self, route: Route, block: RowBlock | MixedBlock, *, keyless: bool) -> None:
+        """Make the block the one for keyless records, and open the way without the lock as long as it is plain."""
         if keyless:
             route.sticky = block
-        if route.sticky is block and block.plain and route.record_bytes_max >= self._settings.block_bytes:
+        if route.lockless and route.sticky is block and isinstance(block, RowBlock) and block.shape == PLAIN:
             self.sticky[route.topic.name] = block
-        elif self.sticky.get(route.topic.name) is block:
-            del self.sticky[route.topic.name]
 
     # ---- blocks ------------------------------------------------------------------------------
 
-    def _block_with_room(self, buffer: PartitionBuffer, size: int, cut: list[PendingBlock], wish: int = 0) -> OpenBlock:
+    def _block_with_room(
+        self, buffer: PartitionBuffer, size: int, cut: list[PendingBlock], shape: int, wish: int = 0
+    ) -> RowBlock | MixedBlock:
         """Return the open block of a partition with room for `size` bytes, and for up to `wish` where that is easy.
 
-        It is the one there is, grown, or a new one. Columns that are new to a block widen its older rows: that may
-        put it over its limit by a part, never over the bounds of the format, which are 16 times larger.
+        It is the one there is, grown, or a new one of the shape. Columns that are new to a block widen its older rows:
+        that may put it over its limit by a part, never over the bounds of the format, which are 16 times larger.
         """
         if self.refusal is not None:
             raise self.refusal
         block = buffer.open
         if block is not None:
             if self._grow(block, block.raw_bytes + size, block.raw_bytes + wish):
-                return block
-            cut.append(self._cut(buffer, block))
+                return self._mix(block, shape)
+            cut.append(self._cut(block))
         most = self._settings.block_bytes
         limit = max(size + KIB, min(most, max(FIRST_LIMIT_BYTES, wish + KIB)))
         self._claim(limit + BLOCK_COST_BYTES)
-        block = OpenBlock(buffer, self._make_delivery(), limit, self._runtime.clock.monotonic())
-        buffer.open = block
+        delivery, now_s = self._make_delivery(), self._runtime.clock.monotonic()
+        new = RowBlock(buffer, delivery, limit, now_s, shape) if shape else MixedBlock(buffer, delivery, limit, now_s)
+        buffer.open = new
         self.opened_blocks += 1
         self._tell(buffer)
-        return block
+        return new
 
-    def _grow(self, block: OpenBlock, needed: int, wished: int) -> bool:
+    def _mix(self, block: RowBlock | MixedBlock, shape: int) -> RowBlock | MixedBlock:
+        """Return the block, or, for a record of another shape, the mixed block that it becomes."""
+        if not isinstance(block, RowBlock) or block.shape == shape:
+            return block
+        block.close()
+        mixed = block.home.open = MixedBlock.instead_of(block)
+        self._unstick(block, mixed)
+        return mixed
+
+    def _unstick(self, block: RowBlock | MixedBlock, successor: MixedBlock | None) -> None:
+        """Close the way without the lock to a block, and let keyless records go to its successor."""
+        topic = block.home.topic.name
+        if self.sticky.get(topic) is block:
+            del self.sticky[topic]
+        route = self._routes.get(topic)
+        if route is not None and route.sticky is block:
+            route.sticky = successor
+
+    def _grow(self, block: RowBlock | MixedBlock, needed: int, wished: int) -> bool:
         """Double the block's limit until it is enough. False when the block would be over block_bytes: it is full."""
         most = self._settings.block_bytes
         if needed <= block.limit:
@@ -276,19 +319,19 @@ class SendBuffer:
             raise self.full_error()
         self.pending_bytes += count
 
-    def _cut(self, buffer: PartitionBuffer, block: OpenBlock) -> PendingBlock:
+    def _cut(self, block: RowBlock | MixedBlock) -> PendingBlock:
         """End an open block: from here on it has its sequences and its place in the order."""
+        block.close()
+        self._unstick(block, None)
+        buffer = block.home
         route = self._routes.get(buffer.topic.name)
         timeout_s = route.delivery_timeout_s if route is not None else self._settings.delivery_timeout_s
-        pending = PendingBlock(block, buffer.next_sequence, block.opened_s + timeout_s)
+        records = block.count_closed if isinstance(block, RowBlock) else block.count
+        pending = PendingBlock(block, buffer.next_sequence, records, block.opened_s + timeout_s)
         buffer.next_sequence = pending.next
         assert buffer.next_sequence < SEQUENCE_END
         buffer.open = None
         buffer.cut.append(pending)
-        if route is not None and route.sticky is block:
-            route.sticky = None
-            self.sticky.pop(buffer.topic.name, None)
-        pending.builder = block
         return pending
 
     def seal(self, cut: list[PendingBlock]) -> None:
@@ -297,21 +340,27 @@ class SendBuffer:
             self._seal(pending)
 
     def _seal(self, pending: PendingBlock) -> None:
-        block, pending.builder = pending.builder, None
+        block, pending.block = pending.block, None
         assert block is not None, "a block is sealed once"
         try:
-            pending.data = block.seal(
-                producer_id=self._producer_id,
-                first_sequence=pending.first,
-                scope=pending.home.scope,
-                now_ms=self._runtime.clock.wall_ms(),
-                codec=self._settings.codec,
-                slot_range=pending.home.slots if block.slots_hold else (0, SLOTS - 1),
-            ).data
+            pending.data = (
+                block.build()
+                .seal(
+                    producer_id=self._producer_id,
+                    first_sequence=pending.first,
+                    scope=pending.home.scope,
+                    now_ms=self._runtime.clock.wall_ms(),
+                    codec=self._settings.codec,
+                    slot_range=pending.home.slots if block.slots_hold else (0, SLOTS - 1),
+                )
+                .data
+            )
         except MemqError as error:
             pending.error = error
         except Exception as error:  # noqa: BLE001  # one block fails, with its cause; the order of the others stays
-            pending.error = InvalidRequestError(f"block of {block.count} records can't be sealed: {error!r}")
+            pending.error = InvalidRequestError(
+                f"block of {pending.next - pending.first} records can't be sealed: {error!r}"
+            )
             pending.error.__cause__ = error
         with self.lock:
             self.pending_bytes += len(pending.data) - pending.claimed
@@ -344,7 +393,7 @@ class SendBuffer:
         with self.lock:
             if buffer.open is None or not buffer.open.count:
                 return
-            cut = [self._cut(buffer, buffer.open)]
+            cut = [self._cut(buffer.open)]
         self.seal(cut)
 
     def release(self, pending: PendingBlock) -> None:

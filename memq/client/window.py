@@ -80,6 +80,7 @@ class ProducerWindow:
         self._address = ""
         self._refresh = False
         self._finishing = False
+        self._written = False  # anything, on any stream: else there is no end to report
         self._out: list[Instruction] = []
 
     # ---- what the shell looks at -------------------------------------------------------------
@@ -151,6 +152,7 @@ class ProducerWindow:
 
     def _write(self, block: UnackedBlock, now_s: float) -> None:
         block.writes += 1
+        self._written = True
         if block.first_sent_s is None:
             block.first_sent_s = now_s
         self._stream_next = block.next
@@ -295,7 +297,7 @@ class ProducerWindow:
 
     def _finish(self, event: Finish) -> None:
         self._finishing = True
-        if self.state is State.RESTING and self.next_sequence:
+        if self.state is State.RESTING and self._written:
             self._open()
         elif self.state is State.RESTING:
             self.state = State.CLOSED

@@ -146,11 +146,22 @@ def test_files(memq: Memq, tmp_path: Path) -> None:
     assert memq("consume", "files", "-e").stdout == "one\ntwo\n", "nothing is sent before every file is open"
 
 
-def test_the_objects_hold(memq: Memq, folder: Path) -> None:
-    memq("produce", "held", stdin="x\n")
-    shown = json.loads(memq("verify", str(folder), "--json").stdout)
-    assert shown["damaged"] == 0
-    assert shown["records"] >= 1
+def test_objects_are_verified_by_folder_and_by_topic(memq: Memq, folder: Path) -> None:
+    memq("produce", "held", stdin="x\ny\n")
+    assert json.loads(memq("verify", str(folder), "--json").stdout)["damaged"] == 0
+    assert memq("verify", "held").stdout == "1 object, 2 records: all hold\n"
+    [path] = [found for found in (folder / "objects").glob("*/topics/held/**/*") if found.is_file()]
+    data = bytearray(path.read_bytes())
+    data[72] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    for target in (str(path), "held"):
+        shown = memq("verify", target, "--json")
+        assert shown.returncode == 1
+        [finding] = json.loads(shown.stdout)["findings"]
+        assert finding["error"] == "corrupt-data"
+        assert "checksum" in finding["text"]
+    path.unlink()
 
 
 @pytest.mark.parametrize(
@@ -225,6 +236,14 @@ def test_a_second_broker_on_the_same_folder_is_refused(address: str, folder: Pat
     assert err.startswith("memq: error: ")
     assert err.count("\n") == 1
     assert address  # the first one runs on
+
+
+def test_audit(memq: Memq) -> None:
+    memq("produce", "audited", stdin="a\nb\n")
+    done = memq("audit", "audited", "--json")
+    assert done.returncode == 0, done
+    assert json.loads(done.stdout)["verdict"] == "clean"
+    check_mistake(memq("audit", "nowhere"), 3, "nowhere")
 
 
 def test_topics_and_groups(memq: Memq) -> None:

@@ -67,7 +67,7 @@ def test_help_does_not_import_what_it_does_not_need() -> None:
     script = "import sys; from memq.cli import main; main(['--help']); print(*sorted(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     loaded = shown.splitlines()[-1].split()
-    assert not {"click", "asyncio", "msgspec", "uvloop", "awscrt", "zstandard", "typing", "inspect"} & set(loaded)
+    assert not {"click", "asyncio", "msgspec", "uvloop", "awscrt", "zstandard", "dataclasses", "inspect"} & set(loaded)
 
 
 def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
