@@ -1,0 +1,198 @@
+"""One producer in one write partition: which sequences arrived, which are missing, and how that is known. Pure.
+
+A sequence is lost only when two things are known: that it was used (the producer said where it ended), and that
+nothing which could hold it is left unread. All that falls short of that is unproven, and never called lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from memq.format.pointer import ProducerEnd
+from memq.format.ranges import Range, RangeSet
+
+# A broker passes on so many burned ranges of a producer: with as many, there may have been more.
+BURNED_RANGES_CUT = 256
+SLICES = 8  # what was delivered lately is forgotten in eighths of the window
+
+
+class Fate(Enum):
+    """What readers do with a block: deliver it, drop it as a copy, or deliver records that they delivered before."""
+
+    NEW = "new"
+    COPY = "copy"
+    DOUBLED = "doubled"
+
+
+class Tail(Enum):
+    """Whether the last sequence is known: the producer said it, may still be sending, or fell silent without a word."""
+
+    PROVEN = "proven"
+    IN_FLIGHT = "in flight"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a write partition as a whole.
+
+    `expired`: retention took some of it. `unread`: something that could hold any sequence was not read.
+    `active_since_ms`: producers that were seen at this queue time or later may still be sending.
+    """
+
+    expired: bool = False
+    unread: bool = False
+    active_since_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What became of one producer's sequences; ranges are half-open and ascend, each kind leaves out the others.
+
+    `next_sequence` is where it ended, or else one above the last that was seen. `unproven` are holes that may be
+    burned, on their way or lost. `expired` counts what lies before the first that retention left, `copies` the
+    records that readers drop.
+    """
+
+    partition: int
+    producer: int
+    delivered: int
+    next_sequence: int
+    tail: Tail
+    lost: tuple[Range, ...] = ()
+    doubled: tuple[Range, ...] = ()
+    corrupt: tuple[Range, ...] = ()
+    unread: tuple[Range, ...] = ()
+    unproven: tuple[Range, ...] = ()
+    burned: int = 0
+    expired: int = 0
+    copies: int = 0
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong and nothing is open."""
+        wrong = self.lost or self.doubled or self.corrupt or self.unread or self.unproven
+        return not wrong and self.tail is Tail.PROVEN
+
+
+class RecentRanges:
+    """The sequences of the last `window_ms` of queue time: what every reader remembers.
+
+    Memory is one range set for each eighth of the window. Up to an eighth more than the window is remembered,
+    which is less than what a reader remembers that has read on for long (a quarter more).
+    """
+
+    def __init__(self, window_ms: int) -> None:
+        self._window_ms = window_ms
+        self._slices: deque[tuple[int, RangeSet]] = deque()  # time of its first range, ranges
+        self._now_ms = 0
+
+    def add(self, first: int, next_: int, time_ms: int) -> None:
+        """Remember a range, met at a queue time; time never goes back."""
+        self._now_ms = max(self._now_ms, time_ms)
+        step_ms = self._window_ms // SLICES
+        if not self._slices or self._now_ms >= self._slices[-1][0] + step_ms:
+            self._slices.append((self._now_ms, RangeSet()))
+        self._slices[-1][1].add(first, next_)
+        while self._slices[0][0] + step_ms <= self._now_ms - self._window_ms:
+            self._slices.popleft()
+
+    def holds(self, first: int, next_: int, time_ms: int) -> bool:
+        """Whether all of a range is remembered at a queue time."""
+        horizon_ms = max(self._now_ms, time_ms) - self._window_ms - self._window_ms // SLICES
+        left = [(first, next_)]
+        for start_ms, ranges in self._slices:
+            if start_ms > horizon_ms:
+                left = [hole for piece in left for hole in ranges.holes(*piece)]
+        return not left
+
+
+@dataclass(slots=True)
+class Account:
+    """The books on one producer in one write partition. Sequences go in by block, in the order of the queue."""
+
+    recent: RecentRanges
+    delivered: RangeSet = field(default_factory=RangeSet)
+    doubled: RangeSet = field(default_factory=RangeSet)
+    corrupt: RangeSet = field(default_factory=RangeSet)
+    unread: RangeSet = field(default_factory=RangeSet)
+    burned: RangeSet = field(default_factory=RangeSet)
+    burned_cut: bool = False
+    end: int | None = None
+    seen_ms: int = 0
+    copies: int = 0
+
+    def deliver(self, first: int, next_: int, time_ms: int) -> Fate:
+        """Take a whole block that readers come to at this queue time (Unix ms), and say what they do with it."""
+        self.seen_ms = max(self.seen_ms, time_ms)
+        fate = Fate.NEW
+        if self.delivered.overlaps(first, next_):
+            fate = Fate.COPY if self.recent.holds(first, next_, time_ms) else Fate.DOUBLED
+        if fate is Fate.DOUBLED:
+            for piece in common([(first, next_)], self.delivered):
+                self.doubled.add(*piece)
+        if fate is Fate.COPY:
+            self.copies += next_ - first
+        else:
+            self.delivered.add(first, next_)
+        self.recent.add(first, next_, time_ms)
+        return fate
+
+    def close(self, end: ProducerEnd, time_ms: int) -> None:
+        """Take what the producer said when it ended; when it said so twice, the higher end holds."""
+        self.seen_ms = max(self.seen_ms, time_ms)
+        self.end = max(self.end or 0, end.next_sequence)
+        self.burned_cut |= len(end.burned) >= BURNED_RANGES_CUT
+        for piece in end.burned:
+            self.burned.add(*piece)
+
+    def settle(self, partition: int, producer: int, evidence: Evidence) -> Balance:
+        """Return the balance: every sequence from the first to the last that is known, in exactly one kind."""
+        seen = [ranges for ranges in (self.delivered, self.corrupt, self.unread) if len(ranges)]
+        reach = max((ranges.next for ranges in seen), default=0)
+        end = self.end or 0
+        start = min((ranges.least for ranges in seen), default=end) if evidence.expired else 0
+        missing = apart(apart([(start, max(reach, end, start))], self.delivered), self.burned)
+        corrupt, missing = common(missing, self.corrupt), apart(missing, self.corrupt)
+        unread, missing = common(missing, self.unread), apart(missing, self.unread)
+        proof = RangeSet() if evidence.unread or self.burned_cut else RangeSet([(0, end)])
+        return Balance(
+            partition=partition,
+            producer=producer,
+            delivered=self.delivered.total,
+            next_sequence=max(reach, end),
+            tail=self._tail(reach, evidence),
+            lost=tuple(common(missing, proof)),
+            doubled=tuple(self.doubled),
+            corrupt=tuple(corrupt),
+            unread=tuple(unread),
+            unproven=tuple(apart(missing, proof)),
+            burned=self.burned.total,
+            expired=start,
+            copies=self.copies,
+        )
+
+    def _tail(self, reach: int, evidence: Evidence) -> Tail:
+        if self.end is not None and self.end >= reach:
+            return Tail.PROVEN
+        return Tail.IN_FLIGHT if self.seen_ms >= evidence.active_since_ms else Tail.UNKNOWN
+
+
+def apart(pieces: Iterable[Range], ranges: RangeSet) -> list[Range]:
+    """Return what of `pieces` is not in `ranges`, in order."""
+    return [hole for first, next_ in pieces for hole in ranges.holes(first, next_)]
+
+
+def common(pieces: Iterable[Range], ranges: RangeSet) -> list[Range]:
+    """Return what of `pieces` is in `ranges`, in order."""
+    found: list[Range] = []
+    for first, next_ in pieces:
+        at = first
+        for hole in [*ranges.holes(first, next_), (next_, next_)]:
+            if at < hole[0]:
+                found.append((at, hole[0]))
+            at = hole[1]
+    return found

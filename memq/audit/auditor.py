@@ -1,0 +1,269 @@
+"""The audit's machine: pointers and checked batches go in, in the order of the queue; a verdict comes out. Pure.
+
+It plays the reader that starts at the beginning and never stops: what that one would deliver is counted once, what
+it would drop is a copy, and each sequence that it would miss must be explained. Memory: range sets for each producer,
+and the first places of each class of findings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, Tail
+from memq.audit.batch_check import NO_NUMBER, BatchCheck, BlockCheck
+from memq.audit.totals import RunningTotals
+from memq.audit.verdict import (
+    BALANCES_MAX,
+    PLACES_MAX,
+    THROUGH_STORE,
+    Coverage,
+    Finding,
+    Kind,
+    Outcome,
+    PartitionCoverage,
+    Place,
+    Verdict,
+)
+from memq.errors import CorruptDataError, MemqError, TooLargeError
+from memq.format.pointer import Pointer
+from memq.format.ranges import RangeSet
+from memq.notification import Span
+from memq.topic import CLOCK_ERROR_MS, Topic
+
+ACCOUNTS_MAX = 1 << 20  # (write partition, producer) pairs; each takes about 2 KiB
+EPOCHS_MAX = 1 << 16
+
+
+@dataclass(slots=True)
+class _WritePartition:
+    """What the pointers of one write partition say beside their producers."""
+
+    read_partition: int
+    first_epoch: int
+    expired: bool  # retention took something before its first pointer
+    totals: RunningTotals
+    batches: dict[int, RangeSet] = field(default_factory=dict)  # batch sequences by epoch
+
+
+@dataclass(slots=True)
+class _Tally:
+    count: int = 0
+    places: list[Place] = field(default_factory=list)
+
+    def add(self, count: int, place: Place) -> None:
+        self.count += count
+        if len(self.places) < PLACES_MAX:
+            self.places.append(place)
+
+
+class Auditor:
+    """Audits one topic. Call `open_partition` before the entries of a read partition; `verdict` ends it."""
+
+    def __init__(self, topic: Topic, *, through: str = THROUGH_STORE) -> None:
+        settings = topic.settings
+        self._topic = topic
+        late_ms = settings.stale_publish_ms + CLOCK_ERROR_MS
+        self._window_ms = settings.dedup_window_ms + late_ms
+        self._active_ms = settings.delivery_timeout_ms + late_ms
+        self._coverage = Coverage(through=through)
+        self._reads: dict[int, PartitionCoverage] = {}
+        self._unread: dict[int, None] = {}  # read partitions where something that may hold any sequence was not read
+        self._writes: dict[int, _WritePartition] = {}
+        self._accounts: dict[tuple[int, int], Account] = {}
+        self._tallies: dict[Kind, _Tally] = {}
+
+    # ---- what is read ------------------------------------------------------------------------------
+
+    def open_partition(self, partition: int, span: Span) -> None:
+        """Begin with the entries of a read partition, which are all of `span`."""
+        self._reads[partition] = PartitionCoverage(partition, span.begin, span.end)
+
+    def fail_partition(self, partition: int, error: MemqError) -> None:
+        """Note that a read partition can't be read, or not to its end."""
+        before = self._reads.get(partition, PartitionCoverage(partition, 0, 0))
+        self._reads[partition] = replace(before, error=str(error))
+        self._unread[partition] = None
+        self._find(Kind.UNREAD, 1, Place(partition, cause=str(error)))
+
+    def take_unreadable(self, partition: int, offset: int, error: MemqError) -> None:
+        """Take an entry whose pointer can't be read: damaged, or newer than this version."""
+        self._count_pointer(partition)
+        for write in self._writes.values():
+            if write.read_partition == partition:
+                write.totals.forget()
+        place = Place(partition, offset=offset, cause=str(error))
+        if isinstance(error, CorruptDataError):
+            self._find(Kind.POINTER, 1, place)
+        else:
+            self._unread[partition] = None
+            self._find(Kind.UNREAD, 1, place)
+
+    def take_control(self, partition: int, offset: int, time_ms: int, pointer: Pointer) -> None:
+        """Take a pointer without a batch; `time_ms` is its queue time."""
+        self._meet(partition, offset, pointer)
+        for end in pointer.ended:
+            self._account(pointer.partition, end.producer).close(end, time_ms)
+
+    def take_batch(self, partition: int, offset: int, time_ms: int, pointer: Pointer, check: BatchCheck) -> None:
+        """Take a pointer with what its batch was found to hold."""
+        write = self._meet(partition, offset, pointer)
+        write.batches.setdefault(pointer.epoch, RangeSet()).add(pointer.batch_sequence, pointer.batch_sequence + 1)
+        if len(write.batches) > EPOCHS_MAX:
+            raise TooLargeError(f"partition {pointer.partition} has over {EPOCHS_MAX} epochs")
+        for fault in check.faults:
+            self._find(Kind.FAULT, 1, Place(partition, offset=offset, object=check.key, cause=fault))
+        if not check.complete and any(block.unread for block in check.blocks):
+            self._unread[partition] = None
+        skip = frozenset(pointer.skip)
+        for block in check.blocks:
+            place = _place_of(block, pointer.partition, offset, check.key)
+            if block.cause is not None:
+                self._take_unsound(pointer.partition, block, block.cause, place)
+            elif block.number in skip:
+                self._count(blocks=1, copies_dropped=block.next - block.first)
+            else:
+                self._deliver(pointer.partition, block, time_ms, place)
+
+    def count_object(self, size: int) -> None:
+        """Note that an object of `size` bytes was read."""
+        self._count(objects=1, bytes=size)
+
+    # ---- the verdict -------------------------------------------------------------------------------
+
+    def verdict(self, now_ms: int) -> Verdict:
+        """Return the verdict; producers that were seen shortly before `now_ms` (Unix ms) may still be sending."""
+        balances = [
+            account.settle(partition, producer, self._evidence(partition, now_ms))
+            for (partition, producer), account in sorted(self._accounts.items())
+        ]
+        tallies = {kind: _Tally(tally.count, list(tally.places)) for kind, tally in self._tallies.items()}
+        for balance in balances:
+            _tell_balance(balance, tallies)
+        for partition, write in sorted(self._writes.items()):
+            _tell_batches(partition, write, tallies)
+        findings = tuple(
+            Finding(kind, tallies[kind].count, tuple(tallies[kind].places)) for kind in Kind if kind in tallies
+        )
+        outcomes = [finding.kind.outcome for finding in findings]
+        return Verdict(
+            topic=self._topic.name,
+            topic_id=self._topic.id,
+            outcome=next((outcome for outcome in Outcome if outcome in outcomes), Outcome.CLEAN),
+            findings=findings,
+            coverage=self._covered(balances, tallies),
+            balances=tuple(sorted(balances, key=lambda balance: balance.clean)[:BALANCES_MAX]),
+        )
+
+    def _evidence(self, partition: int, now_ms: int) -> Evidence:
+        write = self._writes[partition]
+        return Evidence(
+            expired=write.expired,
+            unread=write.read_partition in self._unread,
+            active_since_ms=now_ms - self._active_ms,
+        )
+
+    def _covered(self, balances: list[Balance], tallies: dict[Kind, _Tally]) -> Coverage:
+        return replace(
+            self._coverage,
+            partitions=tuple(self._reads[partition] for partition in sorted(self._reads)),
+            records=sum(balance.delivered for balance in balances),
+            producers=len(balances),
+            producers_proven=sum(balance.tail is Tail.PROVEN for balance in balances),
+            producers_in_flight=sum(balance.tail is Tail.IN_FLIGHT for balance in balances),
+            burned=sum(balance.burned for balance in balances),
+            expired=sum(balance.expired for balance in balances),
+            unread=tallies[Kind.UNREAD].count if Kind.UNREAD in tallies else 0,
+        )
+
+    # ---- inside --------------------------------------------------------------------------------------
+
+    def _meet(self, partition: int, offset: int, pointer: Pointer) -> _WritePartition:
+        self._count_pointer(partition)
+        if pointer.topic_id != self._topic.id:
+            cause = f"pointer belongs to topic id {pointer.topic_id}, not to {self._topic.id}"
+            self._find(Kind.FAULT, 1, Place(partition, offset=offset, cause=cause))
+        write = self._writes.get(pointer.partition)
+        if write is None:
+            begin = self._reads[partition].begin
+            expired = begin > 0 and pointer.totals.records > 0
+            write = _WritePartition(partition, pointer.epoch, expired, RunningTotals(begin))
+            self._writes[pointer.partition] = write
+        missing = write.totals.take(pointer)
+        if missing:
+            cause = f"its totals count {missing} records that no pointer before it shows"
+            self._find(Kind.TOTALS, missing, Place(pointer.partition, offset=offset, cause=cause))
+        return write
+
+    def _account(self, partition: int, producer: int) -> Account:
+        account = self._accounts.get((partition, producer))
+        if account is None:
+            if len(self._accounts) >= ACCOUNTS_MAX:
+                raise TooLargeError(f"topic '{self._topic.name}' has over {ACCOUNTS_MAX} producers")
+            account = self._accounts[partition, producer] = Account(RecentRanges(self._window_ms))
+        return account
+
+    def _take_unsound(self, partition: int, block: BlockCheck, cause: MemqError, place: Place) -> None:
+        damaged = isinstance(cause, CorruptDataError)
+        self._find(Kind.CORRUPT if damaged else Kind.UNREAD, 1, place)
+        if block.producer:
+            account = self._account(partition, block.producer)
+            (account.corrupt if damaged else account.unread).add(block.first, block.next)
+
+    def _deliver(self, partition: int, block: BlockCheck, time_ms: int, place: Place) -> None:
+        account = self._account(partition, block.producer)
+        doubled = account.doubled.total
+        fate = account.deliver(block.first, block.next, time_ms)
+        copies = block.next - block.first if fate is Fate.COPY else 0
+        self._count(blocks=1, copies_dropped=copies)
+        if fate is Fate.DOUBLED:
+            # A record that is delivered a third time was counted already; its place is named all the same.
+            self._find(Kind.DOUBLED, account.doubled.total - doubled, place)
+
+    def _count_pointer(self, partition: int) -> None:
+        coverage = self._reads[partition]
+        self._reads[partition] = replace(coverage, pointers=coverage.pointers + 1)
+
+    def _count(self, **amounts: int) -> None:
+        grown = {name: getattr(self._coverage, name) + amount for name, amount in amounts.items()}
+        self._coverage = replace(self._coverage, **grown)
+
+    def _find(self, kind: Kind, count: int, place: Place) -> None:
+        self._tallies.setdefault(kind, _Tally()).add(count, place)
+
+
+def _place_of(block: BlockCheck, partition: int, offset: int, key: str) -> Place:
+    known = block.producer != 0
+    return Place(
+        partition,
+        producer=block.producer if known else None,
+        first=block.first if known else None,
+        next=block.next if known else None,
+        offset=offset,
+        object=key,
+        block=block.number if block.number != NO_NUMBER else None,
+        cause="" if block.cause is None else str(block.cause),
+    )
+
+
+def _tell_balance(balance: Balance, tallies: dict[Kind, _Tally]) -> None:
+    """Add what is missing of one producer; damaged, unread and doubled blocks were told where they were met."""
+    for kind, ranges in ((Kind.LOST, balance.lost), (Kind.HOLE, balance.unproven)):
+        for first, next_ in ranges:
+            place = Place(balance.partition, producer=balance.producer, first=first, next=next_)
+            tallies.setdefault(kind, _Tally()).add(next_ - first, place)
+    if balance.tail is not Tail.PROVEN:
+        kind = Kind.IN_FLIGHT if balance.tail is Tail.IN_FLIGHT else Kind.UNKNOWN
+        place = Place(balance.partition, producer=balance.producer, first=balance.next_sequence)
+        tallies.setdefault(kind, _Tally()).add(1, place)
+
+
+def _tell_batches(partition: int, write: _WritePartition, tallies: dict[Kind, _Tally]) -> None:
+    """Batch sequences are dense within an epoch: a hole is a batch whose pointer is gone.
+
+    They start at 0, except in epochs whose start retention took: that of the first pointer, and late ones below it.
+    """
+    for epoch, numbers in sorted(write.batches.items()):
+        start = numbers.least if write.expired and epoch <= write.first_epoch else 0
+        for first, next_ in numbers.holes(start, numbers.next):
+            cause = f"epoch {epoch} has no pointer of batch {first}" + (f" to {next_ - 1}" if next_ > first + 1 else "")
+            tallies.setdefault(Kind.BATCH_HOLE, _Tally()).add(next_ - first, Place(partition, cause=cause))

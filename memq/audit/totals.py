@@ -1,0 +1,33 @@
+"""Follows the totals that pointers state: records that were counted, and that no pointer shows, are missing. Pure.
+
+Each pointer states how much its write partition held before it. So the pointer behind a batch proves that the batch
+was there, also when its producer never said where it ended and its batch sequence was the last of its epoch. Only
+"more than was shown" is a finding: late pointers are shown before an owner meets and counts them.
+"""
+
+from __future__ import annotations
+
+from memq.format.pointer import Pointer
+
+
+class RunningTotals:
+    """The records of one write partition, as its pointers show them from the first one on; `begin` is the queue's."""
+
+    def __init__(self, begin: int) -> None:
+        self._begin = begin
+        self._shown: int | None = None
+
+    def forget(self) -> None:
+        """Begin anew with the next pointer: one was met that can't be read."""
+        self._shown = None
+
+    def take(self, pointer: Pointer) -> int:
+        """Return how many records the pointer counts that were not shown before it; each is told once."""
+        stated = pointer.totals.records
+        if self._shown is None:
+            self._shown = stated
+        else:  # what retention took was shown once, and may be counted only now
+            self._shown += sum(late.records for late in pointer.adopted if late.offset < self._begin)
+        missing = max(stated - self._shown, 0)
+        self._shown += missing + pointer.records
+        return missing

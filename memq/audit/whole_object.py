@@ -1,0 +1,77 @@
+"""Reads whole objects by ranges alone, the one way that every store and every broker offers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from memq.errors import CorruptDataError
+from memq.format.block import Buffer
+from memq.format.object import INDEX_HEAD
+from memq.format.pointer import Location
+from memq.limits import INDEX_HEAD_BYTES, MIB, TRAILER_BYTES
+
+OBJECT_BYTES_MAX = 512 * MIB  # the largest batch has 256 MiB, the largest index 64 MiB and its meta
+
+
+class ReadRange(Protocol):
+    """Reads a range of an object of a named store.
+
+    Raises: NotFoundError; CorruptDataError when the object is shorter than the range; DeniedError; RetryableError.
+    """
+
+    async def __call__(self, store: str, key: str, offset: int, length: int) -> Buffer:
+        """Return `length` bytes from `offset`."""
+        ...
+
+
+async def read_whole(read: ReadRange, location: Location) -> Buffer:
+    """Return the whole object that `location` names, however long it really is.
+
+    A sound object takes three reads: the head of the index behind the batch tells the length, the bytes are there,
+    and no byte follows. Only another one is measured.
+    Raises: as `ReadRange`; CorruptDataError over OBJECT_BYTES_MAX.
+    """
+    size = await _stated_size(read, location)
+    if size and not await _reaches(read, location, size + 1):
+        try:
+            return await read(location.store, location.key, 0, size)
+        except CorruptDataError:
+            pass  # it is shorter than it says
+    size = await _measure(read, location)
+    return await read(location.store, location.key, 0, size) if size else b""
+
+
+async def _stated_size(read: ReadRange, location: Location) -> int:
+    """Return the length that the index behind the batch states; 0 when there is none."""
+    at = location.offset + location.length
+    try:
+        head = await read(location.store, location.key, at, INDEX_HEAD_BYTES)
+    except CorruptDataError:
+        return 0
+    _, _, _, _, meta, batches, blocks, batch_bytes, block_bytes = INDEX_HEAD.unpack(head)
+    size: int = at + INDEX_HEAD_BYTES + meta + batches * batch_bytes + blocks * block_bytes + TRAILER_BYTES
+    return size if size <= OBJECT_BYTES_MAX else 0
+
+
+async def _measure(read: ReadRange, location: Location) -> int:
+    """Return the object's length: one byte tells whether all before it is there, so double, then halve."""
+    low, high = 0, 1 << 10  # `low` bytes are there, `high` are not
+    while await _reaches(read, location, high):
+        low, high = high, high * 2
+        if low > OBJECT_BYTES_MAX:
+            raise CorruptDataError(f"object '{location.key}' has over {low} bytes, {OBJECT_BYTES_MAX} are allowed")
+    while high - low > 1:
+        middle = (low + high) // 2
+        if await _reaches(read, location, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+async def _reaches(read: ReadRange, location: Location, size: int) -> bool:
+    try:
+        await read(location.store, location.key, size - 1, 1)
+    except CorruptDataError:
+        return False
+    return True

@@ -1,0 +1,187 @@
+"""One broker in this process, in a thread of its own, on a store and a queue in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from memq.broker.broker import Broker
+from memq.client.admin import Admin
+from memq.client.consumer import Consumer
+from memq.client.io_thread import new_event_loop
+from memq.client.record import Record
+from memq.errors import ClosedError, InvalidRequestError, MemqError, NotFoundError
+from memq.format.block import parse_header
+from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.limits import BLOCK_HEADER_BYTES
+from memq.network import Runtime
+from memq.settings import BrokerSettings
+from memq.testing.faults import Faults, FaultyQueue, FaultyStore
+from memq.topic import Position, ReadPartition
+
+STORE_NAME = "memory"
+_START_S_MAX = 30.0
+Result = TypeVar("Result")
+
+
+class Cluster:
+    """A cluster for tests: nothing of it outlives `close`. `settings` are those of the broker, by name.
+
+    Topics are made when somebody first sends to them, with one partition, unless settings say otherwise.
+    """
+
+    def __init__(self, **settings: int | str | bool) -> None:
+        values = {"host": "127.0.0.1", "port": 0, "http_port": -1, "cluster": "test"} | settings
+        self._settings = BrokerSettings(**values)  # type: ignore[arg-type]  # the dataclass checks the names
+        self._runtime = Runtime()
+        self.faults = Faults()
+        self.store = FaultyStore(self._runtime.clock, self.faults)
+        self._loop = new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="memq-test-cluster", daemon=True)
+        self._started = threading.Event()
+        self._thread.start()
+        self._started.wait(_START_S_MAX)
+        self._closed = False
+        try:
+            self._queue, self._broker = self._call(self._start())
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return self._broker.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the broker, without draining it, and its thread. Closing twice is fine."""
+        if self._closed:
+            return
+        try:
+            self._call(self._broker.close())
+        finally:
+            self._end()
+
+    # ---- for the test --------------------------------------------------------------------------
+
+    def create_topic(
+        self, name: str, *, partitions: int = 1, settings: dict[str, int | bool | str] | None = None
+    ) -> None:
+        """Make a topic. Raises: as `memq.Admin.create_topic`."""
+        with Admin(self.address) as admin:
+            admin.create_topic(name, partitions=partitions, settings=settings or {})
+
+    def records(self, topic: str) -> list[Record]:
+        """Return all records of a topic that are readable now, by partition.
+
+        Raises: NotFoundError, CorruptDataError.
+        """
+        with Consumer(self.address, topic, end="end") as consumer:
+            found = [record for batch in consumer for record in batch]
+        return sorted(found, key=lambda record: (record.partition, record.offset))
+
+    def fail(self, call: str, times: int = 1, error: MemqError | None = None) -> None:
+        """Let the next `times` calls of `store.put`, `store.get`, `queue.publish` … fail; all are in `faults.CALLS`.
+
+        The error is a StoreError or a QueueError, which may pass, unless it is given. Raises: InvalidRequestError.
+        """
+        self.faults.plan(call, times, error)
+
+    def damage(self, position: Position, topic: str | None = None) -> None:
+        """Flip a bit in the payload of the block that holds the record at `position`; only one topic needs no name.
+
+        Raises: NotFoundError when no record lies there.
+        """
+        self._call(self._damage(position, topic))
+
+    def remove_object(self, position: Position, topic: str | None = None) -> None:
+        """Delete the object that holds the record at `position`. Raises: as `damage`."""
+        self._call(self._remove_object(position, topic))
+
+    def stop_broker(self) -> None:
+        """Let the broker die: no drain, and its connections are cut. Store and queue stay."""
+        self._call(self._broker.close())
+
+    def start_broker(self) -> None:
+        """Start a broker on what the store and the queue hold, at the port of the one that was stopped."""
+        self._call(self._restart())
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.call_soon(self._started.set)
+        self._loop.run_forever()
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if self._closed:
+            work.close()
+            raise ClosedError("the test cluster is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> tuple[FaultyQueue, Broker]:
+        queue = FaultyQueue(self._runtime.clock, self.faults)
+        self._shared = MemoryCluster(self._settings.cluster)
+        broker = self._make_broker(queue, self._settings)
+        await broker.start()
+        return queue, broker
+
+    def _make_broker(self, queue: FaultyQueue, settings: BrokerSettings) -> Broker:
+        coordinator = MemoryCoordinator(self._shared)
+        return Broker(settings, self._runtime, {STORE_NAME: self.store}, queue, coordinator)
+
+    async def _restart(self) -> None:
+        port = int(self._broker.address.rpartition(":")[2])
+        self._broker = self._make_broker(self._queue, dataclasses.replace(self._settings, port=port))
+        await self._broker.start()
+
+    async def _damage(self, position: Position, topic: str | None) -> None:
+        pointer, location = await self._pointer_at(position, topic)
+        body = bytearray(self.store.objects[location.key])
+        at, end, index = location.offset, location.offset + location.length, 0
+        while at < end:
+            header = parse_header(body, at)
+            if position.record_index < index + header.count:
+                body[at + BLOCK_HEADER_BYTES + header.payload_length // 2] ^= 1
+                self.store.objects[location.key] = bytes(body)
+                self._broker.services.hot.clear()
+                return
+            at, index = at + header.length, index + header.count
+        raise NotFoundError(f"batch {pointer.batch_sequence} has {index} records, none at {position}")
+
+    async def _remove_object(self, position: Position, topic: str | None) -> None:
+        _, location = await self._pointer_at(position, topic)
+        await self.store.delete(location.key)
+        self._broker.services.hot.clear()
+
+    async def _pointer_at(self, position: Position, topic: str | None) -> tuple[Pointer, Location]:
+        topics = [found for found in await self._broker.services.coordinator.topics() if topic in (None, found.name)]
+        if len(topics) != 1:
+            raise InvalidRequestError(f"there are {len(topics)} topics here", hint="name one: damage(position, topic)")
+        partition = ReadPartition(topics[0].name, topics[0].id, position.read_partition)
+        entries = await self._queue.read(partition, position.pointer_offset, 1)
+        if not entries or entries[0].offset != position.pointer_offset:
+            raise NotFoundError(f"no pointer lies at {position} of topic '{topics[0].name}'")
+        pointer = decode_pointer(entries[0].body)
+        if not pointer.locations:
+            raise NotFoundError(f"the pointer at {position} is of kind '{pointer.kind}' and holds no records")
+        return pointer, pointer.locations[0]

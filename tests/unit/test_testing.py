@@ -1,0 +1,62 @@
+"""`memq.testing` as its users see it: the plugin's fixture, failures and damage on demand."""
+
+from __future__ import annotations
+
+import pytest
+
+import memq
+from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from memq.testing import Cluster
+from memq.topic import Position
+
+pytest_plugins = ["memq.testing.plugin"]
+
+
+def send(cluster: Cluster, *values: bytes) -> None:
+    with memq.Producer(cluster.address) as producer:
+        for value in values:
+            producer.send("clicks", value).result(10)
+
+
+def test_the_fixture_is_a_cluster_of_its_own(memq_cluster: Cluster) -> None:
+    send(memq_cluster, b"0")
+    assert [record.value for record in memq_cluster.records("clicks")] == [b"0"]
+
+
+def test_planned_failures_are_met_once_each_and_ridden_out(memq_cluster: Cluster) -> None:
+    memq_cluster.fail("store.put", times=2)
+    memq_cluster.fail("queue.publish")
+    send(memq_cluster, b"0")
+    assert memq_cluster.faults.left("store.put") == memq_cluster.faults.left("queue.publish") == 0
+    assert [record.value for record in memq_cluster.records("clicks")] == [b"0"]
+    with pytest.raises(InvalidRequestError, match=r"store\.jump"):
+        memq_cluster.fail("store.jump")
+
+
+def test_damage_hits_the_block_that_was_named(memq_cluster: Cluster) -> None:
+    send(memq_cluster, b"0", b"1")
+    second = memq_cluster.records("clicks")[1].position
+    memq_cluster.damage(second)
+    with pytest.raises(CorruptDataError, match=str(second)):
+        memq_cluster.records("clicks")
+    with pytest.raises(NotFoundError):
+        memq_cluster.damage(Position(0, 99))
+
+
+def test_a_restarted_broker_has_what_was_stored(memq_cluster: Cluster) -> None:
+    send(memq_cluster, b"0")
+    address = memq_cluster.address
+    memq_cluster.stop_broker()
+    memq_cluster.start_broker()
+    assert memq_cluster.address == address
+    send(memq_cluster, b"1")
+    assert [record.value for record in memq_cluster.records("clicks")] == [b"0", b"1"]
+
+
+def test_two_clusters_share_nothing(memq_cluster: Cluster) -> None:
+    with Cluster(partitions=3) as other:
+        send(other, b"0")
+        with memq.Admin(other.address) as admin:
+            assert len(admin.topic("clicks").topic.partitions) == 3
+        with memq.Admin(memq_cluster.address) as admin:
+            assert admin.topics() == []
