@@ -79,18 +79,17 @@ class Auditor:
         self._reads[partition] = PartitionCoverage(partition, span.begin, span.end)
 
     def fail_partition(self, partition: int, error: MemqError) -> None:
-        """Note that a read partition can't be read, or not to its end."""
+        """Note that a read partition can't be read, or not all of it."""
         before = self._reads.get(partition, PartitionCoverage(partition, 0, 0))
         self._reads[partition] = replace(before, error=str(error))
         self._unread[partition] = None
+        self._forget_totals(partition)
         self._find(Kind.UNREAD, 1, Place(partition, cause=str(error)))
 
     def take_unreadable(self, partition: int, offset: int, error: MemqError) -> None:
         """Take an entry whose pointer can't be read: damaged, or newer than this version."""
         self._count_pointer(partition)
-        for write in self._writes.values():
-            if write.read_partition == partition:
-                write.totals.forget()
+        self._forget_totals(partition)
         place = Place(partition, offset=offset, cause=str(error))
         if isinstance(error, CorruptDataError):
             self._find(Kind.POINTER, 1, place)
@@ -140,7 +139,8 @@ class Auditor:
         for balance in balances:
             _tell_balance(balance, tallies)
         for partition, write in sorted(self._writes.items()):
-            _tell_batches(partition, write, tallies)
+            if write.read_partition not in self._unread:  # else the hole may be what was not read
+                _tell_batches(partition, write, tallies)
         findings = tuple(
             Finding(kind, tallies[kind].count, tuple(tallies[kind].places)) for kind in Kind if kind in tallies
         )
@@ -193,6 +193,12 @@ class Auditor:
             cause = f"its totals count {missing} records that no pointer before it shows"
             self._find(Kind.TOTALS, missing, Place(pointer.partition, offset=offset, cause=cause))
         return write
+
+    def _forget_totals(self, partition: int) -> None:
+        """Let totals begin anew: what was not read may explain what they count."""
+        for write in self._writes.values():
+            if write.read_partition == partition:
+                write.totals.forget()
 
     def _account(self, partition: int, producer: int) -> Account:
         account = self._accounts.get((partition, producer))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from memq.errors import CorruptDataError
+from memq.errors import CorruptDataError, DeniedError
 from memq.format.block import Buffer
 from memq.format.object import INDEX_HEAD
 from memq.format.pointer import Location
 from memq.limits import INDEX_HEAD_BYTES, MIB, TRAILER_BYTES
+from memq.storage_handlers import ObjectReader
 
 OBJECT_BYTES_MAX = 512 * MIB  # the largest batch has 256 MiB, the largest index 64 MiB and its meta
 
@@ -22,6 +24,17 @@ class ReadRange(Protocol):
     async def __call__(self, store: str, key: str, offset: int, length: int) -> Buffer:
         """Return `length` bytes from `offset`."""
         ...
+
+
+def range_reader(stores: Mapping[str, ObjectReader]) -> ReadRange:
+    """Return the `ReadRange` of stores that are open here, by name. Raises: DeniedError for another store."""
+
+    async def read(store: str, key: str, offset: int, length: int) -> Buffer:
+        if store not in stores:
+            raise DeniedError(f"store '{store}' can't be opened here")
+        return await stores[store].get_range(key, offset, length)
+
+    return read
 
 
 async def read_whole(read: ReadRange, location: Location) -> Buffer:

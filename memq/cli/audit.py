@@ -44,7 +44,7 @@ def audit(topic: str, as_json: bool, config: str | None, profile: str | None, **
     brokers = brokers_of(config, profile, flags)
     read = [0]
     try:
-        verdict = asyncio.run(_audit(brokers, topic, read))
+        verdict = asyncio.run(audit_by_brokers(brokers, topic, read))
     except KeyboardInterrupt:
         talk(f"interrupted: {count_text(read[0], 'pointer')} read")
         raise
@@ -75,7 +75,11 @@ def _shortened(text: str) -> str:
     return text if len(text) <= PLACE_CHARS_MAX else text[: PLACE_CHARS_MAX - 1] + "…"
 
 
-async def _audit(brokers: str, name: str, read: list[int]) -> Verdict:
+async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
+    """Return the verdict on a topic; `read[0]` counts the pointers on the way.
+
+    Raises: UnreachableError, NotFoundError.
+    """
     runtime = Runtime()
     pool = LinkPool(runtime, bootstrap_addresses(brokers))
     metadata = ClusterMetadata(runtime, pool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from awscrt.checksums import crc32c
@@ -41,25 +41,38 @@ def pointer(**fields: Any) -> Pointer:
     return Pointer(**{**known, **fields})
 
 
-def block(producer: int, first: int, next_: int) -> bytes:
+def block(producer: int, first: int, next_: int, *, partition: int = 0) -> bytes:
     """Return a sealed block of short records, with a key and a tag."""
     builder = BlockBuilder()
     for sequence in range(first, next_):
         builder.append(b"value %d" % sequence, b"key", tag="web")
     sealed = builder.seal(
-        producer_id=producer, first_sequence=first, scope=scope_of(TOPIC.id_bytes, 0), now_ms=NOW_MS, codec="none"
+        producer_id=producer,
+        first_sequence=first,
+        scope=scope_of(TOPIC.id_bytes, partition),
+        now_ms=NOW_MS,
+        codec="none",
     )
     return bytes(sealed.data)
 
 
 def stored(runs: Sequence[Run], **fields: Any) -> tuple[Pointer, bytes]:
     """Return the pointer of a batch with a block for each run, and its whole object."""
-    blocks = [block(*run) for run in runs]
+    return packed(runs, [block(*run) for run in runs], **fields)
+
+
+def packed(
+    runs: Sequence[Run],
+    blocks: Sequence[bytes],
+    change: Callable[[BlockEntry], BlockEntry] = lambda entry: entry,
+    **fields: Any,
+) -> tuple[Pointer, bytes]:
+    """Return pointer and object of these blocks, with index entries changed."""
     headers = [parse_header(data) for data in blocks]
     body = b"".join(blocks)
     entries, at = [], 0
     for header in headers:
-        entries.append(BlockEntry.from_header(header, at))
+        entries.append(change(BlockEntry.from_header(header, at)))
         at += header.length
     batch = BatchEntry(0, len(body), NOW_MS, 0, sum(header.count for header in headers), 0, len(blocks), 0, 1)
     meta = ObjectMeta(cluster="memq", broker="b", topics=(ObjectTopic(TOPIC.name, TOPIC.id),), created_ms=NOW_MS)

@@ -18,7 +18,7 @@ from memq.format.block import Buffer
 from memq.format.object import open_object
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.format.ranges import RangeSet
-from tests.unit.audited import Run, stored
+from tests.unit.audited import Run, block, packed, stored
 from tests.unit.blocks import damaged
 
 RUNS: list[Run] = [(5, 0, 3), (6, 10, 12), (5, 3, 7)]
@@ -30,9 +30,9 @@ def checked(pointer: Pointer, data: Buffer) -> BatchCheck:
 
 def sequences(check: BatchCheck) -> dict[int, list[tuple[int, int]]]:
     found: dict[int, RangeSet] = {}
-    for block in check.blocks:
-        new = found.setdefault(block.producer, RangeSet()).add(block.first, block.next)
-        assert new == block.next - block.first, "a sequence is in two blocks"
+    for part in check.blocks:
+        new = found.setdefault(part.producer, RangeSet()).add(part.first, part.next)
+        assert new == part.next - part.first, "a sequence is in two blocks"
     return {producer: list(ranges) for producer, ranges in found.items()}
 
 
@@ -50,8 +50,8 @@ def test_any_damage_is_found_and_hides_no_sequence(seed: int, times: int) -> Non
     check = checked(pointer, damaged(data, random.Random(seed), times))
     assert check.faults or check.damaged
     assert sequences(check) == {5: [(0, 7)], 6: [(10, 12)]}
-    for block in check.blocks:
-        assert (block.header is None) == (block.cause is not None)
+    for part in check.blocks:
+        assert (part.header is None) == (part.cause is not None)
 
 
 def test_a_damaged_block_is_placed_by_the_index_and_the_rest_stays_sound() -> None:
@@ -98,6 +98,18 @@ def test_what_the_pointer_states_wrongly_is_found(field: str, value: object) -> 
     pointer, data = stored(RUNS)
     check = checked(msgspec.structs.replace(pointer, **{field: value}), data)
     assert check.faults or check.damaged
+
+
+def test_a_block_of_another_partition_is_refused_as_readers_refuse_it() -> None:
+    pointer, data = packed([(5, 0, 3)], [block(5, 0, 3, partition=1)])
+    (found,) = checked(pointer, data).blocks
+    assert "scope" in str(found.cause)
+
+
+def test_an_index_that_describes_another_block_is_at_fault() -> None:
+    pointer, data = packed([(5, 0, 3)], [block(5, 0, 3)], lambda entry: entry._replace(tag_bits=0))
+    (fault,) = checked(pointer, data).faults
+    assert "is not what the index says" in fault
 
 
 def test_a_pointer_that_names_too_many_producers_leaves_the_rest_to_the_index() -> None:

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
 from memq.audit.collector import audit
-from memq.audit.verdict import Kind, Outcome, Verdict
+from memq.audit.verdict import THROUGH_STORE, Kind, Outcome, Verdict
+from memq.audit.whole_object import range_reader
 from memq.broker.broker import Broker
-from memq.cli.audit import print_verdict
+from memq.cli.audit import THROUGH_BROKER, audit_by_brokers, print_verdict
 from memq.client.link import Link, connect_link
 from memq.errors import MemqError, StoreError
-from memq.format.block import Buffer, scope_of
+from memq.format.block import scope_of
 from memq.format.builder import BlockBuilder
 from memq.format.object import open_object
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime, parse_address
-from memq.notification import Entry
+from memq.notification import Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import WRITE_PREFIX, Api, Frame
 from memq.protocol.messages import Close, Done, Metadata, MetadataRequest, Open, OpenAnswer
 from memq.settings import BrokerSettings
+from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic
 
@@ -63,12 +67,9 @@ class World:
     queue: MemoryQueue
     topic: Topic
 
-    async def read(self, store: str, key: str, offset: int, length: int) -> Buffer:
-        assert store == "main"
-        return await self.store.get_range(key, offset, length)
-
     async def audit(self) -> Verdict:
-        return await audit(self.topic, self.queue, self.read, self.runtime.clock.wall_ms())
+        read = range_reader({"main": self.store})
+        return await audit(self.topic, self.queue, read, self.runtime.clock.wall_ms())
 
     @property
     def entries(self) -> list[Entry]:
@@ -88,6 +89,10 @@ class World:
 
     def replace(self, offset: int, body: bytes) -> None:
         self.entries[offset] = Entry(offset, self.entries[offset].time_ms, body)
+
+    def remove(self, offset: int) -> None:
+        kept = [entry for entry in self.entries if entry.offset != offset]
+        self.entries[:] = [Entry(at, entry.time_ms, entry.body) for at, entry in enumerate(kept)]
 
     async def append(self, pointer: Pointer) -> None:
         self.entries.append(Entry(len(self.entries), self.entries[-1].time_ms, encode_pointer(pointer)))
@@ -112,22 +117,32 @@ async def send(link: Link, owner: Owner, topic: Topic, producer: int, *, close: 
         await link.request(Api.CLOSE, Close(next_sequence=BLOCKS * RECORDS), Done, stream=stream)
 
 
-async def fill(*, close: bool = True) -> World:
+async def fill(producers: Sequence[int] = (5, 6), *, close: bool = True) -> World:
     runtime = Runtime()
     store, queue = MemoryHandler(runtime.clock), MemoryQueue(runtime.clock)
+    broker = await started(runtime, store, queue)
+    topic = await feed(runtime, broker, producers, close=close)
+    await broker.drain()
+    await broker.close()
+    return World(runtime, store, queue, topic)
+
+
+async def started(runtime: Runtime, store: StorageHandler, queue: MemoryQueue) -> Broker:
     settings = BrokerSettings(port=0)
     broker = Broker(settings, runtime, {"main": store}, queue, MemoryCoordinator(MemoryCluster()))
     await broker.start()
+    return broker
+
+
+async def feed(runtime: Runtime, broker: Broker, producers: Sequence[int], *, close: bool) -> Topic:
     owner = Owner()
     link = await connect_link(runtime, owner, parse_address(broker.address))
     metadata = await link.request(Api.METADATA, MetadataRequest(topics=["t"], create=True), Metadata)
     topic = metadata.topics[0].topic
-    for producer in (5, 6):
+    for producer in producers:
         await send(link, owner, topic, producer, close=close or producer == 6)
     link.close()
-    await broker.drain()
-    await broker.close()
-    return World(runtime, store, queue, topic)
+    return topic
 
 
 def run(work: Callable[[World], Awaitable[None]], *, close: bool = True) -> Verdict:
@@ -200,14 +215,24 @@ def test_a_cut_object_and_one_that_is_too_long_are_found() -> None:
 
 def test_a_pointer_that_is_gone_is_a_loss_and_a_hole() -> None:
     async def damage(world: World) -> None:
-        offset, _ = world.data[3]
-        del world.entries[offset]
+        world.remove(world.data[3][0])
 
     verdict = run(damage)
     assert verdict.outcome is Outcome.LOST
     (place,) = verdict.finding(Kind.LOST).places
     assert (place.producer, place.first, place.next) == (5, 9, 12)
     assert verdict.finding(Kind.BATCH_HOLE).count == 1
+
+
+def test_the_last_pointer_of_a_silent_producer_is_missed_by_the_totals() -> None:
+    async def go() -> Verdict:
+        world = await fill(producers=(5,), close=False)
+        world.remove(world.data[-1][0])
+        return await world.audit()
+
+    verdict = asyncio.run(go())
+    assert [finding.kind for finding in verdict.findings] == [Kind.TOTALS, Kind.IN_FLIGHT]
+    assert (verdict.outcome, verdict.findings[0].count) == (Outcome.DAMAGED, 3)
 
 
 def test_a_damaged_pointer_hides_its_batch() -> None:
@@ -261,6 +286,38 @@ def test_retention_is_no_loss() -> None:
     assert (verdict.outcome, verdict.coverage.expired) == (Outcome.CLEAN, 6)
 
 
+@pytest.mark.parametrize("moment", ["before its pointer is read", "before its object is read"])
+def test_what_retention_takes_while_the_audit_runs_is_not_called_lost(moment: str) -> None:
+    async def go() -> Verdict:
+        world = await fill()
+        partition = ReadPartition("t", world.topic.id, 0)
+        offset, keys = world.data[1][0], [world.key_of(0), world.key_of(1)]
+
+        async def retire() -> None:
+            await world.queue.trim(partition, offset + 1)
+            for key in keys:
+                await world.store.delete(key)
+
+        class Queue(MemoryQueue):
+            async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+                if moment == "before its pointer is read":
+                    await retire()
+                entries = await world.queue.read(partition, offset, bytes_max)
+                await retire()
+                return entries
+
+            async def span(self, partition: ReadPartition) -> Span:
+                return await world.queue.span(partition)
+
+        queue = Queue(world.runtime.clock)
+        return await audit(world.topic, queue, range_reader({"main": world.store}), world.runtime.clock.wall_ms())
+
+    verdict = asyncio.run(go())
+    assert verdict.outcome is Outcome.INCOMPLETE
+    causes = {place.cause for place in verdict.finding(Kind.UNREAD).places}
+    assert all("while the audit ran" in cause for cause in causes), causes
+
+
 def test_a_store_that_is_away_makes_the_verdict_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memq.audit.collector.RETRY_S", 0.0)
 
@@ -282,3 +339,28 @@ def test_a_partition_that_is_not_there_is_not_clean() -> None:
     verdict = run(damage)
     assert verdict.outcome is Outcome.INCOMPLETE
     assert verdict.coverage.partitions[0].error
+
+
+@pytest.mark.parametrize("through", [THROUGH_STORE, THROUGH_BROKER])
+def test_the_command_reads_from_the_store_where_it_opens_and_else_through_a_broker(
+    through: str, tmp_path: Path
+) -> None:
+    async def go() -> tuple[Verdict, list[int]]:
+        runtime = Runtime()
+        store: StorageHandler = MemoryHandler(runtime.clock)
+        if through == THROUGH_STORE:
+            for name in ("objects", "tmp"):
+                (tmp_path / name).mkdir()
+            store = FilesystemHandler(tmp_path / "objects", tmp_path / "tmp", 1)
+        broker = await started(runtime, store, MemoryQueue(runtime.clock))
+        await feed(runtime, broker, (5, 6), close=True)
+        read = [0]
+        verdict = await audit_by_brokers(broker.address, "t", read)
+        await broker.drain()
+        await broker.close()
+        await store.close()
+        return verdict, read
+
+    verdict, read = asyncio.run(go())
+    assert (verdict.outcome, verdict.coverage.through, verdict.coverage.blocks) == (Outcome.CLEAN, through, 8)
+    assert read == [verdict.coverage.partitions[0].pointers]

@@ -12,7 +12,7 @@ from memq.audit.auditor import Auditor
 from memq.audit.batch_check import BatchCheck, BlockCheck
 from memq.audit.verdict import Kind, Outcome, Verdict
 from memq.errors import CorruptDataError, StoreError, UnsupportedFormatError
-from memq.format.pointer import ProducerEnd
+from memq.format.pointer import Adopted, ProducerEnd
 from memq.format.ranges import Range, RangeSet
 from memq.notification import Span
 from memq.topic import Totals
@@ -172,6 +172,57 @@ def test_retention_explains_what_lies_before_the_first_pointer_and_nothing_else(
     verdict = auditor.verdict(NOW_MS)
     assert verdict.finding(Kind.LOST).count == 10
     assert (verdict.finding(Kind.BATCH_HOLE).count, verdict.coverage.expired) == (1, 40)
+
+
+def test_totals_show_a_batch_whose_pointer_is_gone_without_any_other_trace() -> None:
+    auditor = Auditor(TOPIC)
+    auditor.open_partition(0, Span(0, 3))
+    auditor.take_batch(0, 0, NOW_MS, data_pointer([(5, 0, 3)]), BatchCheck(KEY, (BlockCheck(0, 5, 0, 3),)))
+    for offset in (1, 2):
+        auditor.take_control(0, offset, NOW_MS, pointer(kind="opened", epoch=1 + offset, totals=Totals(7, 1)))
+    found = auditor.verdict(NOW_MS).finding(Kind.TOTALS)
+    assert (found.count, [place.offset for place in found.places]) == (4, [1]), "told once"
+
+
+def test_totals_that_come_late_or_behind_an_unreadable_pointer_are_no_finding() -> None:
+    auditor = Auditor(TOPIC)
+    auditor.open_partition(0, Span(9, 14))
+    auditor.take_control(0, 9, NOW_MS, pointer(kind="opened", totals=Totals(100, 1)))
+    auditor.take_batch(0, 10, NOW_MS, data_pointer([(5, 0, 3)], totals=Totals(100, 1)), BatchCheck(KEY, ()))
+    auditor.take_control(0, 11, NOW_MS, pointer(kind="opened", epoch=2, totals=Totals(100, 1)))  # had not met it
+    late = Adopted(offset=4, epoch=1, batch_sequence=0, records=5, bytes=1)
+    auditor.take_control(0, 12, NOW_MS, pointer(kind="opened", epoch=3, totals=Totals(108, 1), adopted=(late,)))
+    auditor.take_unreadable(0, 13, CorruptDataError("cut"))
+    auditor.take_control(0, 14, NOW_MS, pointer(kind="closed", epoch=3, totals=Totals(200, 1)))
+    assert not auditor.verdict(NOW_MS).finding(Kind.TOTALS).count
+
+
+def test_an_epoch_that_began_behind_the_first_pointer_must_begin_at_batch_0() -> None:
+    auditor = Auditor(TOPIC)
+    auditor.open_partition(0, Span(7, 9))
+    for offset, (epoch, batch) in enumerate([(3, 8), (4, 1)], 7):
+        named = data_pointer([(5, 0, 1)], epoch=epoch, batch_sequence=batch, totals=Totals(9, 1))
+        auditor.take_batch(0, offset, NOW_MS, named, BatchCheck(KEY, ()))
+    (place,) = auditor.verdict(NOW_MS).finding(Kind.BATCH_HOLE).places
+    assert place.cause == "epoch 4 has no pointer of batch 0"
+
+
+def test_an_unread_batch_whose_producers_are_not_all_named_leaves_nothing_lost_for_sure() -> None:
+    end = pointer(kind="ended", ended=(ProducerEnd(producer=5, next_sequence=9),))
+    for complete, kind in ((True, Kind.LOST), (False, Kind.HOLE)):
+        auditor = Auditor(TOPIC)
+        auditor.open_partition(0, Span(0, 2))
+        check = BatchCheck(KEY, (BlockCheck(0, 5, 0, 4, StoreError("away")),), complete=complete)
+        auditor.take_batch(0, 0, NOW_MS, data_pointer([(5, 0, 4)]), check)
+        auditor.take_control(0, 1, NOW_MS, end)
+        assert auditor.verdict(NOW_MS).finding(kind).count == 5
+
+
+def test_a_pointer_of_another_topic_is_a_contradiction() -> None:
+    auditor = Auditor(TOPIC)
+    auditor.open_partition(0, Span(0, 1))
+    auditor.take_control(0, 0, NOW_MS, pointer(kind="opened", topic_id="f" * 32))
+    assert auditor.verdict(NOW_MS).finding(Kind.FAULT).count == 1
 
 
 def test_totals_prove_that_retention_took_nothing() -> None:
