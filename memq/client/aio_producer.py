@@ -82,18 +82,17 @@ class AsyncProducer:
         """
         buffer = self._buffer
         if type(value) is bytes and headers is None and tag is None and partition is None:
-            if key is None and timestamp_ms is None:
-                block = buffer.sticky.get(topic)
-                if block is not None:
-                    size = block.raw_bytes + len(value) + 5
-                    if size <= block.limit:  # the rule is that of RowBlock; there is one thread here
-                        block.rows.append(value)
-                        block.raw_bytes = size
-                        return cast(AsyncDelivery, block.delivery)
-            elif type(key) is bytes:
+            if type(key) is bytes:
                 delivery = buffer.put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
                     return cast(AsyncDelivery, delivery)
+            elif key is None and timestamp_ms is None and topic in buffer.sticky:
+                block = buffer.sticky[topic]
+                size = block.raw_bytes + len(value) + 5
+                if size <= block.limit:  # the rule is that of RowBlock; there is one thread here
+                    block.rows.append(value)
+                    block.raw_bytes = size
+                    return cast(AsyncDelivery, block.delivery)
         fields = check_fields(value, key, headers, timestamp_ms, tag)
         deadline_s: float | None = None
         opened = buffer.opened_blocks

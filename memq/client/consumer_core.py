@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from memq.client.any_broker import AnyBroker
@@ -23,7 +24,8 @@ from memq.client.places import Lag, Places
 from memq.client.reading import Assigned, Reading
 from memq.client.record import TopicPartition
 from memq.client.stores import OpenStores
-from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError
+from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
+from memq.logs import EventLog
 from memq.network import Address, Runtime
 from memq.notification.remote import RemoteQueue
 from memq.tasks import TaskOwner
@@ -59,6 +61,7 @@ class ConsumerCore:
         self._dead_letters = DeadLetters(runtime, addresses)
         self._topics: dict[str, Topic] = {}
         self._changed = asyncio.Event()
+        self._stale = asyncio.Event()  # what is known of the topics is to be refreshed now
         self._tasks = TaskOwner(self._die)
         fetcher = Fetcher(settings.read, any_broker.read, self._stores)
         self._reading = Reading(
@@ -80,6 +83,7 @@ class ConsumerCore:
         self._delivery: tuple[Assigned, Delivery] | None = None  # waits for its dead letters
         self._late_damage: deque[tuple[Batch, Damage]] = deque()
         self._late_counts = Counts()
+        self._events = EventLog(runtime.clock)
         self._woken = False
         self._started = False
         self._closed = False
@@ -255,7 +259,12 @@ class ConsumerCore:
         for source in (self._reading, self._opener, self._group):
             if source is not None and source.failure is not None:
                 failure, source.failure = source.failure, None
+                if isinstance(failure, NotFoundError):
+                    self._stale.set()  # a topic is gone: the others must go on
                 raise failure
+        if self._started and not self._topics:
+            self._stale.set()
+            raise NotFoundError(f"none of the topics {', '.join(self.settings.topics)} exists any more")
 
     def _die(self, error: BaseException) -> None:
         """A background task died: nothing works any more."""
@@ -270,6 +279,9 @@ class ConsumerCore:
         opened = tuple(partition for partition in changes.assigned if partition in self._reading.assigned)
         return Changes(changes.lost, changes.revoked, opened) or None
 
+    def _tell_damage(self, damage: Damage) -> None:
+        self._events.warning("consumer.damage", f"passed over {damage}")
+
     async def _next_batch(self) -> Batch | None:
         """Return the next batch that has records, or damage that was passed over."""
         found = self._delivery or self._reading.deliver()
@@ -279,6 +291,8 @@ class ConsumerCore:
         if delivery.failure is not None:
             raise delivery.failure
         batch = self._batch_of(assigned, delivery)
+        for damage in batch.damaged:
+            self._tell_damage(damage)
         if batch.damaged and self.settings.on_damaged == "dead-letter":
             self._delivery = found  # it comes again when this is cut short
             for damage in batch.damaged:
@@ -309,6 +323,7 @@ class ConsumerCore:
             if self.settings.on_damaged == "dead-letter":
                 await self._dead_letters.send(TopicPartition(batch.topic, batch.partition), damage)
             self._late_damage.popleft()
+            self._tell_damage(damage)
             self._late_counts.damaged_blocks += 1
             self._late_counts.damaged_records += damage.records
 
@@ -364,14 +379,18 @@ class ConsumerCore:
         return self._committer
 
     async def _refresh(self) -> None:
-        """Learn of new partitions, and of topics that were made again."""
+        """Learn of new partitions, of topics that were made again, and of those that are gone."""
         while True:
-            await asyncio.sleep(REFRESH_S)
+            self._stale.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await self._stale.wait()
             for name in self.settings.topics:
                 try:
                     found = await self._metadata.refresh(name)
                 except MemqError:
                     continue  # the old knowledge holds until a broker answers
+                self._topics.pop(name, None)
                 if found is not None:
                     self._topics[name] = found.topic
             if self._group is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from operator import add
 from typing import NamedTuple, TypeAlias
 
@@ -49,6 +49,8 @@ def check_fields(
     Raises: TypeError naming the field and what it got; InvalidRequestError for text that is not Unicode.
     """
     check_kind("timestamp_ms", timestamp_ms, int)
+    if timestamp_ms is not None and not -TIME_MS_END < timestamp_ms < TIME_MS_END:
+        raise InvalidRequestError(f"timestamp {timestamp_ms} ms is outside -2^53 to 2^53")
     check_kind("tag", tag, str)
     return Fields(
         value if type(value) is bytes else as_bytes(value, "value"),
@@ -60,20 +62,30 @@ def check_fields(
 
 
 class Many(NamedTuple):
-    """Many records, checked: columns of one length, and the running total of their bytes."""
+    """Many records, checked: columns of one length."""
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None
     timestamps_ms: Sequence[int] | None
     tag: str | None
-    totals: Sequence[int]
+
+    def sizes(self, start: int, end: int) -> list[int]:
+        """Return the bytes of value and key of each record from `start` up to `end`."""
+        values = self.values[start:end]
+        try:
+            if self.keys is None:
+                return list(map(len, values))  # type: ignore[arg-type]  # None raises: the quick way to find one
+            return list(map(add, map(len, values), map(len, self.keys[start:end])))  # type: ignore[arg-type]  # the same
+        except TypeError:
+            keys = self.keys[start:end] if self.keys is not None else ()
+            return [len(value or b"") + len(key or b"") for value, key in zip_longest(values, keys)]
 
     def pick(self, numbers: Sequence[int]) -> Many:
         """Return some of the records, by their numbers."""
         values = [self.values[number] for number in numbers]
         keys = self.keys and [self.keys[number] for number in numbers]
         times = self.timestamps_ms and [self.timestamps_ms[number] for number in numbers]
-        return Many(values, keys, times, self.tag, _totals(values, keys))
+        return Many(values, keys, times, self.tag)
 
 
 def check_many(
@@ -97,7 +109,7 @@ def check_many(
                 raise TypeError(f"timestamp_ms is of type int, not {kind.__name__}")
         if checked and not -TIME_MS_END < min(timestamps_ms) <= max(timestamps_ms) < TIME_MS_END:
             raise InvalidRequestError("a timestamp in ms is outside -2^53 to 2^53")
-    return Many(checked, checked_keys, timestamps_ms, tag, _totals(checked, checked_keys))
+    return Many(checked, checked_keys, timestamps_ms, tag)
 
 
 def _as_column(cells: Sequence[BytesLike | None], what: str) -> Sequence[bytes | None]:
@@ -117,15 +129,6 @@ def check_not_text(cells: object, what: str) -> None:
     """Refuse one bytes or str where many are asked for: it would be taken apart. Raises: TypeError."""
     if isinstance(cells, bytes | bytearray | memoryview | str):
         raise TypeError(f"{what} are a sequence of bytes, not {type(cells).__name__}")
-
-
-def _totals(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> Sequence[int]:
-    try:
-        if keys is None:
-            return list(accumulate(map(len, values)))  # type: ignore[arg-type]  # None raises: the quick way to find one
-        return list(accumulate(map(add, map(len, values), map(len, keys))))  # type: ignore[arg-type]  # the same
-    except TypeError:
-        return list(accumulate(len(value or b"") + len(key or b"") for value, key in zip_longest(values, keys or ())))
 
 
 def check_kind(what: str, value: object, kind: type[int | str]) -> None:

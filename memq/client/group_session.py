@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from memq.client.membership import MemberState
 from memq.errors import GenerationFencedError, MemqError, NotFoundError, RetryableError
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification import Groups
 from memq.topic import Committed, ReadPartition
@@ -40,6 +41,7 @@ class GroupSession:
         self._groups = groups
         self._session_timeout_ms = session_timeout_ms
         self._changed = changed
+        self._events = EventLog(runtime.clock)
         self._partitions: tuple[ReadPartition, ...] = ()
         self._rejoin = True
         self._kicked = asyncio.Event()
@@ -122,5 +124,8 @@ class GroupSession:
             self._leave_all()
 
     def _leave_all(self) -> None:
+        if self.state.held:
+            lost = ", ".join(f"{partition.topic}:{partition.partition}" for partition in self.state.held[:20])
+            self._events.warning("consumer.lost", f"group '{self.group}' gave {lost} to others; joining again")
         self.state.fenced()
         self._changed()

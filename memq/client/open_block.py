@@ -77,10 +77,9 @@ class RowBlock(OpenBlock):
         self.raw_bytes += fields.size + self.row_cost
         self.rows.append(fields.value if self.shape == PLAIN else fields[:2] if self.shape == KEYED else fields.timed)
 
-    def extend(self, many: Many, start: int, end: int) -> None:
-        """Add records of this shape, which is PLAIN."""
-        before = many.totals[start - 1] if start else 0
-        self.raw_bytes += many.totals[end - 1] - before + self.row_cost * (end - start)
+    def extend(self, many: Many, start: int, end: int, size: int) -> None:
+        """Add records of this shape, which is PLAIN; `size` is the sum of their bytes."""
+        self.raw_bytes += size + self.row_cost * (end - start)
         self.rows.extend(many.values[start:end])
 
     def close(self) -> None:
@@ -137,12 +136,17 @@ class MixedBlock(OpenBlock):
         """Upper bound of the raw length."""
         return self.builder.raw_bytes
 
+    @property
+    def row_cost(self) -> int:
+        """What the columns of a row take beside the bytes of its cells."""
+        return self.builder.row_cost
+
     def append(self, fields: Fields) -> None:
         """Add a record. Raises: TooLargeError, InvalidRequestError."""
         self.builder.append(*fields)
 
-    def extend(self, many: Many, start: int, end: int) -> None:
-        """Add records. Raises: TooLargeError, InvalidRequestError."""
+    def extend(self, many: Many, start: int, end: int, size: int) -> None:
+        """Add records; `size` is the sum of their bytes. Raises: TooLargeError, InvalidRequestError."""
         keys = many.keys and many.keys[start:end]
         times = many.timestamps_ms and many.timestamps_ms[start:end]
         self.builder.extend(many.values[start:end], keys, times, many.tag)

@@ -42,7 +42,6 @@ from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame
 from memq.protocol.messages import Close, Done, Nack, Open, Redirect, Throttle, decode_message, error_of
 from memq.tasks import TaskOwner
 
-OPEN_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 2.0
 _TIMER_S_MIN = 0.001
 
@@ -79,6 +78,7 @@ class PartitionSender:
         self._stream = 0
         self._open_request = 0  # 0 while no answer to OPEN is awaited
         self._open_timer: asyncio.TimerHandle | None = None
+        self._open_said_s = 0.0
         self._finding: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
@@ -192,7 +192,7 @@ class PartitionSender:
 
     async def _find_owner(self, instruction: OpenStream) -> None:
         try:
-            async with asyncio.timeout(OPEN_TIMEOUT_S):
+            async with asyncio.timeout(self._parts.settings.open_timeout_s):
                 session = await self._owner_session(instruction)
             if not session.link.open:
                 raise NotReadyError(f"the connection for {self._name} is lost again")
@@ -201,7 +201,7 @@ class PartitionSender:
             self._open_failed(error)
         except TimeoutError:
             self._finding = None
-            self._open_failed(TimedOutError(f"no owner of {self._name} was reached in {OPEN_TIMEOUT_S:g} s"))
+            self._open_failed(TimedOutError(f"no owner of {self._name} was reached in time"))
         else:
             self._finding = None
             self._say_open(session, instruction.sequence)
@@ -236,11 +236,18 @@ class PartitionSender:
             map_version=self.buffer.topic.map_version,
         )
         self._open_request = session.link.open_stream(self._stream, message)
-        self._open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._open_timed_out)
+        self._open_timer = asyncio.get_running_loop().call_later(
+            self._parts.settings.open_timeout_s, self._open_timed_out
+        )
+        self._open_said_s = self._now_s()
 
     def _open_timed_out(self) -> None:
         self._forget_open()
-        self._open_failed(TimedOutError(f"the owner of {self._name} did not answer OPEN in {OPEN_TIMEOUT_S:g} s"))
+        error = TimedOutError(f"the owner of {self._name} did not answer OPEN in time")
+        if self._session is not None and self._session.link.heard_s <= self._open_said_s:
+            self._session.link.abort(error)  # it said nothing at all: the next try gets a fresh connection
+            return
+        self._open_failed(error)
 
     def _open_failed(self, error: MemqError) -> None:
         self._parts.events.info("producer.open-failed", f"{self._name} is not open: {error}")

@@ -164,9 +164,9 @@ class Producer:
         """
         # 100 ns is the goal: one look-up, one append, no lock, no call. The rule is that of RowBlock.
         if type(value) is bytes and headers is None and tag is None and partition is None:
-            if key is None and timestamp_ms is None:
-                block = self._sticky.get(topic)
-                if block is not None:
+            try:
+                if key is None and timestamp_ms is None:
+                    block = self._sticky[topic]
                     size = block.raw_bytes + len(value) + 5
                     if size <= block.limit:
                         block.rows.append(value)
@@ -176,7 +176,9 @@ class Producer:
                         late = self._buffer.place_late(block, value)
                         if late is not None:
                             return cast(Delivery, late)
-            elif type(key) is bytes:
+            except KeyError:  # the way is not open now; cheaper than asking first
+                pass
+            if type(key) is bytes:
                 delivery = self._buffer.put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
                     return cast(Delivery, delivery)

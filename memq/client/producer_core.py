@@ -22,8 +22,6 @@ from memq.protocol.messages import Metadata, MetadataRequest
 from memq.tasks import TaskOwner
 from memq.topic import Topic
 
-SILENT_S_MAX = 10.0  # a connection with unacked blocks that says nothing for so long is asked for a sign of life
-SIGN_TIMEOUT_S = 10.0
 METADATA_AGE_S_MAX = 300.0
 _SETTLE_S = 0.5
 FAILURES_MAX = 1_000  # that are kept for the close
@@ -104,7 +102,9 @@ class ProducerCore:
             sender.look()
             self._refresh_when_old(partition.topic.name)
         if self._watch is None and self._ended is None:
-            self._watch = asyncio.get_running_loop().call_later(SILENT_S_MAX / 2, self._look_for_silence)
+            self._watch = asyncio.get_running_loop().call_later(
+                self._settings.silence_s_max / 2, self._look_for_silence
+            )
 
     async def flush(self, timeout_s: float | None) -> None:
         """Send what is there and wait until each block of it is settled, acked or failed.
@@ -246,22 +246,25 @@ class ProducerCore:
             sent_s, session = sender.window.oldest_sent_s, sender.session
             if sent_s is None or session is None:
                 continue
-            if now_s - max(sent_s, session.link.heard_s) > SILENT_S_MAX:
+            if now_s - max(sent_s, session.link.heard_s) > self._settings.silence_s_max:
                 silent[id(session)] = session
         for session in silent.values():
             self._tasks.start(self._ask_for_sign(session), "sign of life")
         if live:
-            self._watch = asyncio.get_running_loop().call_later(SILENT_S_MAX / 2, self._look_for_silence)
+            self._watch = asyncio.get_running_loop().call_later(
+                self._settings.silence_s_max / 2, self._look_for_silence
+            )
 
     async def _ask_for_sign(self, session: Session) -> None:
         if session.asked:
             return
         session.asked = True
+        wait_s = self._settings.silence_s_max
         try:
-            await session.link.request(Api.METADATA, MetadataRequest(topics=[]), Metadata, timeout_s=SIGN_TIMEOUT_S)
+            await session.link.request(Api.METADATA, MetadataRequest(topics=[]), Metadata, timeout_s=wait_s)
         except TimedOutError:
             name = format_address(session.link.address)
-            session.link.abort(UnreachableError(f"{name} was silent for {SILENT_S_MAX + SIGN_TIMEOUT_S:g} s"))
+            session.link.abort(UnreachableError(f"{name} was silent for {2 * wait_s:g} s"))
         except MemqError:
             pass  # an answer is an answer, and a loss is told elsewhere
         finally:

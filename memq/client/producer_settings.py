@@ -42,6 +42,19 @@ class ProducerSettings:
     metadata_timeout_s: float = 30.0
     on_ack: OnAck | None = None
 
+    @property
+    def open_timeout_s(self) -> float:
+        """How long an owner may take to be found, reached, and to answer OPEN: several tries fit into a delivery."""
+        return min(30.0, self.delivery_timeout_s / 4)
+
+    @property
+    def silence_s_max(self) -> float:
+        """After how long a connection that owes acks and says nothing is asked for a sign of life.
+
+        The sign may take as long again: what was cut without notice is noticed while blocks can go another way.
+        """
+        return min(10.0, self.delivery_timeout_s / 8)
+
 
 def producer_settings(
     *,

@@ -14,6 +14,7 @@ from memq.client.places import Places
 from memq.client.record import TopicPartition
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
 from memq.limits import POLL_BYTES_MAX
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification.remote import Polled, RemoteQueue
 from memq.tasks import TaskOwner
@@ -68,6 +69,7 @@ class Reading:
         self._tasks = tasks
         self._prefetch_bytes_max = prefetch_bytes_max
         self._changed = changed
+        self._events = EventLog(runtime.clock)
         self._assigned: dict[ReadPartition, Assigned] = {}
         self._turn: list[ReadPartition] = []  # whose batch comes next
         self._fetches = 0
@@ -197,6 +199,7 @@ class Reading:
     async def _back_off(self, error: MemqError, failures: int) -> None:
         """Wait before the next try; the user sees what does not pass by itself."""
         self.retries += 1
+        self._events.warning("consumer.retry", f"{type(error).__name__}: {error}; trying again")
         if not isinstance(error, RetryableError):
             self.failure = error
             self._changed()

@@ -30,7 +30,7 @@ class HeaderTable:
         self.headers = b"".join(headers)
         assert len(self.headers) % BLOCK_HEADER_BYTES == 0, f"{len(self.headers)} bytes are no headers"
         view = memoryview(self.headers)
-        self._16, self._32, self._64, self._64_signed = (view.cast(code) for code in "HIQq")
+        self._16, self._32, self._64, self._64_signed = view.cast("H"), view.cast("I"), view.cast("Q"), view.cast("q")
 
     def __len__(self) -> int:
         """How many blocks there are."""

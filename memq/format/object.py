@@ -36,6 +36,7 @@ __all__ = [
     "SharedObjectKey",
     "Trailer",
     "encode_index",
+    "encode_packed_index",
     "object_key",
     "open_object",
     "parse_index",
@@ -152,21 +153,28 @@ class Trailer(NamedTuple):
 def encode_index(
     meta: ObjectMeta, batches: Sequence[BatchEntry], blocks: Sequence[BlockEntry], index_offset: int
 ) -> bytes:
-    """Return index and trailer, which follow on the `index_offset` bytes of the batches.
+    """Return index and trailer, which follow on the `index_offset` bytes of the batches; see `encode_packed_index`."""
+    return encode_packed_index(meta, batches, b"".join(BLOCK_ENTRY.pack(*entry) for entry in blocks), index_offset)
+
+
+def encode_packed_index(
+    meta: ObjectMeta, batches: Sequence[BatchEntry], block_entries: bytes | bytearray, index_offset: int
+) -> bytes:
+    """Return index and trailer, from block entries that are packed already: 64 bytes each.
 
     The caller keeps within OBJECT_BATCHES_MAX and OBJECT_BLOCKS_MAX, and gives entries that `parse_index` takes;
     here only their number is checked, since the broker does this for every batch.
     """
+    blocks, rest = divmod(len(block_entries), BLOCK_ENTRY_BYTES)
+    assert not rest, f"{len(block_entries)} bytes of block entries"
     assert len(batches) <= OBJECT_BATCHES_MAX, f"{len(batches)} batches"
-    assert len(blocks) <= OBJECT_BLOCKS_MAX, f"{len(blocks)} blocks"
+    assert blocks <= OBJECT_BLOCKS_MAX, f"{blocks} blocks"
     encoded = msgspec.json.encode(meta)
     head = INDEX_HEAD.pack(
-        *(INDEX_MAGIC, FORMAT_VERSION, CODEC_NONE, 0, len(encoded), len(batches), len(blocks)),
+        *(INDEX_MAGIC, FORMAT_VERSION, CODEC_NONE, 0, len(encoded), len(batches), blocks),
         *(BATCH_ENTRY_BYTES, BLOCK_ENTRY_BYTES),
     )
-    entries = [BATCH_ENTRY.pack(*batch) for batch in batches]
-    entries += [BLOCK_ENTRY.pack(*entry) for entry in blocks]
-    index = b"".join((head, encoded, *entries))
+    index = b"".join((head, encoded, *(BATCH_ENTRY.pack(*batch) for batch in batches), block_entries))
     length = index_offset + len(index) + TRAILER_BYTES
     start = TRAILER.pack(index_offset, length, len(index), FORMAT_VERSION, 0, TRAILER_MAGIC)[:_TRAILER_CHECKED]
     checksum: int = crc32c(start, crc32c(index))

@@ -1,0 +1,110 @@
+"""Admin, sync, against a real broker on memory; and read_arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+import memq
+from memq.clock import SystemClock
+from memq.errors import (
+    AlreadyExistsError,
+    InvalidNameError,
+    InvalidRequestError,
+    InvalidSettingError,
+    NotFoundError,
+    UnknownSettingError,
+)
+from memq.testing import Cluster
+from memq.topic import Position
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def admin(cluster: Cluster) -> Iterator[memq.Admin]:
+    with memq.Admin(cluster.address) as admin:
+        yield admin
+
+
+def send(cluster: Cluster, *values: bytes) -> None:
+    with memq.Producer(cluster.address) as producer:
+        for value in values:
+            producer.send("clicks", value).result(10)
+
+
+def test_topics_are_made_shown_altered_and_deleted(admin: memq.Admin) -> None:
+    made = admin.create_topic("clicks", partitions=4, settings={"retention_bytes": 1 << 30})
+    assert (made.name, len(made.partitions), made.settings.retention_bytes) == ("clicks", 4, 1 << 30)
+    with pytest.raises(AlreadyExistsError):
+        admin.create_topic("clicks")
+    assert admin.create_topic("clicks", exist_ok=True).id == made.id
+    assert [topic.name for topic in admin.topics()] == ["clicks"]
+    assert len(admin.topic("clicks").owners) == 4
+    assert admin.alter_topic("clicks", settings={"retention_bytes": 1 << 20}).settings.retention_bytes == 1 << 20
+    admin.delete_topic("clicks")
+    assert admin.topics() == []
+    assert admin.create_topic("clicks").id != made.id
+
+
+def test_mistakes_get_their_own_errors(admin: memq.Admin) -> None:
+    with pytest.raises(NotFoundError):
+        admin.topic("nowhere")
+    with pytest.raises(NotFoundError):
+        admin.delete_topic("nowhere")
+    with pytest.raises(NotFoundError):
+        admin.group("nowhere")
+    with pytest.raises(InvalidNameError):
+        admin.create_topic("..")
+    with pytest.raises(UnknownSettingError) as caught:
+        admin.create_topic("clicks", settings={"retention": 1})
+    assert "retention" in str(caught.value)
+    with pytest.raises(InvalidSettingError):
+        admin.create_topic("clicks", settings={"dedup_window_ms": 5_000})
+    with pytest.raises(InvalidRequestError):
+        admin.create_topic("clicks", partitions=0)
+
+
+def test_groups_are_shown_reset_and_deleted(cluster: Cluster, admin: memq.Admin) -> None:
+    send(cluster, b"0", b"1", b"2")
+    with memq.Consumer(cluster.address, "clicks", group="g", auto_commit=False) as consumer:
+        batch = consumer.poll(10)
+        assert batch is not None
+        consumer.commit(batch)
+        group = admin.group("g")
+        assert len(group.members) == 1
+        assert (group.partitions[0].member, group.partitions[0].lag.records) == (group.members[0], 2)
+        with pytest.raises(InvalidRequestError):
+            admin.reset_group("g", "clicks", "beginning")
+        with pytest.raises(InvalidRequestError):
+            admin.delete_group("g")
+    assert admin.groups() == ["g"]
+    assert admin.group("g").partitions[0].position == batch.next
+    (planned,) = admin.reset_group("g", "clicks", "beginning", dry_run=True)
+    assert (planned.before, planned.after) == (batch.next, Position(0, 0))
+    assert admin.group("g").partitions[0].position == batch.next
+    assert admin.reset_group("g", "clicks", "end")[0].after > batch.next
+    assert admin.group("g").partitions[0].lag.records == 0
+    admin.reset_group("g", "clicks", batch.first)
+    assert admin.group("g").partitions[0].lag.records == 3
+    admin.reset_group("g", "clicks", datetime.fromtimestamp(SystemClock().wall_ms() / 1000 + 1, UTC))
+    assert admin.group("g").partitions[0].lag.records == 0
+    with pytest.raises(InvalidRequestError, match="no partition 3"):
+        admin.reset_group("g", "clicks", Position(3, 0))
+    admin.delete_group("g")
+    assert admin.groups() == []
+
+
+def test_a_range_becomes_an_arrow_table(cluster: Cluster) -> None:
+    send(cluster, b"0", b"1")
+    assert memq.read_arrow(cluster.address, "clicks").column("value").to_pylist() == [b"0", b"1"]
+    second = cluster.records("clicks")[1].position
+    assert memq.read_arrow(cluster.address, "clicks", start=second).column("value").to_pylist() == [b"1"]
+    empty = memq.read_arrow(cluster.address, "clicks", start="end")
+    assert (empty.num_rows, empty.column_names) == (0, ["value", "key", "headers", "timestamp", "tag"])

@@ -1,0 +1,377 @@
+"""The machine of one read partition: order, dedup, places, damage, expiry, and its table of states."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from awscrt.checksums import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.client import flow as flow_module
+from memq.client.batch import Batch
+from memq.client.flow import SUCCESSORS, Delivery, FlowState, PartitionFlow
+from memq.client.record import TopicPartition
+from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.format.block import parse_header
+from memq.format.columns import BlockReader
+from memq.format.object import BlockEntry
+from memq.format.pointer import Adopted
+from memq.limits import BLOCK_HEADER_BYTES
+from memq.notification import Entry, Span
+from memq.topic import Position, Totals
+from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
+
+
+def read(log: Log, flow: PartitionFlow, *, page: int = 3) -> list[Delivery]:
+    """Poll, fetch and deliver until nothing more comes."""
+    if flow.state is FlowState.LOOKING_BACK:
+        flow.look_back([entry for entry in log.entries if entry.offset < flow.position.pointer_offset])
+        flow.begin()
+    found: list[Delivery] = []
+    while True:
+        offset = flow.poll_offset
+        if offset is not None:
+            flow.take_entries(log.span(), [entry for entry in log.entries if entry.offset >= offset][:page])
+        while (slot := flow.next_fetch()) is not None:
+            flow.start_fetch(slot)
+            assert slot.pointer is not None
+            flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
+        delivery = flow.deliver()
+        if delivery is None and (flow.poll_offset is None or flow.poll_offset >= log.next_offset):
+            return found
+        if delivery is not None:
+            found.append(delivery)
+            if delivery.failure is not None:
+                return found
+
+
+def records(deliveries: list[Delivery]) -> list[tuple[Position, bytes | None]]:
+    """Return position and value of all that was delivered."""
+    found: list[tuple[Position, bytes | None]] = []
+    for delivery in deliveries:
+        batch = Batch(TopicPartition("clicks", 0), (delivery.first, delivery.behind.position), delivery.slices, [], "o")
+        found += [(record.position, record.value) for record in batch]
+    return found
+
+
+def flow_from(start: Position, end: Position | None = None, *, pass_damage: bool = False) -> PartitionFlow:
+    return PartitionFlow(PARTITION, start, window_ms=WINDOW_MS, end=end, pass_damage=pass_damage)
+
+
+def set_paused(flow: PartitionFlow, paused: bool) -> None:
+    flow.paused = paused
+
+
+def polls_nothing(flow: PartitionFlow) -> bool:
+    return flow.poll_offset is None
+
+
+def place(offset: int, index: int = 0) -> Position:
+    return Position(0, offset, index)
+
+
+BEGINNING = place(0)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """A log of a few producers in order, with copies of whole blocks, skips, and control pointers in between."""
+    log = Log()
+    next_ = dict.fromkeys((1, 2, 3), 0)
+    sent: list[Block] = []
+    for _ in range(draw(st.integers(1, 8))):
+        if draw(st.integers(0, 5)) == 0:
+            log.control()
+            continue
+        blocks: list[Block] = []
+        skip: list[int] = []
+        for number in range(draw(st.integers(1, 4))):
+            if sent and draw(st.integers(0, 2)) == 0:
+                blocks.append(draw(st.sampled_from(sent)))
+                if draw(st.booleans()):
+                    skip.append(number)
+                continue
+            producer = draw(st.sampled_from([1, 2, 3]))
+            block = Block(producer, next_[producer], draw(st.integers(1, 4)))
+            next_[producer] += block.count + draw(st.sampled_from([0, 0, 2]))
+            blocks.append(block)
+            sent.append(block)
+        log.batch(*blocks, skip=tuple(skip))
+    return log
+
+
+@given(logs(), st.integers(1, 4))
+def test_every_block_is_delivered_once_and_in_order(log: Log, page: int) -> None:
+    flow = flow_from(BEGINNING)
+    found = records(read(log, flow, page=page))
+    values = [value for _, value in found]
+    assert len(set(values)) == len(values)
+    assert [position for position, _ in found] == sorted(position for position, _ in found)
+    stored = {value for body in log.bodies.values() for value in _values_in(body)}
+    assert set(values) == stored
+    for producer in (b"1:", b"2:", b"3:"):
+        numbers = [int(value[2:]) for value in values if value is not None and value.startswith(producer)]
+        assert numbers == sorted(numbers)
+    assert flow.behind.totals == Totals(log.records, log.stored)
+    assert flow.held_bytes == 0
+
+
+def _values_in(body: bytes) -> list[bytes]:
+    log = Log()
+    log.bodies[0] = body
+    found = []
+    at = 0
+    while at < len(body):
+        reader = BlockReader(body[at:])
+        found += [value for value in reader.values() if value is not None]
+        at += reader.header.length
+    return found
+
+
+@given(logs(), st.data())
+def test_a_reader_that_resumes_anywhere_goes_on_exactly(log: Log, data: st.DataObject) -> None:
+    whole = read(log, flow_from(BEGINNING))
+    places = [BEGINNING, *[delivery.behind.position for delivery in whole], *[at for at, _ in records(whole)]]
+    start = data.draw(st.sampled_from(places))
+    resumed = records(read(log, flow_from(start)))
+    assert resumed == [(position, value) for position, value in records(whole) if position >= start]
+
+
+@given(logs(), st.data())
+def test_a_range_ends_exactly_before_its_end(log: Log, data: st.DataObject) -> None:
+    whole = records(read(log, flow_from(BEGINNING)))
+    end = data.draw(st.sampled_from([BEGINNING, place(log.next_offset), *[at for at, _ in whole]]))
+    flow = flow_from(BEGINNING, end)
+    assert records(read(log, flow)) == [(position, value) for position, value in whole if position < end]
+    assert flow.state is FlowState.ENDED
+
+
+@given(logs())
+def test_deliveries_are_cut_at_a_bound_and_lose_nothing(log: Log) -> None:
+    whole = records(read(log, flow_from(BEGINNING)))
+    bound, flow_module.DELIVERY_BYTES = flow_module.DELIVERY_BYTES, 1
+    try:
+        cut = read(log, flow_from(BEGINNING))
+    finally:
+        flow_module.DELIVERY_BYTES = bound
+    assert records(cut) == whole
+    assert all(len(delivery.slices) == 1 for delivery in cut)
+    for left, right in pairwise(cut):
+        assert left.behind.position <= right.first
+
+
+def damage(log: Log, offset: int, at: int) -> None:
+    body = bytearray(log.bodies[offset])
+    body[at] ^= 1
+    log.bodies[offset] = bytes(body)
+
+
+def test_fail_stays_before_the_damaged_block_after_what_is_whole() -> None:
+    log = Log()
+    log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
+    damage(log, 0, len(Block(1, 0).data()) + BLOCK_HEADER_BYTES)
+    flow = flow_from(BEGINNING)
+    first, failed = read(log, flow)
+    assert [value for _, value in records([first])] == Block(1, 0).values()
+    assert isinstance(failed.failure, CorruptDataError)
+    assert "block 1 of object 'o/0' at 0:0:3" in str(failed.failure)
+    assert "seek to 0:0:6" in failed.failure.hint
+    assert flow.position == place(0, 3)
+    again = flow.deliver()
+    assert again is not None
+    assert again.failure is not None
+    assert flow.position == place(0, 3)
+
+
+def test_who_seeks_behind_the_damage_goes_on() -> None:
+    log = Log()
+    log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
+    damage(log, 0, len(Block(1, 0).data()) + BLOCK_HEADER_BYTES)
+    found = records(read(log, flow_from(place(0, 6))))
+    assert [value for _, value in found] == Block(1, 6).values()
+
+
+def test_skip_passes_one_block_and_delivers_the_rest() -> None:
+    log = Log()
+    log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
+    damage(log, 0, len(Block(1, 0).data()) + BLOCK_HEADER_BYTES)
+    flow = flow_from(BEGINNING, pass_damage=True)
+    (delivery,) = read(log, flow)
+    assert [position for position, _ in records([delivery])] == [place(0, n) for n in (0, 1, 2, 6, 7, 8)]
+    assert [piece.number for piece in delivery.damaged] == [1]
+    assert (flow.counts.damaged_blocks, flow.counts.damaged_records) == (1, 3)
+
+
+def test_what_is_newer_is_never_passed_over() -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    body = bytearray(log.bodies[0])
+    body[8] = 9  # the version
+    body[4:8] = crc32c(bytes(body[8:])).to_bytes(4, "little")
+    log.bodies[0] = bytes(body)
+    (failed,) = read(log, flow_from(BEGINNING, pass_damage=True))
+    assert isinstance(failed.failure, UnsupportedFormatError)
+
+
+def test_a_pointer_that_cannot_be_read_is_damage() -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    log.entries[0] = Entry(0, 0, b"{")
+    log.batch(Block(1, 3))
+    (failed,) = read(log, flow_from(BEGINNING))
+    assert isinstance(failed.failure, CorruptDataError)
+    flow = flow_from(BEGINNING, pass_damage=True)
+    deliveries = read(log, flow)
+    assert [value for _, value in records(deliveries)] == Block(1, 3).values()
+    assert flow.counts.damaged_blocks == 1
+
+
+def test_a_late_copy_is_dropped_by_who_starts_behind_the_first() -> None:
+    log = Log()
+    log.batch(Block(1, 0), Block(2, 0))
+    start = place(log.batch(Block(1, 3)))
+    log.batch(Block(2, 0), Block(1, 6))
+    flow = flow_from(start)
+    found = [value for _, value in records(read(log, flow))]
+    assert found == [*Block(1, 3).values(), *Block(1, 6).values()]
+    assert flow.counts.duplicate_records == 3
+
+
+def test_ranges_that_a_pointer_could_not_name_come_from_the_index() -> None:
+    log = Log()
+    log.batch(Block(1, 0), named=False)
+    start = place(log.batch(Block(1, 0), Block(1, 3)))
+    flow = flow_from(start)
+    (incomplete,) = flow.look_back(log.entries[:1])
+    flow.note_index(incomplete, [BlockEntry.from_header(parse_header(Block(1, 0).data()), 0)])
+    flow.begin()
+    assert [value for _, value in records(read(log, flow))] == Block(1, 3).values()
+
+
+def test_what_retention_took_is_passed_over_and_counted() -> None:
+    log = Log()
+    for first in (0, 3, 6):
+        log.batch(Block(1, first))
+    del log.entries[:2]
+    flow = flow_from(BEGINNING)
+    assert [value for _, value in records(read(log, flow))] == Block(1, 6).values()
+    assert flow.counts.expired_offsets == 2
+
+
+def test_a_batch_that_expired_while_it_was_fetched_is_passed_over() -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    flow = flow_from(BEGINNING)
+    flow.begin()
+    flow.take_entries(log.span(), log.entries)
+    slot = flow.next_fetch()
+    assert slot is not None
+    flow.start_fetch(slot)
+    flow.expire(slot)
+    assert flow.deliver() is None
+    assert flow.position == place(1)
+    assert (flow.counts.expired_records, flow.held_bytes) == (3, 0)
+
+
+def test_totals_follow_late_pointers_until_they_are_adopted() -> None:
+    log = Log()
+    log.control(epoch=1)
+    log.batch(Block(1, 0), epoch=1)
+    log.control(epoch=2)
+    late = log.batch(Block(2, 0), epoch=1, late=True)
+    flow = flow_from(BEGINNING)
+    read(log, flow)
+    size = len(Block(2, 0).data())
+    assert flow.behind.totals == Totals(6, 2 * size)
+    adopted = Adopted(offset=late, epoch=1, batch_sequence=late, records=3, bytes=size)
+    log.batch(Block(1, 3), epoch=2, adopted=(adopted,))
+    read(log, flow)
+    assert flow.behind.totals == Totals(9, 3 * size) == Totals(log.records, log.stored)
+
+
+def test_gaps_are_delivered_across_and_counted() -> None:
+    log = Log()
+    log.batch(Block(1, 0), Block(1, 10))
+    flow = flow_from(BEGINNING)
+    assert len(records(read(log, flow))) == 6
+    assert flow.counts.gap_sequences == 7
+
+
+def test_an_end_in_offsets_that_were_never_used_is_reached() -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    flow = flow_from(BEGINNING, place(5))
+    flow.begin()
+    flow.take_entries(Span(0, 5), log.entries)
+    assert flow.poll_offset == 1
+    slot = flow.next_fetch()
+    assert slot is not None
+    flow.start_fetch(slot)
+    assert slot.pointer is not None
+    flow.fetched(slot, log.pieces(0, slot.pointer))
+    flow.take_entries(Span(0, 5), [])
+    assert flow.deliver() is not None
+    assert flow.state is FlowState.ENDED
+
+
+def test_a_paused_flow_delivers_and_holds_nothing() -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    flow = flow_from(BEGINNING)
+    flow.begin()
+    flow.take_entries(log.span(), log.entries)
+    slot = flow.next_fetch()
+    assert slot is not None
+    flow.start_fetch(slot)
+    assert flow.held_bytes == slot.bytes
+    set_paused(flow, True)
+    flow.drop_fetched()
+    assert slot.pointer is not None
+    flow.fetched(slot, log.pieces(0, slot.pointer))  # it comes too late
+    assert (flow.deliver(), flow.next_fetch(), flow.held_bytes) == (None, None, 0)
+    set_paused(flow, False)
+    assert len(records(read(log, flow))) == 3
+
+
+def test_polling_stops_at_the_bound_and_goes_on_at_half_of_it() -> None:
+    log = Log()
+    for number in range(flow_module.SLOTS_MAX):
+        log.batch(Block(1, 3 * number))
+    flow = flow_from(BEGINNING)
+    flow.begin()
+    flow.take_entries(log.span(), log.entries)
+    delivered = 0
+    while polls_nothing(flow):
+        slot = flow.next_fetch()
+        assert slot is not None
+        assert slot.pointer is not None
+        flow.start_fetch(slot)
+        flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
+        assert flow.deliver() is not None
+        delivered += 1
+    assert delivered == flow_module.SLOTS_MAX // 2
+
+
+@pytest.mark.parametrize("state", list(FlowState))
+@pytest.mark.parametrize("following", list(FlowState))
+def test_the_table_of_states_is_kept(state: FlowState, following: FlowState) -> None:
+    flow = flow_from(BEGINNING)
+    flow.state = state
+    if following in SUCCESSORS[state]:
+        flow._become(following)
+        assert flow.state is following
+    else:
+        with pytest.raises(AssertionError):
+            flow._become(following)
+
+
+@pytest.mark.parametrize("state", [FlowState.LOOKING_BACK, FlowState.ENDED])
+def test_outside_of_reading_nothing_is_polled_fetched_or_delivered(state: FlowState) -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    flow = flow_from(BEGINNING)
+    flow.state = state
+    flow.take_entries(log.span(), log.entries)
+    assert (flow.poll_offset, flow.next_fetch(), flow.deliver()) == (None, None, None)

@@ -1,0 +1,79 @@
+"""Dedup by look-back: what was seen is dropped once and for all of the window, and memory stays bounded."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.client.lookback import SLICES, Lookback, Verdict
+
+WINDOW_MS = 1_000
+blocks = st.tuples(st.integers(1, 3), st.integers(0, 8), st.integers(0, 40))  # producer, block number, ms passed
+
+
+@given(st.lists(blocks, max_size=60))
+def test_a_block_is_new_once_within_the_window(arrivals: list[tuple[int, int, int]]) -> None:
+    lookback = Lookback(WINDOW_MS)
+    last_seen: dict[tuple[int, int], int] = {}
+    now = 0
+    for producer, number, passed in arrivals:
+        now += passed
+        lookback.advance(now)
+        verdict = lookback.judge(0, producer, 10 * number, 10 * number + 10)
+        seen = last_seen.get((producer, number))
+        if seen is None:
+            assert verdict is Verdict.NEW
+        elif now - seen < WINDOW_MS:
+            assert verdict is Verdict.SEEN
+        last_seen[producer, number] = now
+
+
+def test_a_hole_that_is_filled_late_is_new() -> None:
+    lookback = Lookback(WINDOW_MS)
+    assert lookback.judge(0, 1, 0, 10) is Verdict.NEW
+    assert lookback.judge(0, 1, 20, 30) is Verdict.NEW
+    assert lookback.gaps == 10
+    assert lookback.judge(0, 1, 10, 20) is Verdict.NEW
+    assert lookback.judge(0, 1, 10, 20) is Verdict.SEEN
+
+
+def test_a_partial_overlap_is_told() -> None:
+    lookback = Lookback(WINDOW_MS)
+    lookback.note(0, 1, 0, 10)
+    assert lookback.judge(0, 1, 5, 15) is Verdict.PARTLY
+    assert lookback.judge(0, 1, 0, 15) is Verdict.SEEN
+
+
+def test_an_overlap_is_put_together_from_several_slices() -> None:
+    lookback = Lookback(WINDOW_MS)
+    for number in range(SLICES):
+        lookback.advance(1 + number * (WINDOW_MS // SLICES))
+        lookback.judge(0, 1, number, number + 1)
+    assert lookback.judge(0, 1, 0, SLICES) is Verdict.SEEN
+
+
+def test_write_partitions_have_sequences_of_their_own() -> None:
+    lookback = Lookback(WINDOW_MS)
+    assert lookback.judge(0, 1, 0, 10) is Verdict.NEW
+    assert lookback.judge(1, 1, 0, 10) is Verdict.NEW
+
+
+def test_producers_are_forgotten_after_the_window_and_not_before() -> None:
+    lookback = Lookback(WINDOW_MS)
+    for producer in range(1, 101):
+        lookback.advance(producer)
+        lookback.judge(0, producer, 0, 10)
+    lookback.advance(WINDOW_MS)
+    assert lookback.producers == 100
+    lookback.advance(2 * WINDOW_MS)
+    lookback.advance(4 * WINDOW_MS)
+    lookback.judge(0, 101, 0, 10)
+    assert lookback.producers == 1
+
+
+def test_queue_time_never_goes_back() -> None:
+    lookback = Lookback(WINDOW_MS)
+    lookback.advance(5_000)
+    lookback.judge(0, 1, 0, 10)
+    lookback.advance(10)
+    assert lookback.judge(0, 1, 0, 10) is Verdict.SEEN

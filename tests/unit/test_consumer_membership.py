@@ -1,0 +1,117 @@
+"""What a group member holds and what its user is told: against a group that behaves."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from memq.client.membership import Changes, MemberState
+from memq.notification import Membership
+from memq.topic import ReadPartition
+
+PARTS = tuple(ReadPartition("clicks", "0" * 32, number) for number in range(4))
+
+
+class MemberBesideGroup(RuleBasedStateMachine):
+    """A group that assigns and revokes at will, the member's heartbeats, and a user who takes changes at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.member = MemberState()
+        self.generation = 0
+        self.assigned: set[ReadPartition] = set()
+        self.revoking: set[ReadPartition] = set()
+        self.users: set[ReadPartition] = set()  # what the user believes it has
+
+    @rule(part=st.sampled_from(PARTS))
+    def assign(self, part: ReadPartition) -> None:
+        if part not in self.revoking:
+            self.assigned.add(part)
+
+    @rule(part=st.sampled_from(PARTS))
+    def revoke(self, part: ReadPartition) -> None:
+        if part in self.assigned:
+            self.assigned.remove(part)
+            self.revoking.add(part)
+
+    @rule()
+    def heartbeat(self) -> None:
+        released = self.member.released
+        for part in released:
+            self.revoking.discard(part)
+        self.generation += 1
+        answer = Membership(self.generation, tuple(sorted(self.assigned)), tuple(sorted(self.revoking)))
+        self.member.answered(answer, released)
+
+    @rule()
+    def fence(self) -> None:
+        self.assigned.clear()
+        self.revoking.clear()
+        self.member.fenced()
+
+    @rule()
+    def user_takes_all(self) -> None:
+        changes = self.member.changes()
+        for part in changes.lost:
+            assert part in self.users
+            self.users.remove(part)
+            self.member.told_lost(part)
+        for part in changes.revoked:
+            assert part in self.users
+            self.users.remove(part)
+            self.member.told_revoked(part)
+        for part in changes.assigned:
+            assert part not in self.users
+            self.users.add(part)
+            self.member.told_assigned(part)
+        assert not self.member.changes()
+        assert self.users == set(self.member.held)
+
+    @precondition(lambda self: self.member.inside)
+    @invariant()
+    def nothing_is_released_while_the_user_has_it(self) -> None:
+        assert not set(self.member.released) & set(self.member.held)
+
+    @invariant()
+    def a_partition_is_told_once_in_one_direction(self) -> None:
+        changes = self.member.changes()
+        assert not set(changes.revoked) & set(changes.assigned)
+        assert set(changes.revoked) <= self.users
+        assert set(changes.lost) <= self.users
+
+
+TestMemberBesideGroup = MemberBesideGroup.TestCase
+TestMemberBesideGroup.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_partition_that_came_and_went_unseen_is_given_back_at_once() -> None:
+    member = MemberState()
+    member.answered(Membership(1, (PARTS[0],)))
+    member.answered(Membership(2, (), (PARTS[0],)))
+    assert member.changes() == Changes()
+    assert list(member.released) == [PARTS[0]]
+    member.answered(Membership(3, ()), (PARTS[0],))
+    assert list(member.released) == []
+
+
+def test_what_is_revoked_stays_held_until_the_user_is_told() -> None:
+    member = MemberState()
+    member.answered(Membership(1, PARTS[:2]))
+    for part in member.changes().assigned:
+        member.told_assigned(part)
+    member.answered(Membership(2, PARTS[:1], PARTS[1:2]))
+    assert (member.changes().revoked, member.held, member.released) == (PARTS[1:2], PARTS[:2], ())
+    member.told_revoked(PARTS[1])
+    assert (member.held, member.released) == (PARTS[:1], PARTS[1:2])
+
+
+def test_what_was_lost_is_dropped_once_even_when_it_comes_back() -> None:
+    member = MemberState()
+    member.answered(Membership(1, PARTS[:1]))
+    member.told_assigned(PARTS[0])
+    member.fenced()
+    assert member.take_dropped() == [PARTS[0]]
+    member.answered(Membership(5, PARTS[:1]))
+    assert member.take_dropped() == []
+    assert member.changes() == Changes(lost=PARTS[:1], assigned=PARTS[:1])

@@ -1,0 +1,175 @@
+"""Cutting a stored batch into checked blocks: with and without its index, whole, damaged and cut."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.client.fetcher import Fetcher
+from memq.client.pieces import Piece, cut_batch, is_whole
+from memq.errors import CorruptDataError, NotFoundError, StoreError, UnsupportedFormatError
+from memq.format.block import Buffer, parse_header
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.format.pointer import Location, Pointer, decode_pointer
+from tests.unit.queue_model import TOPIC_ID, Block, Log
+
+BLOCKS = [Block(1, 0, 2), Block(2, 0, 3), Block(1, 2, 4)]
+
+
+def batch(blocks: list[Block]) -> tuple[Pointer, bytes, list[BlockEntry]]:
+    log = Log()
+    log.batch(*blocks)
+    entries, at = [], 0
+    for block in blocks:
+        header = parse_header(block.data())
+        entries.append(BlockEntry.from_header(header, at))
+        at += header.length
+    return decode_pointer(log.entries[0].body), log.bodies[0], entries
+
+
+POINTER, BODY, ENTRIES = batch(BLOCKS)
+
+
+def stored_object() -> bytes:
+    """Return the batch as the one batch of an object."""
+    meta = ObjectMeta(cluster="test", broker="b", topics=(ObjectTopic("clicks", TOPIC_ID),), created_ms=1)
+    entry = BatchEntry(0, len(BODY), 1, 0, POINTER.records, 0, len(ENTRIES), 0, 1)
+    return BODY + encode_index(meta, [entry], ENTRIES, len(BODY))
+
+
+def test_a_whole_batch_is_its_blocks() -> None:
+    for index in (None, ENTRIES):
+        pieces = cut_batch(POINTER, BODY, index)
+        assert is_whole(pieces)
+        assert [(piece.number, piece.first, piece.records) for piece in pieces] == [(0, 0, 2), (1, 2, 3), (2, 5, 4)]
+
+
+@given(st.integers(0, len(BODY) - 1), st.integers(0, 7))
+def test_with_the_index_a_flipped_bit_hides_its_own_block_only(at: int, bit: int) -> None:
+    body = bytearray(BODY)
+    body[at] ^= 1 << bit
+    pieces = cut_batch(POINTER, body, ENTRIES)
+    hit = [n for n, entry in enumerate(ENTRIES) if entry.offset <= at < entry.offset + entry.length]
+    assert [piece.number for piece in pieces if piece.cause is not None] == hit
+    assert sum(piece.records for piece in pieces) == POINTER.records
+
+
+@given(st.integers(0, len(BODY) - 1), st.integers(0, 7))
+def test_without_the_index_no_damage_goes_unseen_and_no_record_is_uncounted(at: int, bit: int) -> None:
+    body = bytearray(BODY)
+    body[at] ^= 1 << bit
+    _check_pieces(cut_batch(POINTER, body), at)
+
+
+@given(st.integers(0, len(BODY) - 1))
+def test_a_batch_that_was_cut_keeps_what_is_there(length: int) -> None:
+    _check_pieces(cut_batch(POINTER, BODY[:length]), length)
+    _check_pieces(cut_batch(POINTER, BODY[:length], ENTRIES), length)
+
+
+def _check_pieces(pieces: list[Piece], damaged_from: int) -> None:
+    """All before the damage is whole, something is damaged, and no record is uncounted."""
+    for entry, piece in zip(ENTRIES, pieces, strict=False):
+        if entry.offset + entry.length <= damaged_from:
+            assert (piece.cause, piece.records) == (None, entry.count)
+    assert not is_whole(pieces)
+    assert sum(piece.records for piece in pieces) == POINTER.records
+    assert [piece.first for piece in pieces] == [sum(p.records for p in pieces[:n]) for n in range(len(pieces))]
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_damage(garbage: bytes) -> None:
+    pieces = cut_batch(POINTER, garbage)
+    assert not is_whole(pieces)
+    assert all(isinstance(piece.cause, CorruptDataError | UnsupportedFormatError) for piece in pieces if piece.cause)
+
+
+def test_a_block_of_another_partition_is_damage() -> None:
+    pointer, body, _ = batch([Block(1, 0)])
+    (piece,) = cut_batch(pointer, Block(1, 0).data(partition=1))
+    assert "scope" in str(piece.cause)
+    assert is_whole(cut_batch(pointer, body))
+
+
+class Shelf:
+    """A store with one object, which counts its reads and may fail."""
+
+    def __init__(self, body: bytes | None, failure: Exception | None = None) -> None:
+        self.body = body
+        self.failure = failure
+        self.reads = 0
+
+    async def get_range(self, key: str, offset: int, length: int) -> Buffer:
+        self.reads += 1
+        if self.failure is not None:
+            raise self.failure
+        if self.body is None:
+            raise NotFoundError(f"no object '{key}'")
+        if offset + length > len(self.body):
+            raise CorruptDataError(f"object '{key}' is shorter")
+        return self.body[offset : offset + length]
+
+
+def fetch(direct: Shelf | None, broker: Shelf, pointer: Pointer = POINTER, *, times: int = 1) -> list[list[Piece]]:
+    async def read(store: str, key: str, offset: int, length: int) -> Buffer:
+        return await broker.get_range(key, offset, length)
+
+    async def main() -> list[list[Piece]]:
+        fetcher = Fetcher("auto", read, lambda store: direct)
+        return [list(await fetcher.fetch(pointer)) for _ in range(times)]
+
+    return asyncio.run(main())
+
+
+def test_the_store_is_read_directly_where_it_opens() -> None:
+    direct, broker = Shelf(stored_object()), Shelf(stored_object())
+    assert is_whole(fetch(direct, broker)[0])
+    assert (direct.reads, broker.reads) == (1, 0)
+
+
+def test_a_folder_of_the_same_name_on_another_machine_is_asked_once() -> None:
+    direct, broker = Shelf(None), Shelf(stored_object())
+    assert all(is_whole(pieces) for pieces in fetch(direct, broker, times=3))
+    assert (direct.reads, broker.reads) == (1, 3)
+
+
+def test_what_may_pass_is_told_before_what_is_missing() -> None:
+    with pytest.raises(StoreError):
+        fetch(Shelf(None), Shelf(None, StoreError("down")))
+    with pytest.raises(NotFoundError):
+        fetch(Shelf(None), Shelf(None))
+
+
+def test_a_damaged_copy_is_replaced_by_a_whole_one() -> None:
+    damaged = bytearray(stored_object())
+    damaged[100] ^= 1
+    assert is_whole(fetch(Shelf(bytes(damaged)), Shelf(stored_object()))[0])
+
+
+def test_a_damaged_length_is_got_over_by_the_index() -> None:
+    damaged = bytearray(stored_object())
+    damaged[12] ^= 0xFF
+    (pieces,) = fetch(None, Shelf(bytes(damaged)))
+    assert [piece.cause is None for piece in pieces] == [False, True, True]
+
+
+@given(st.integers(1, len(BODY) - 1))
+def test_of_an_object_that_was_cut_the_whole_blocks_come(length: int) -> None:
+    (pieces,) = fetch(None, Shelf(stored_object()[:length]))
+    _check_pieces(pieces, length)
+
+
+def test_the_second_location_is_used_when_the_first_is_gone() -> None:
+    class Shelves(Shelf):
+        async def get_range(self, key: str, offset: int, length: int) -> Buffer:
+            if key == "gone":
+                raise NotFoundError("gone")
+            return await super().get_range(key, offset, length)
+
+    gone = Location(store="main", key="gone", offset=0, length=len(BODY))
+    fields = {name: getattr(POINTER, name) for name in POINTER.__struct_fields__}
+    pointer = Pointer(**fields | {"locations": (gone, *POINTER.locations)})
+    assert is_whole(fetch(None, Shelves(stored_object()), pointer)[0])

@@ -1,0 +1,144 @@
+"""Places and lag from pointers alone: the end's totals from the tail, times, and late pointers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.client.flow import PartitionFlow
+from memq.client.places import Places, late_ms, window_ms
+from memq.client.progress import Progress
+from memq.errors import InvalidRequestError
+from memq.format.pointer import Adopted, decode_pointer
+from memq.notification import Entry, Span
+from memq.topic import Position, ReadPartition, TopicSettings, Totals, equal_slots
+from tests.unit.queue_model import PARTITION, Block, Log
+
+SETTINGS = TopicSettings()
+Result = TypeVar("Result")
+
+
+class LogReader:
+    """A `PointerReader` over a log made by hand; one entry at a time, so that every reader must page."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        return [entry for entry in self.log.entries if entry.offset >= offset][:1]
+
+    async def span(self, partition: ReadPartition) -> Span:
+        return self.log.span()
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        return next((entry.offset for entry in self.log.entries if entry.time_ms >= time_ms), self.log.next_offset)
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        raise AssertionError("places are found without waiting")
+
+
+def ask(work: Coroutine[Any, Any, Result]) -> Result:
+    return asyncio.run(work)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """A log with changes of owner: late pointers of the owner before, adopted one pointer after they are met."""
+    log = Log()
+    epoch = 1
+    met: list[Adopted] = []
+    log.control(epoch=1)
+    for number in range(draw(st.integers(0, 14))):
+        step = draw(st.sampled_from(["batch", "batch", "late", "open"]))
+        block = Block(1, 10 * number, draw(st.integers(1, 3)))
+        if step == "batch":
+            log.batch(block, epoch=epoch, adopted=tuple(met))
+            met = []
+        elif step == "late" and epoch > 1:
+            offset = log.batch(block, epoch=draw(st.integers(1, epoch - 1)), late=True)
+            size = len(block.data())
+            met.append(Adopted(offset=offset, epoch=1, batch_sequence=offset, records=block.count, bytes=size))
+        elif step == "open":
+            epoch += 1
+            seen = draw(st.integers(0, len(met)))  # what comes just before the opening is met after it
+            log.control(epoch=epoch, adopted=tuple(met[:seen]))
+            met = met[seen:]
+    return log
+
+
+def folded(log: Log, before: int) -> Totals:
+    progress = Progress()
+    for entry in log.entries:
+        if entry.offset < before:
+            progress.pass_over(entry.offset, decode_pointer(entry.body))
+    return progress.totals
+
+
+def stored_before(log: Log, before: int) -> int:
+    return sum(decode_pointer(entry.body).records for entry in log.entries if entry.offset < before)
+
+
+@given(logs(), st.integers(1, 20))
+def test_the_end_is_found_from_the_tail_alone(log: Log, tail: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memq.client.places._TAIL_OFFSETS", tail)
+        end = ask(Places(LogReader(log)).end_totals(PARTITION, [0]))
+    assert end.records == stored_before(log, log.next_offset)
+
+
+@given(logs(), st.data())
+def test_lag_counts_each_stored_record_once(log: Log, data: st.DataObject) -> None:
+    offset = data.draw(st.integers(0, log.next_offset))
+    here = folded(log, offset)
+    end = ask(Places(LogReader(log)).end_totals(PARTITION, [0]))
+    left = stored_before(log, log.next_offset) - stored_before(log, offset)
+    assert end.records - here.records == left
+
+
+def test_a_time_is_the_first_batch_sealed_at_or_after_it() -> None:
+    log = Log()
+    for number, sealed_ms in enumerate((100_000, 200_000, 300_000)):
+        pointer = decode_pointer(_entry_of(Block(1, 3 * number)).body)
+        fields = {name: getattr(pointer, name) for name in pointer.__struct_fields__} | {"sealed_ms": sealed_ms}
+        log.add(type(pointer)(**fields), time_ms=sealed_ms - SETTINGS.stale_publish_ms)  # an old proof
+    places = Places(LogReader(log))
+    for time_ms, offset in ((0, 0), (100_000, 0), (100_001, 1), (200_000, 1), (250_000, 2), (300_001, 3)):
+        assert ask(places.position_of(time_ms, PARTITION, SETTINGS)) == Position(0, offset)
+
+
+def _entry_of(block: Block) -> Entry:
+    log = Log()
+    log.batch(block)
+    return log.entries[0]
+
+
+def test_a_position_of_another_partition_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="1:0:0"):
+        ask(Places(LogReader(Log())).position_of(Position(1, 0), PARTITION, SETTINGS))
+
+
+@pytest.mark.parametrize("start", [3, 9])  # in the middle, and at the end, where no entry lies yet
+def test_a_reader_looks_back_over_the_window_and_no_further(start: int) -> None:
+    log = Log()
+    window = window_ms(SETTINGS)
+    for number in range(9):
+        log.batch(Block(number + 1, 0), time_ms=number * window // 3)
+    flow = PartitionFlow(PARTITION, Position(0, start), window_ms=window)
+
+    async def no_index(pointer: object) -> list[Any]:
+        raise AssertionError("every pointer names its producers")
+
+    ask(Places(LogReader(log)).look_back(flow, SETTINGS, no_index))
+    remembered = [number for number in range(9) if (0, number + 1) in flow._lookback._next]
+    assert remembered == list(range(max(0, start - (3 if start < 9 else 4)), start))
+
+
+def test_the_margins_cover_a_late_pointer() -> None:
+    assert late_ms(SETTINGS) >= SETTINGS.stale_publish_ms
+    assert window_ms(SETTINGS) >= SETTINGS.dedup_window_ms + late_ms(SETTINGS)
+    assert equal_slots(1)[0].read_partition == 0
