@@ -14,8 +14,10 @@ from memq.format.key import object_key
 from memq.format.object import BatchEntry, ObjectMeta, ObjectTopic, encode_packed_index
 from memq.format.pointer import Adopted, Location, Pointer, ProducerEnd, ProducerRanges, bounded_ranges
 from memq.format.ranges import RangeSet
-from memq.limits import BLOCK_HEADER_BYTES, POINTER_RANGES_MAX
+from memq.limits import BLOCK_HEADER_BYTES, KIB, POINTER_RANGES_MAX
 from memq.topic import Topic, Totals
+
+COMBINED_BYTES_MIN = 16 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +92,19 @@ def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
 
 
 def _body_checksum(views: list[memoryview], lengths: list[int], checksums: list[int]) -> int:
-    """Return the crc32c of all blocks, from the checksums that were verified when they came in.
+    """Return the crc32c of all blocks; that of large ones from the checksums that were verified when they came in.
 
     Theory: the crc of two pieces follows from theirs and the second's length, so only the 8 bytes before what a
-    block's own checksum covers are looked at. That saves a second pass over memory that has left the cache (a fifth
-    of all CPU), and covers the time between: the store compares, and bytes that changed meanwhile do not pass.
+    block's own checksum covers are looked at. At 64 KiB that saves a second pass over memory that has left the
+    cache, a fifth of all CPU, and it covers the time between: the store compares, and what changed in memory
+    meanwhile does not pass. Small blocks are read again: that is 0.3 µs for 4 KiB, the sum of two checksums 0.8.
     """
     value = 0
     for view, length, checksum in zip(views, lengths, checksums, strict=True):
-        value = combine_crc32c(crc32c(view[:CHECKED_FROM], value), checksum, length - CHECKED_FROM)
+        if length < COMBINED_BYTES_MIN:
+            value = crc32c(view, value)
+        else:
+            value = combine_crc32c(crc32c(view[:CHECKED_FROM], value), checksum, length - CHECKED_FROM)
     return value
 
 
@@ -161,6 +167,16 @@ def ended_pointer(origin: Origin, totals: Totals, ends: tuple[ProducerEnd, ...],
 
 def _sequences(slot: Slot) -> list[tuple[int, int, int]]:
     return [(run.stream.producer_id, run.first, run.next) for run in slot.runs]
+
+
+def ends_that_fit(ends: list[ProducerEnd]) -> int:
+    """Return how many of `ends` go into one pointer: each counts as one range and its burned ones."""
+    room = POINTER_RANGES_MAX
+    for number, end in enumerate(ends):
+        room -= 1 + len(end.burned)
+        if room < 0 and number:
+            return number
+    return len(ends)
 
 
 def producer_ranges(sequences: Iterable[tuple[int, int, int]]) -> list[ProducerRanges]:

@@ -8,7 +8,7 @@ answer was read: an owner that was paused in between would date its pointers too
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -54,12 +54,13 @@ class Ownership:
     totals: Totals = field(default_factory=Totals)
     producers: dict[int, Producer] = field(default_factory=dict)
     adopted: list[Adopted] = field(default_factory=list)
-    landed: dict[int, int] = field(default_factory=dict)  # own batch sequence -> offset, met by reading
+    landed: dict[int, Pointer] = field(default_factory=dict)  # own batches met by reading, by batch sequence
     highest_epoch: int = 0
     unread: bool = False  # something may lie between the own pointers: read before the next publish
     _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
     _published: int = -1  # highest own batch sequence that is counted
     _late: dict[int, Adopted] = field(default_factory=dict)  # while opening: late pointers nobody counted yet
+    _tail_batch: int = -1  # while opening: the last batch of the highest epoch
 
     def become(self, phase: Phase) -> None:
         """Change phase; only what the table allows."""
@@ -111,6 +112,7 @@ class Ownership:
         self.read_to = offset
         self.producers.clear()
         self._late.clear()
+        self._tail_batch = -1
         self.totals = Totals()
 
     def _join(self, producers: Iterable[ProducerRanges], time_ms: int) -> None:
@@ -122,23 +124,31 @@ class Ownership:
                 producer.next = max(producer.next, next_)
 
     def _count_tail(self, offset: int, pointer: Pointer) -> None:
-        """Follow the totals of earlier owners: a pointer states what lay before it, without what was late."""
-        late = pointer.epoch < self.highest_epoch
-        entry = _adopted(offset, pointer)
-        if late and pointer.kind == "data":
-            self._late[offset] = entry
-        elif not late:
-            for adopted in pointer.adopted:
-                self._late.pop(adopted.offset, None)
-            self.totals = Totals(pointer.totals.records, pointer.totals.bytes).plus(entry.records, entry.bytes)
+        """Follow the totals of earlier owners: a pointer states what lay before it, without what was late.
+
+        Late is a lower epoch behind a higher one, and an earlier try of a batch that landed behind its repetition.
+        """
+        data = pointer.kind == "data"
+        if pointer.epoch > self.highest_epoch:
+            self._tail_batch = -1
+        late = pointer.epoch < self.highest_epoch or (data and pointer.batch_sequence <= self._tail_batch)
+        if late:
+            if data:
+                self._late[offset] = _adopted(offset, pointer)
+            return
+        if data:
+            self._tail_batch = pointer.batch_sequence
+        for adopted in pointer.adopted:
+            self._late.pop(adopted.offset, None)
+        self.totals = _totals_behind(pointer)
 
     def _count_met(self, offset: int, pointer: Pointer) -> None:
         """Count a pointer that came between the own ones: an own try that landed late, or a late owner's."""
-        if pointer.epoch == self.epoch and pointer.batch_sequence > self._published:
-            self.landed.setdefault(pointer.batch_sequence, offset)
-            if self.landed[pointer.batch_sequence] == offset:
-                return  # counted when it is taken as the publication of its batch
-        self.adopted.append(_adopted(offset, pointer))
+        own = pointer.epoch == self.epoch and pointer.batch_sequence > self._published
+        if own and pointer.batch_sequence not in self.landed:
+            self.landed[pointer.batch_sequence] = pointer  # counted when it is taken as the publication of its batch
+        else:
+            self.adopted.append(_adopted(offset, pointer))
 
     def state(self) -> None:
         """Fix the totals that the `opened` pointer states; it counts what came late to the owners before."""
@@ -166,30 +176,40 @@ class Ownership:
         elif offset >= self.read_to:
             self._own[offset] = None
             self.unread = True
-        self.totals = Totals(pointer.totals.records, pointer.totals.bytes).plus(pointer.records, pointer.stored_bytes)
-        del self.adopted[: len(pointer.adopted)]
+        self._count_own(pointer)
         self._join(pointer.producers, time_ms)
+
+    def take_landed(self, batch_sequence: int) -> None:
+        """Count an earlier try of an own pointer, met by reading: what it says is what the queue holds."""
+        self._count_own(self.landed.pop(batch_sequence))
+
+    def _count_own(self, pointer: Pointer) -> None:
+        counted = {entry.offset for entry in pointer.adopted}
+        self.adopted = [entry for entry in self.adopted if entry.offset not in counted]
+        self.totals = _totals_behind(pointer)
         if pointer.kind == "data":
             self._published = max(self._published, pointer.batch_sequence)
-
-    def take_landed(self, pointer: Pointer) -> None:
-        """Count an earlier try of an own pointer, met by reading; `pointer` is what a new try would say."""
-        offset = self.landed.pop(pointer.batch_sequence)
-        assert offset < self.read_to, "landed pointer was never read"
-        self.totals = self.totals.plus(pointer.records, pointer.stored_bytes)
-        self._published = max(self._published, pointer.batch_sequence)
 
     def follows(self, offset: int) -> bool:
         """Whether nothing can lie between what is known and a pointer published at `offset`."""
         return offset == self.read_to
 
-    def forget(self, now_ms: int) -> None:
-        """Drop producers that were silent for the dedup window and have no stream."""
+    def forget(self, now_ms: int, busy: Container[int] = ()) -> None:
+        """Drop producers that were silent for the dedup window, have no stream and no block in the ring (`busy`).
+
+        A ring may hold blocks for longer than the window, of a producer that the queue has never seen.
+        """
         horizon = now_ms - self.dedup_window_ms
         for producer_id in [
-            number for number, producer in self.producers.items() if producer.seen_ms < horizon and not producer.streams
+            number
+            for number, producer in self.producers.items()
+            if producer.seen_ms < horizon and not producer.streams and number not in busy
         ]:
             del self.producers[producer_id]
+
+
+def _totals_behind(pointer: Pointer) -> Totals:
+    return pointer.totals.plus(pointer.records, pointer.stored_bytes)
 
 
 def _adopted(offset: int, pointer: Pointer) -> Adopted:

@@ -44,7 +44,7 @@ class Publisher:
             if must_read or own.needs_proof(self._now()):
                 await self.read_to_end()
             if batch_sequence is not None and batch_sequence in own.landed:
-                own.take_landed(build())
+                own.take_landed(batch_sequence)
                 return
             pointer, time_ms, handed_over_s = build(), own.queue_time_ms(), self._now()
             try:

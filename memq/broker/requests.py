@@ -16,7 +16,8 @@ from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, NotReadyError, ThrottledError, TooLargeError
 from memq.format.pointer import ProducerEnd
-from memq.limits import PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END, STREAMS_PER_CONNECTION_MAX
+from memq.format.ranges import RangeSet
+from memq.limits import POLL_BYTES_MAX, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END, STREAMS_PER_CONNECTION_MAX
 from memq.protocol.frames import HELLO_MAGIC, AckLevel, Api, Frame, check_version, encode_frame
 from memq.protocol.messages import (
     AdminAnswer,
@@ -46,10 +47,11 @@ log = logging.getLogger("memq.broker")
 REQUESTS_PER_CONNECTION_MAX = 64
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
-READ_SHARE = 8  # an eighth of the memory budget, beside it, is lent to answers of READ
+ANSWERS_SHARE = 8  # an eighth of the memory budget, beside it, is lent to answers of READ and POLL
 OPEN_TIMEOUT_S = 10.0
 NOT_READY_MS = 200
 TOPICS_PER_METADATA_MAX = 10_000
+BURNED_RANGES_MAX = 256
 
 Answer = msgspec.Struct | bytes
 
@@ -57,12 +59,12 @@ Answer = msgspec.Struct | bytes
 class Requests:
     """Answers for all connections of one broker."""
 
-    def __init__(self, services: Services, partitions: Partitions, tasks: TaskOwner) -> None:
+    def __init__(self, services: Services, partitions: Partitions) -> None:
         self._services = services
         self._partitions = partitions
         self._groups = GroupRequests(services, partitions)
-        self._tasks = tasks
-        self._reads = ByteBudget(services.settings.memory_bytes_max // READ_SHARE)
+        self._tasks = TaskOwner(lambda error: log.error("request-failed: %r", error, exc_info=error))
+        self._lent = ByteBudget(services.settings.memory_bytes_max // ANSWERS_SHARE)
         self._pending_bytes = 0
         self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
         self._answers: dict[int, Callable[[Connection, Frame], Awaitable[Answer]]] = {
@@ -96,6 +98,8 @@ class Requests:
         def done(task: asyncio.Task[None]) -> None:
             working.pop(task, None)
             self._pending_bytes -= len(frame.body)
+            if not task.cancelled() and task.exception() is not None:
+                connection.abort()  # what nobody foresaw ends the connection that it came from, and nothing else
 
         task.add_done_callback(done)
 
@@ -113,13 +117,21 @@ class Requests:
         for task in list(self._working.pop(connection, {})):
             task.cancel()
 
+    async def stop(self) -> None:
+        """Stop all answers."""
+        await self._tasks.stop()
+
     async def _answer(self, connection: Connection, frame: Frame) -> None:
-        if frame.api != Api.READ:
+        """Answer a request; answers that may be large are made one budget at a time, and only for who reads them."""
+        if frame.api in (Api.OPEN, Api.CLOSE):
             await self._answer_now(connection, frame)
             return
-        async with self._reads.lend(_read_length(frame)):  # until the client has taken the answer
+        if frame.api == Api.POLL:
+            await self._groups.wait(frame)
+        await connection.writable()
+        async with self._lent.lend(_answer_bytes(frame)):
             await self._answer_now(connection, frame)
-            await connection.writable()
+            await connection.writable()  # until then the answer is in memory
 
     async def _answer_now(self, connection: Connection, frame: Frame) -> None:
         try:
@@ -166,7 +178,7 @@ class Requests:
         if connection.closed or frame.stream in connection.streams:
             raise NotReadyError(f"stream {frame.stream} was closed or opened again meanwhile")
         stream = processor.open_stream(frame.stream, connection, producer, ask.acks, ask.sequence)
-        connection.streams[frame.stream] = stream
+        connection.bind(stream)
         assert processor.own is not None, "ready without an epoch"
         return OpenAnswer(epoch=processor.own.epoch, sequence=ask.sequence)
 
@@ -179,7 +191,7 @@ class Requests:
         end = ProducerEnd(
             producer=stream.producer_id,
             next_sequence=_checked_sequence(ask.next_sequence),
-            burned=tuple((_checked_sequence(first), _checked_sequence(next_)) for first, next_ in ask.burned[:256]),
+            burned=_burned(ask.burned),
         )
         await stream.processor.end_producer(end)
         return Done()
@@ -260,12 +272,15 @@ class Requests:
         return await self._groups.admin(ask)
 
 
-def _read_length(frame: Frame) -> int:
-    """Return how many bytes a READ asks for; 0 for one that will be refused."""
+def _answer_bytes(frame: Frame) -> int:
+    """Return how large the answer to a READ or POLL may be; 0 for other requests, and for a READ that is refused."""
+    if frame.api == Api.POLL:
+        return POLL_BYTES_MAX
     try:
-        return max(0, min(decode_message(frame.body, ReadRequest).length, READ_BYTES_MAX))
+        length = decode_message(frame.body, ReadRequest).length if frame.api == Api.READ else 0
     except MemqError:
         return 0
+    return max(0, min(length, READ_BYTES_MAX))
 
 
 def _producer_id(text: str) -> int:
@@ -282,6 +297,16 @@ def _checked_sequence(number: int) -> int:
     if not 0 <= number <= SEQUENCE_END:
         raise InvalidRequestError(f"sequence {number} is out of range")
     return number
+
+
+def _burned(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the sequences that a producer gave up, merged; the newest when there are too many for a pointer."""
+    merged = RangeSet()
+    for first, next_ in ranges:
+        if not _checked_sequence(first) < _checked_sequence(next_):
+            raise InvalidRequestError(f"burned sequences {first} to {next_} are no range")
+        merged.add(first, next_)
+    return tuple(merged)[-BURNED_RANGES_MAX:]
 
 
 def _error_frame(frame: Frame, error: MemqError) -> bytes:

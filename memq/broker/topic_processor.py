@@ -9,7 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from memq.broker.batch import Origin, SealedBatch, build_batch, control_pointer, data_pointer, ended_pointer
+from memq.broker.batch import (
+    Origin,
+    SealedBatch,
+    build_batch,
+    control_pointer,
+    data_pointer,
+    ended_pointer,
+    ends_that_fit,
+)
 from memq.broker.hot import HotBatch
 from memq.broker.opening import open_partition, release_partition
 from memq.broker.ownership import Ownership, Phase
@@ -83,6 +91,8 @@ class TopicProcessor:
         self._ready = asyncio.Event()
         self._fenced = asyncio.Event()
         self._changed = asyncio.Event()
+        self._drain_once = asyncio.Lock()
+        self._released = False  # `closed` is on its way, the last word of the epoch
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -107,14 +117,16 @@ class TopicProcessor:
     async def drain(self) -> None:
         """Take nothing new; return when everything is acked and the partition is released."""
         self.start_draining()
-        while self.failure is None and (len(self.ring) or self._ends or self._held or self._publishing):
-            self._changed.clear()
-            await self._changed.wait()
-        if self.own is not None and self.failure is None:
-            await release_partition(self.services, self._publisher(), self.topic)
-        if self.failure is not None and self.held_blocks():
-            raise self.failure
-        await self.stop()
+        async with self._drain_once:  # a planned move may drain it while the whole broker drains
+            while self.failure is None and (len(self.ring) or self._ends or self._held or self._publishing):
+                self._changed.clear()
+                await self._changed.wait()
+            if self.own is not None and self.failure is None:
+                self._released = True
+                await release_partition(self.services, self._publisher(), self.topic)
+            if self.failure is not None and self.held_blocks():
+                raise self.failure
+            await self.stop()
 
     def fail(self, error: MemqError) -> None:
         """Take nothing more, for the reason that `error` names: streams are closed, waiters get it."""
@@ -212,6 +224,12 @@ class TopicProcessor:
                 waits_for.later_acks.append((stream, next_))
         return True
 
+    def forget_silent(self, now_ms: int) -> None:
+        """Forget the producers that were silent for the dedup window; those in the ring are not."""
+        if self.own is not None:
+            busy = {run.stream.producer_id for slot in [*self._held, *self.ring] for run in slot.runs}
+            self.own.forget(now_ms, busy)
+
     async def end_producer(self, end: ProducerEnd) -> None:
         """Record in the queue where a producer ended. Raises: what stands in the way."""
         if self.failure is not None:
@@ -238,7 +256,7 @@ class TopicProcessor:
     def pump(self) -> None:
         """Do what the ring says is next."""
         self._pump_scheduled = False
-        if self.own is None or self.failure is not None or self.own.phase is not Phase.OWNING:
+        if self.own is None or self.failure is not None or self._released or self.own.phase is not Phase.OWNING:
             return
         plan = self.ring.plan(self._now(), may_publish=self._publishing is None)
         for slot in plan.uploads:
@@ -320,7 +338,7 @@ class TopicProcessor:
         await self._publisher().publish(build, slot.number)
         self._ack(self.ring.published(), own.epoch)
         del self._sealed[slot.number]
-        batch = HotBatch(sealed.key, sealed.blocks, slot.slabs, slot.bytes)
+        batch = HotBatch(sealed.key, sealed.blocks, slot.let_go(), slot.bytes)
         self.services.hot.add(batch)
 
     def _skip(self, slot: Slot, sealed: SealedBatch, own: Ownership) -> tuple[int, ...]:
@@ -342,7 +360,8 @@ class TopicProcessor:
         self.services.counters.ack_seconds.observe(self._now() - slot.opened_s)
 
     async def _publish_control(self) -> None:
-        ends, self._ends = self._ends, []
+        count = ends_that_fit([end for end, _ in self._ends])
+        ends, self._ends = self._ends[:count], self._ends[count:]
         own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
         facts = tuple(end for end, _ in ends)
 
@@ -421,7 +440,7 @@ class TopicProcessor:
         self._ends = []
 
     def _release(self, slot: Slot) -> None:
-        for slab in slot.slabs:
+        for slab in slot.let_go():
             self.services.pool.release(slab)
 
     # ---- small things ------------------------------------------------------------------------------

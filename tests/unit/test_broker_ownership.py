@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from memq.broker.ownership import ADOPTED_MAX, SUCCESSORS, Ownership, Phase
@@ -124,10 +125,32 @@ def test_an_own_try_that_landed_is_recognised_and_counted_once() -> None:
     own.state()
     own.published(0, pointer("opened", 2), 1)
     own.meet(1, 1, pointer("data", 2, 0, 0, 5))
-    assert own.landed == {0: 1}
+    assert list(own.landed) == [0]
     own.meet(2, 1, pointer("data", 2, 0, 0, 5))  # and the try before that one landed as well
-    own.take_landed(pointer("data", 2, 0, 0, 5))
+    own.take_landed(0)
     assert own.totals == Totals(5, 50)
+    assert [entry.offset for entry in own.next_adopted()] == [2]
+
+
+def test_a_landed_try_has_counted_what_it_adopted() -> None:
+    own = owner(2)
+    own.state()
+    own.meet(0, 1, pointer("data", 1, 7, 0, 3))  # a late one
+    adopted = own.next_adopted()
+    tried = msgspec.structs.replace(pointer("data", 2, 0, 3, 5), adopted=adopted, totals=own.totals_with(adopted))
+    own.meet(1, 1, tried)  # its answer was lost, and it was there
+    own.take_landed(0)
+    assert own.next_adopted() == ()
+    assert own.totals == Totals(5, 50)
+
+
+def test_a_try_that_lands_behind_its_repetition_is_late_for_the_next_owner() -> None:
+    own = owner(3)
+    own.meet(0, 1, pointer("data", 1, 0, 0, 10))
+    own.meet(1, 2, pointer("data", 1, 1, 10, 30, before=10))
+    own.meet(2, 3, pointer("data", 1, 0, 0, 10))
+    own.state()
+    assert own.totals == Totals(30, 300)
     assert [entry.offset for entry in own.next_adopted()] == [2]
 
 
