@@ -27,6 +27,7 @@ from memq.tasks import TaskOwner
 log = logging.getLogger("memq.broker")
 HOUSEKEEPING_S = 1.0
 HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
+UNSENT_SHARE = 8  # an eighth of it, beside it, may wait in sockets for clients that read slowly
 DRAIN_RETRY_MS = 500
 
 
@@ -69,7 +70,7 @@ class Broker:
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
         self._tasks = TaskOwner(self._task_failed)
-        self._requests = Requests(self.services, self.partitions, self._tasks)
+        self._requests = Requests(self.services, self.partitions)
         self._listener: Listener | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._refresh = asyncio.Event()
@@ -111,6 +112,7 @@ class Broker:
         for reader in list(self.intake.readers):
             if isinstance(reader, Connection):
                 reader.close()
+        await self._requests.stop()
         await self.partitions.stop()
         await self._tasks.stop()
         self.services.hot.clear()
@@ -164,13 +166,13 @@ class Broker:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             now_s, settings = services.runtime.clock.monotonic(), services.settings
-            for reader in list(self.intake.readers):
-                if isinstance(reader, Connection):
-                    _close_overdue(reader, now_s, settings)
+            connections = [reader for reader in list(self.intake.readers) if isinstance(reader, Connection)]
+            for connection in connections:
+                _close_overdue(connection, now_s, settings)
+            _shed(connections, settings.memory_bytes_max // UNSENT_SHARE)
             for processor in self.partitions.processors.values():
-                if processor.own is not None:
-                    processor.own.forget(services.runtime.clock.wall_ms())
-            services.pool.trim(max(services.pool.leased_bytes // 4, 4 * services.pool.slab_bytes))
+                processor.forget_silent(services.runtime.clock.wall_ms())
+            services.pool.trim(4 * services.pool.slab_bytes)
 
 
 def _close_overdue(connection: Connection, now_s: float, settings: BrokerSettings) -> None:
@@ -178,8 +180,21 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
     if not connection.ready and now_s - connection.opened_s > settings.hello_timeout_ms / 1000:
         connection.refuse(ProtocolError(f"no HELLO within {settings.hello_timeout_ms} ms"))
     since_s = connection.half_since_s
-    if since_s is not None and now_s - since_s > settings.frame_timeout_ms / 1000:
+    if since_s is not None and not connection.paused and now_s - since_s > settings.frame_timeout_ms / 1000:
         connection.refuse(ProtocolError(f"a frame was not whole within {settings.frame_timeout_ms} ms"))
     since_s = connection.congested_since_s
     if since_s is not None and now_s - since_s > settings.frame_timeout_ms / 1000:
         connection.abort()  # it does not read: there is no use in telling it
+    if connection.leaving_since_s is not None and now_s - connection.leaving_since_s > settings.frame_timeout_ms / 1000:
+        connection.abort()  # it was told why, and does not even read that
+
+
+def _shed(connections: list[Connection], bytes_max: int) -> None:
+    """Abort who has not read its answers for longest, while more than `bytes_max` bytes wait in sockets."""
+    slow = [(connection.congested_since_s, connection) for connection in connections]
+    unsent = sum(connection.unsent_bytes for since_s, connection in slow if since_s is not None)
+    for _, connection in sorted(((since_s, c) for since_s, c in slow if since_s is not None), key=lambda item: item[0]):
+        if unsent <= bytes_max:
+            return
+        unsent -= connection.unsent_bytes
+        connection.abort()

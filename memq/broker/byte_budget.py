@@ -26,8 +26,7 @@ class ByteBudget:
             try:
                 await future  # the bytes are counted by whoever wakes this one
             except asyncio.CancelledError:
-                if future.done() and not future.cancelled():
-                    self._give_back(count)
+                self._give_back(count if future.done() and not future.cancelled() else 0)
                 raise
         else:
             self.lent_bytes += count
@@ -37,6 +36,7 @@ class ByteBudget:
             self._give_back(count)
 
     def _give_back(self, count: int) -> None:
+        """Take bytes back, and wake who is next: also when the one that gave up waiting stood in the way."""
         self.lent_bytes -= count
         while self._waiting:
             wanted, future = self._waiting[0]

@@ -1,18 +1,16 @@
 """One connection of a client at the broker: bytes into slabs, blocks checked in place, frames to their handlers.
 
-The loop in `_take_frames` is the broker's hot path: everything that a block needs before it may be acked at
-level ONE happens there, on the bytes as they were received.
+What is plainly right goes the short way, many blocks at once (`memq.broker.block_run`); everything else is judged
+here, one frame after another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from typing import Protocol, cast
 
-from awscrt.checksums import crc32c
-
+from memq.broker.block_run import sound_run
 from memq.broker.intake import Intake, Region
 from memq.broker.services import Services
 from memq.broker.slabs import Slab
@@ -26,19 +24,12 @@ from memq.errors import (
     ThrottledError,
     TooOldError,
 )
-from memq.format.block import CHECKED_FROM, CODEC_LZ4, FLAGS_KNOWN, MAGIC, check_block
-from memq.limits import (
-    BLOCK_HEADER_BYTES,
-    BLOCK_RAW_BYTES_MAX,
-    BLOCK_RECORDS_MAX,
-    FORMAT_VERSIONS,
-    FRAME_PREFIX_BYTES,
-    SEQUENCE_END,
-    TIME_MS_END,
-)
+from memq.format.block import BlockHeader, check_block
+from memq.limits import FRAME_PREFIX_BYTES, MIB
 from memq.protocol.connection import Conversation, Side, State
 from memq.protocol.frames import (
     PREFIX,
+    WRITE_PREFIX,
     AckLevel,
     Api,
     Frame,
@@ -50,10 +41,8 @@ from memq.protocol.frames import (
 from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
 
 log = logging.getLogger("memq.broker")
-# A WRITE frame's prefix and its block's header in one call.
-WRITE_HEAD = struct.Struct("<IBBHq 4sIBBHIII4xIQQqIHHQ")
-assert WRITE_HEAD.size == FRAME_PREFIX_BYTES + BLOCK_HEADER_BYTES
 THROTTLE_MS = 100
+UNSENT_BYTES_MAX = 1 * MIB  # what one read of a client's requests may leave in its socket before it is closed
 _WRITE = int(Api.WRITE)
 
 
@@ -91,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self.congested_since_s: float | None = None
-        self._refused: MemqError | None = None
+        self.leaving_since_s: float | None = None  # closed by the broker, which waits until the client has read why
 
     # ---- asyncio.BufferedProtocol ----------------------------------------------------------------
 
@@ -103,8 +92,6 @@ class Connection(asyncio.BufferedProtocol):
         self._intake.readers[self] = None
         if self.turned_away:
             self.refuse(ThrottledError("the broker has as many connections as its connections_max allows"))
-        if self._intake.starved:
-            self.pause()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where received bytes go."""
@@ -116,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self._services.counters.received_bytes += nbytes
         at_cursor = intake.at_cursor(region)
         if region is None:
-            slab, start = intake.slab, intake.cursor
+            slab, start = intake.begin(self)
             end = start + nbytes
         else:
             slab, start = region.slab, region.start
@@ -137,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         intake.after_read(self)
 
     def _keep_rest(self, slab: Slab, at: int, end: int, need: int) -> None:
-        """Reserve a place for a frame that is half there; without one, stop reading until there is."""
+        """Reserve a place for a frame that is half there; without one, wait for it."""
         if at == end:
             self._region = None
             self.half_since_s = None
@@ -146,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         self._region = self._intake.reserve(slab, at, end, need)
         if self._region is None:
             self._waiting = (bytes(slab.view[at:end]), need)
-            self.pause()
+            self._intake.wait(self)
 
     def pause_writing(self) -> None:
         """The client does not read: take nothing more from it until it does."""
@@ -176,10 +163,10 @@ class Connection(asyncio.BufferedProtocol):
         """Leave: what was received stays, streams are forgotten."""
         self.conversation.close()
         self._writable.set()
-        self._intake.readers.pop(self, None)
         if self._region is not None:
             self._services.pool.release(self._region.slab)
             self._region = None
+        self._intake.leave(self)
         for stream in self.streams.values():
             stream.processor.close_stream(stream)
         self.streams.clear()
@@ -198,9 +185,19 @@ class Connection(asyncio.BufferedProtocol):
         return self.conversation.state is State.CLOSED
 
     @property
-    def half_there(self) -> bool:
-        """Whether a frame has begun and has its place."""
-        return self._region is not None
+    def reads_on(self) -> bool:
+        """Whether it may read while memory is short: its frame has a place already, or it sends no blocks."""
+        return self._region is not None or not (self.streams or self._waiting)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the socket has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether the broker does not read it for want of memory: its silence is not the client's."""
+        return self._paused
 
     def pause(self) -> None:
         """Stop reading the socket: the memory budget is used up."""
@@ -208,23 +205,33 @@ class Connection(asyncio.BufferedProtocol):
             self._paused = True
             self._transport.pause_reading()
 
+    def take_place(self) -> bool:
+        """Give the frame that waits its place and read on; False when there is still none."""
+        assert self._waiting is not None, "no frame waits for a place"
+        beginning, need = self._waiting
+        place = self._intake.place(need)
+        if place is None:
+            return False
+        slab, at = place
+        slab.view[at : at + len(beginning)] = beginning
+        self._region = Region(slab, at, at + len(beginning), at + need)
+        self._waiting = None
+        self.resume()
+        return True
+
     def resume(self) -> None:
-        """Read the socket again; a frame that waits for a place gets it first."""
-        if self._waiting is not None:
-            beginning, need = self._waiting
-            place = self._intake.place(need)
-            if place is None:
-                return
-            slab, at = place
-            slab.view[at : at + len(beginning)] = beginning
-            self._region = Region(slab, at, at + len(beginning), at + need)
-            self._waiting = None
+        """Read the socket again; a frame that is half there has its time from now on."""
         if self.half_since_s is not None:
             self.half_since_s = self._services.runtime.clock.monotonic()
         if self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = False
             if not self._congested:
                 self._transport.resume_reading()
+
+    def bind(self, stream: Stream) -> None:
+        """Take blocks on a stream from now on, as soon as there is memory for them."""
+        self.streams[stream.number] = stream
+        self._intake.after_read(self)
 
     # ---- frames ------------------------------------------------------------------------------------
 
@@ -245,6 +252,8 @@ class Connection(asyncio.BufferedProtocol):
             stop = at + need
             if stop > end or api != _WRITE or not ready:
                 check_prefix(length, api)
+                if api == _WRITE and ready and number not in self.streams:  # before memory is given to it
+                    raise ProtocolError(f"WRITE on stream {number}, which was never opened")
                 if stop > end:
                     break
                 self._take_control(Frame(api, flags, number, argument, bytes(view[at + FRAME_PREFIX_BYTES : stop])))
@@ -255,7 +264,9 @@ class Connection(asyncio.BufferedProtocol):
                     raise ProtocolError(f"WRITE on stream {number}, which was never opened")
                 if stream.open:  # else: what follows a refused block is ignored until OPEN
                     touched[stream] = None
-                    stop = self._take_run(stream, slab, at, end, now_s) or self._take_block(stream, slab, at, stop, now_s)
+                    stop = self._take_run(stream, slab, at, end, now_s) or self._take_block(
+                        stream, slab, at, stop, now_s
+                    )
             at = stop
         if touched:
             self._after_blocks(touched)
@@ -299,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
             first, next_ = header.first_sequence, header.next_sequence
             if first != stream.expected:
                 raise OutOfSequenceError(f"block starts at sequence {first}, stream expects {stream.expected}")
-            (_, _, _, _, sent_ms), timeout_ms = WRITE_PREFIX.unpack_from(slab.view, at), stream.processor.delivery_timeout_ms
+            sent_ms, timeout_ms = WRITE_PREFIX.unpack_from(slab.view, at)[4], stream.processor.delivery_timeout_ms
             if (now_s - self.ready_s) * 1000 - sent_ms > timeout_ms:
                 raise TooOldError(f"block {first} was first sent over {timeout_ms} ms ago")
             if first < stream.producer.next and stream.processor.duplicate(stream, first, next_):
@@ -340,6 +351,8 @@ class Connection(asyncio.BufferedProtocol):
         self._write(encode_frame(Api.NACK, stream.number, stream.expected, encode_message(nack_of(error))))
 
     def _take_control(self, frame: Frame) -> None:
+        if self.unsent_bytes > UNSENT_BYTES_MAX:  # reading stops at once, but one read may hold thousands of requests
+            raise ThrottledError(f"{self.unsent_bytes} bytes of answers wait until this client reads them")
         self.conversation.said(Side.CLIENT, frame.api)
         self._handler.request(self, frame)
 
@@ -364,9 +377,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def refuse(self, error: MemqError) -> None:
         """Tell the client what is wrong with the connection as a whole, and close it."""
-        if self._refused is not None or self._transport is None:
+        if self.leaving_since_s is not None or self._transport is None:
             return
-        self._refused = error
+        self.leaving_since_s = self._services.runtime.clock.monotonic()
         self._services.counters.rejected_connections += 1
         log.warning("connection-refused: %s: %s", self.peer, error)
         if isinstance(error, ForeignProtocolError) and str(error).endswith("HTTP"):

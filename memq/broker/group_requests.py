@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from memq.broker.connection import Connection
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
-from memq.errors import NotFoundError, TooLargeError
+from memq.errors import MemqError, NotFoundError, TooLargeError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Membership
 from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
@@ -48,6 +50,14 @@ class GroupRequests:
         self._queue = services.queue
         self._partitions = partitions
 
+    async def wait(self, frame: Frame) -> None:
+        """Wait as long as a POLL asks to, or until there is something; what is wrong with it, its answer says."""
+        with suppress(MemqError):
+            ask = decode_message(frame.body, PollRequest).ask
+            if isinstance(ask, PollEntries) and ask.wait_ms > 0 and len(ask.partitions) <= POLL_PARTITIONS_MAX:
+                wanted = {self._known(part.partition): part.offset for part in ask.partitions}
+                await self._queue.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
+
     async def poll(self, connection: Connection, frame: Frame) -> msgspec.Struct:
         """Answer with pointers, with begin and end of partitions, or with an offset by time."""
         ask = decode_message(frame.body, PollRequest).ask
@@ -61,8 +71,6 @@ class GroupRequests:
 
     async def _poll_entries(self, ask: PollEntries) -> PollAnswer:
         wanted = {self._known(part.partition): part.offset for part in ask.partitions}
-        if ask.wait_ms > 0:
-            await self._queue.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
         left, found = min(ask.bytes_max, POLL_BYTES_MAX), []
         for partition, offset in wanted.items():
             part = await self._entries(partition, offset if left > 0 else None, left)

@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from memq.broker.slabs import READ_BYTES_MIN, Slab, SlabPool
+from memq.limits import KIB
+
+ASIDE_BYTES = 64 * KIB
 
 
 class Region:
@@ -35,22 +38,31 @@ class Reader(Protocol):
         """Read again."""
         ...
 
+    def take_place(self) -> bool:
+        """Give the frame that waits its place and read on; False when there is still none."""
+        ...
+
     @property
-    def half_there(self) -> bool:
-        """Whether a frame has begun and its place is reserved: it may go on reading."""
+    def reads_on(self) -> bool:
+        """Whether it may read while memory is short: its frame has a place already, or it sends no blocks."""
         ...
 
 
 class Intake:
     """The current slab of a broker and the connections that fill it.
 
-    An eighth of the budget is left for frames that have begun, so that they can end.
+    An eighth of the budget is left for frames that have begun, so that they can end. When the rest is used up the
+    intake is starved: who sends blocks is not read until memory came back, and then frames that have begun and
+    found no place get theirs first, in order, before anything new begins. Requests of others (polls, heartbeats)
+    are read on, `aside`: a frame of theirs is copied as soon as it is whole.
     """
 
     def __init__(self, pool: SlabPool) -> None:
         self.pool = pool
         self.starved = False
         self.readers: dict[Reader, None] = {}
+        self.waiting: dict[Reader, None] = {}  # with a frame that has begun and found no place
+        self.aside = Slab(ASIDE_BYTES)
         self._leave_bytes = max(pool.budget_bytes // 8, 2 * pool.slab_bytes)
         slab = pool.lease(pool.slab_bytes)
         assert slab is not None, "budget below one slab"
@@ -60,14 +72,21 @@ class Intake:
     def buffer(self, region: Region | None) -> memoryview:
         """Return where the next bytes of a connection go; never empty."""
         if region is None:
-            return self.slab.view[self.cursor :]
+            return self.aside.view if self.starved else self.slab.view[self.cursor :]
         if region.slab is self.slab and region.end == self.cursor and not self.starved:
             return self.slab.view[region.filled :]
         return region.slab.view[region.filled : region.end]
 
     def at_cursor(self, region: Region | None) -> bool:
         """Whether `buffer` returned the end of the current slab for this region."""
-        return region is None or (region.slab is self.slab and region.end == self.cursor and not self.starved)
+        return not self.starved and (region is None or (region.slab is self.slab and region.end == self.cursor))
+
+    def begin(self, reader: Reader) -> tuple[Slab, int]:
+        """Return where the bytes are that were read without a region."""
+        if not self.starved:
+            return self.slab, self.cursor
+        assert reader.reads_on, "read on without memory"
+        return self.aside, 0
 
     def reserve(self, slab: Slab, start: int, filled: int, need: int) -> Region | None:
         """Give the frame that begins at `start` of `slab` a place of `need` bytes; None when memory is short.
@@ -109,19 +128,40 @@ class Intake:
 
     def after_read(self, reader: Reader) -> None:
         """See that there is room for the next read; stop all reading that would begin something new if not."""
-        if self.slab.size - self.cursor >= READ_BYTES_MIN and not self.starved:
+        if self.starved:
+            if not reader.reads_on:
+                reader.pause()
+        elif self.slab.size - self.cursor < READ_BYTES_MIN and not self._renew(self._leave_bytes):
+            self._starve()
+
+    def wait(self, reader: Reader) -> None:
+        """A frame has begun and finds no place: it gets one before anything new begins."""
+        self.waiting[reader] = None
+        reader.pause()
+        self._starve()
+
+    def _starve(self) -> None:
+        if self.starved:
             return
-        if not self.starved and not self._renew(self._leave_bytes):
-            self.starved = True
-            for other in list(self.readers):
-                if not other.half_there:
-                    other.pause()
-        elif self.starved and not reader.half_there:
-            reader.pause()
+        self.starved = True
+        for reader in list(self.readers):
+            if not reader.reads_on:
+                reader.pause()
 
     def feed(self) -> None:
-        """Memory came back: let connections read again when there is enough."""
+        """Memory came back: frames that wait get their places, then all connections read again."""
+        for reader in list(self.waiting):
+            if not reader.take_place():
+                return
+            del self.waiting[reader]
         if self.starved and self._renew(self._leave_bytes):
             self.starved = False
             for reader in list(self.readers):
                 reader.resume()
+
+    def leave(self, reader: Reader) -> None:
+        """Forget a connection that is closed; what it waited for may go to the next."""
+        self.readers.pop(reader, None)
+        if reader in self.waiting:
+            del self.waiting[reader]
+            self.feed()

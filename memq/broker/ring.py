@@ -94,6 +94,11 @@ class Slot:
             acks[stream] = max(sequence, acks.get(stream, 0))
         return acks
 
+    def let_go(self) -> list[Slab]:
+        """Forget the blocks; return their slabs, each with one reference. A stream may know the slot for long."""
+        slabs, self.slabs, self.extents = self.slabs, [], []
+        return slabs
+
     def views(self) -> list[memoryview]:
         """Return the bytes of the blocks, one view each, without a copy."""
         return [slab.view[start:end] for slab, start, end in self.extents]

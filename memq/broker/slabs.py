@@ -30,6 +30,9 @@ class Slab:
 
 
 def _prefaulted(size: int) -> mmap.mmap:
+    """Return memory of our own that is there already: in one call where the system has one (105 µs a MiB, else 290)."""
+    if hasattr(mmap, "MAP_POPULATE"):
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
     memory = mmap.mmap(-1, size)
     for page in range(0, size, mmap.PAGESIZE):
         memory[page] = 0
@@ -51,6 +54,7 @@ class SlabPool:
         self.reclaim: Callable[[int], None] = lambda count: None
         self.freed: Callable[[], None] = lambda: None
         self._spare: list[Slab] = []
+        self._spare_least = 0  # since the last trim
         self._refused = False
 
     @property
@@ -72,6 +76,7 @@ class SlabPool:
                 self.refusals += 1
                 return None
         slab = self._spare.pop() if size == self.slab_bytes and self._spare else self._new_slab(size)
+        self._spare_least = min(self._spare_least, len(self._spare))
         self.leased_bytes += slab.size
         slab.references = 1
         return slab
@@ -95,5 +100,9 @@ class SlabPool:
             self.freed()
 
     def trim(self, keep_bytes: int) -> None:
-        """Return spare slabs beyond `keep_bytes` to the system."""
-        del self._spare[max(0, keep_bytes // self.slab_bytes) :]
+        """Return to the system, beyond `keep_bytes`, the spare slabs that nobody wanted since the last call.
+
+        What comes and goes with every batch stays: made anew it would cost as much as receiving into it.
+        """
+        del self._spare[: max(0, self._spare_least - keep_bytes // self.slab_bytes)]
+        self._spare_least = len(self._spare)

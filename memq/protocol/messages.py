@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -12,6 +12,8 @@ from memq.topic import Topic
 _encoder = msgspec.json.Encoder()
 _decoders: dict[object, msgspec.json.Decoder[object]] = {}
 Message = TypeVar("Message", bound=msgspec.Struct)
+# JSON knows no bound for numbers, but those who store and compare them do.
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 def encode_message(message: msgspec.Struct) -> bytes:
@@ -33,15 +35,15 @@ def decode_message(body: bytes | bytearray | memoryview, kind: type[Message]) ->
 class Hello(msgspec.Struct, kw_only=True):
     """First frame of a client: the protocol versions that it speaks."""
 
-    least_version: int
-    greatest_version: int
+    least_version: Int64
+    greatest_version: Int64
     client: str = ""
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):
     """First frame of a broker. The connection's clock starts when it is written and when it is read."""
 
-    version: int
+    version: Int64
     broker: str
     cluster: str
     memq: str = ""
@@ -55,19 +57,19 @@ class Open(msgspec.Struct, kw_only=True):
 
     topic: str
     topic_id: str
-    partition: int
+    partition: Int64
     producer: str  # 16 hex digits
-    acks: int
-    sequence: int
-    producer_epoch: int = 0
-    map_version: int = 0
+    acks: Int64
+    sequence: Int64
+    producer_epoch: Int64 = 0
+    map_version: Int64 = 0
 
 
 class OpenAnswer(msgspec.Struct, kw_only=True):
     """The stream is open: WRITE from `sequence` on. `epoch` is the owner's."""
 
-    epoch: int
-    sequence: int
+    epoch: Int64
+    sequence: Int64
 
 
 class Close(msgspec.Struct, kw_only=True):
@@ -88,14 +90,14 @@ class Nack(msgspec.Struct, kw_only=True):
     kind: str
     text: str
     hint: str = ""
-    retry_after_ms: int = 0
+    retry_after_ms: Int64 = 0
     address: str = ""
 
 
 class Throttle(msgspec.Struct, kw_only=True):
     """Over capacity: the stream is closed; open it again after `retry_after_ms`."""
 
-    retry_after_ms: int
+    retry_after_ms: Int64
     text: str = ""
 
 
@@ -103,13 +105,13 @@ class Redirect(msgspec.Struct, kw_only=True):
     """The partition lives elsewhere: the stream is closed. An empty address means: ask for metadata."""
 
     address: str = ""
-    epoch: int = 0
+    epoch: Int64 = 0
 
 
 class Draining(msgspec.Struct, kw_only=True):
     """The broker is leaving: it still acks what it holds and takes nothing new."""
 
-    retry_after_ms: int = 0
+    retry_after_ms: Int64 = 0
 
 
 class MetadataRequest(msgspec.Struct, kw_only=True):
@@ -122,8 +124,8 @@ class MetadataRequest(msgspec.Struct, kw_only=True):
 class Owner(msgspec.Struct, kw_only=True):
     """Who owns a write partition now; an empty address means nobody does yet."""
 
-    partition: int
-    epoch: int = 0
+    partition: Int64
+    epoch: Int64 = 0
     broker: str = ""
     address: str = ""
 
@@ -157,8 +159,8 @@ class ReadRequest(msgspec.Struct, kw_only=True):
 
     store: str
     key: str
-    offset: int
-    length: int
+    offset: Int64
+    length: Int64
 
 
 class PartitionRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,29 +168,29 @@ class PartitionRef(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     topic_id: str
-    partition: int
+    partition: Int64
 
 
 class PollFrom(msgspec.Struct, kw_only=True):
     """Read one partition from an offset."""
 
     partition: PartitionRef
-    offset: int
+    offset: Int64
 
 
 class PollEntries(msgspec.Struct, tag_field="op", tag="entries", kw_only=True):
     """Ask for pointers of several partitions; wait up to `wait_ms` when there are none."""
 
     partitions: list[PollFrom]
-    wait_ms: int = 0
-    bytes_max: int = 1 << 20
+    wait_ms: Int64 = 0
+    bytes_max: Int64 = 1 << 20
 
 
 class PollTime(msgspec.Struct, tag_field="op", tag="time", kw_only=True):
     """Ask for the least offset with a queue time of at least `time_ms`."""
 
     partition: PartitionRef
-    time_ms: int
+    time_ms: Int64
 
 
 class PollSpans(msgspec.Struct, tag_field="op", tag="spans", kw_only=True):
@@ -206,8 +208,8 @@ class PollRequest(msgspec.Struct, kw_only=True):
 class WireEntry(msgspec.Struct, kw_only=True):
     """One pointer with its offset and queue time; the pointer is JSON inside JSON."""
 
-    offset: int
-    time_ms: int
+    offset: Int64
+    time_ms: Int64
     pointer: msgspec.Raw
 
 
@@ -215,8 +217,8 @@ class PartitionEntries(msgspec.Struct, kw_only=True):
     """Entries of one partition, with its begin and end at the time of the answer."""
 
     partition: PartitionRef
-    begin: int
-    end: int
+    begin: Int64
+    end: Int64
     entries: list[WireEntry] = []
 
 
@@ -224,17 +226,17 @@ class PollAnswer(msgspec.Struct, kw_only=True):
     """Answer to every PollRequest: entries or spans by partition, or one offset (`offset` for PollTime)."""
 
     partitions: list[PartitionEntries] = []
-    offset: int = 0
+    offset: Int64 = 0
 
 
 class WireCommitted(msgspec.Struct, kw_only=True):
     """A committed position of a group, with what lies before it."""
 
     partition: PartitionRef
-    pointer_offset: int
-    record_index: int
-    records: int = 0
-    bytes: int = 0
+    pointer_offset: Int64
+    record_index: Int64
+    records: Int64 = 0
+    bytes: Int64 = 0
 
 
 class CommitRequest(msgspec.Struct, kw_only=True):
@@ -242,7 +244,7 @@ class CommitRequest(msgspec.Struct, kw_only=True):
 
     group: str
     member: str = ""
-    generation: int = -1
+    generation: Int64 = -1
     positions: list[WireCommitted] = []
     fetch: list[PartitionRef] = []
 
@@ -259,7 +261,7 @@ class JoinRequest(msgspec.Struct, kw_only=True):
     group: str
     member: str
     partitions: list[PartitionRef] = []
-    session_timeout_ms: int = 10_000
+    session_timeout_ms: Int64 = 10_000
     leave: bool = False
 
 
@@ -268,14 +270,14 @@ class HeartbeatRequest(msgspec.Struct, kw_only=True):
 
     group: str
     member: str
-    generation: int
+    generation: Int64
     released: list[PartitionRef] = []
 
 
 class MembershipAnswer(msgspec.Struct, kw_only=True):
     """Answer to JOIN and HEARTBEAT."""
 
-    generation: int
+    generation: Int64
     assigned: list[PartitionRef] = []
     revoking: list[PartitionRef] = []
 
@@ -284,8 +286,8 @@ class CreateTopic(msgspec.Struct, tag_field="op", tag="create-topic", kw_only=Tr
     """Make a topic; with `exist_ok` an existing one is returned as it is."""
 
     name: str
-    partitions: int = 1
-    settings: dict[str, int | bool | str] = {}
+    partitions: Int64 = 1
+    settings: dict[str, Int64 | bool | str] = {}
     exist_ok: bool = False
 
 
@@ -293,7 +295,7 @@ class AlterTopic(msgspec.Struct, tag_field="op", tag="alter-topic", kw_only=True
     """Change settings of a topic."""
 
     name: str
-    settings: dict[str, int | bool | str] = {}
+    settings: dict[str, Int64 | bool | str] = {}
 
 
 class DeleteTopic(msgspec.Struct, tag_field="op", tag="delete-topic", kw_only=True):
@@ -335,7 +337,7 @@ class WireGroup(msgspec.Struct, kw_only=True):
     """A group for people."""
 
     group: str
-    generation: int = 0
+    generation: Int64 = 0
     members: list[WireMember] = []
     positions: list[WireCommitted] = []
 

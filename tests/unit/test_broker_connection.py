@@ -288,7 +288,7 @@ def test_silence_before_hello_and_half_frames_are_closed_in_time() -> None:
     async def work() -> None:
         async with running_broker(hello_timeout_ms=100, frame_timeout_ms=100) as broker:
             silent, half = await BareClient.connect(broker, hello=False), await BareClient.connect(broker)
-            half.write(PREFIX.pack(1000, Api.WRITE, 0, 1, 0) + b"half")
+            half.write(PREFIX.pack(1000, Api.METADATA, 0, 0, 1) + b"half")
             assert b"no HELLO" in await silent.end()
             assert b"not whole" in await half.end()
             await silent.close()

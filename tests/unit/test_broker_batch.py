@@ -1,0 +1,137 @@
+"""From a sealed slot to its object and pointer: what is made by columns is what the headers say one by one."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from awscrt.checksums import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.broker.batch import COMBINED_BYTES_MIN, Origin, SealedBatch, build_batch, data_pointer
+from memq.broker.ring import Ring, RingLimits, Slot
+from memq.broker.slabs import Slab, SlabPool
+from memq.broker.streams import AckSink, Producer, Stream
+from memq.broker.topic_processor import TopicProcessor
+from memq.format.block import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
+from memq.format.builder import BlockBuilder
+from memq.format.header_table import HeaderTable
+from memq.format.object import BLOCK_ENTRY, BlockEntry, open_object
+from memq.format.pointer import Pointer
+from memq.limits import TIME_MS_END
+from memq.protocol.frames import AckLevel
+from memq.topic import Topic, Totals, equal_slots
+
+TOPIC = Topic(name="clicks", id="0" * 31 + "1", created_ms=1, partitions=equal_slots(1))
+ORIGIN = Origin("c", "b", "main", TOPIC, 0, 3)
+
+any_headers = st.lists(
+    st.builds(
+        lambda payload, count, producer, first, base, delta, slots, tags: HEADER.pack(
+            *(b"mqB1", payload ^ 0x5555, 0, 0, 0, payload, payload, count, 0, 9),
+            *(producer, first, base, delta, min(slots), max(slots), tags),
+        ),
+        payload=st.integers(400, 1 << 24),
+        count=st.integers(1, 100),
+        producer=st.integers(1, (1 << 63) - 1),
+        first=st.integers(0, (1 << 63) - 101),
+        base=st.integers(1 - TIME_MS_END, TIME_MS_END - 1),
+        delta=st.sampled_from([0, 7, DELTA_SATURATED - 1, DELTA_SATURATED]),
+        slots=st.tuples(st.integers(0, 65_535), st.integers(0, 65_535)),
+        tags=st.integers(0, (1 << 64) - 1),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(any_headers)
+def test_a_table_says_what_its_headers_say(packed: list[bytes]) -> None:
+    headers = [parse_header(header) for header in packed]
+    table = HeaderTable(packed)
+    entries, at = b"", 0
+    for header in headers:
+        entries += BLOCK_ENTRY.pack(*BlockEntry.from_header(header, at))
+        at += header.length
+    assert table.entries([header.length for header in headers]) == entries
+    assert len(table) == len(headers)
+    assert [table[number] for number in range(len(table))] == headers
+    assert table.checksums == [header.checksum for header in headers]
+    assert table.raw_bytes == sum(header.raw_length for header in headers)
+    assert table.records == sum(header.count for header in headers)
+    assert table.least_ms == min(header.least_ms for header in headers)
+    assert table.greatest_ms == max(header.greatest_ms for header in headers)
+    assert table.slots == (min(h.slot_first for h in headers), max(h.slot_last for h in headers))
+    assert table.sequences() == [(h.producer_id, h.first_sequence, h.next_sequence) for h in headers]
+
+
+def filled_slot(producers: list[int], cell_bytes: int = 7) -> tuple[Slot, bytes]:
+    """A sealed slot with one block of each producer in turn, and the bytes of all blocks."""
+    slab = SlabPool(1 << 21, 1 << 20).lease(1 << 20)
+    assert slab is not None
+    ring = Ring(RingLimits(4, 1 << 21, 1000, 1.0, True, 2))
+    streams: dict[int, tuple[Stream, int]] = {}
+    at, body = 0, b""
+    for number, producer in enumerate(producers):
+        nobody = cast(AckSink, None)
+        new = Stream(producer, nobody, cast(TopicProcessor, None), Producer(producer), AckLevel.ALL, 0)
+        stream, first = streams.get(producer, (new, 0))
+        data, count = _block(producer, first, number, cell_bytes)
+        at += 16  # where a frame's prefix would be
+        slab.view[at : at + len(data)] = data
+        assert ring.append(stream, first, count, slab, at, at + len(data), 0.0)
+        streams[producer] = (stream, first + count)
+        at, body = at + len(data), body + data
+    slot = ring.open
+    assert slot is not None
+    slot.sealed_ms = 1_700_000_000_000
+    ring.seal()
+    return slot, body
+
+
+def _block(producer: int, first: int, number: int, cell_bytes: int) -> tuple[bytes, int]:
+    builder = BlockBuilder()
+    for cell in range(number % 3 + 1):
+        builder.append(b"v" * (number * cell_bytes + cell), None, (), 1_000 + number, f"tag{number % 5}")
+    sealed = builder.seal(producer_id=producer, first_sequence=first, scope=1, now_ms=5, codec="none")
+    return bytes(sealed.data), builder.count
+
+
+@pytest.mark.parametrize("cell_bytes", [7, COMBINED_BYTES_MIN // 3])
+@pytest.mark.parametrize("producers", [[1], [1, 1, 1], [1, 2, 1, 3, 2, 2], list(range(1, 10))])
+def test_a_batch_is_its_blocks_an_index_and_true_checksums(producers: list[int], cell_bytes: int) -> None:
+    slot, body = filled_slot(producers, cell_bytes)
+    sealed = build_batch(slot, ORIGIN)
+    whole = b"".join(sealed.buffers)
+    assert whole[: len(body)] == body
+    assert (sealed.object_bytes, sealed.batch_checksum, sealed.checksum) == (len(whole), crc32c(body), crc32c(whole))
+    index = open_object(whole)
+    assert [entry.producer_id for entry in index.blocks] == producers
+    assert index.batches[0].records == slot.records == sum(entry.count for entry in index.blocks)
+    check_pointer(slot, sealed, [check_block(whole[e.offset : e.offset + e.length]) for e in index.blocks])
+
+
+def check_pointer(slot: Slot, sealed: SealedBatch, headers: list[BlockHeader]) -> None:
+    pointer: Pointer = data_pointer(slot, sealed, ORIGIN, Totals(), (), ())
+    assert pointer.records == sum(header.count for header in headers)
+    assert (pointer.least_ms, pointer.greatest_ms) == (1_000, 999 + len(headers))
+    tag_bits = 0
+    for header in headers:
+        tag_bits |= header.tag_bits
+    assert pointer.tag_bits == tag_bits
+    named = {part.producer: part.ranges for part in pointer.producers}
+    for producer, ranges in named.items():
+        mine = [header for header in headers if header.producer_id == producer]
+        assert ranges == ((mine[0].first_sequence, mine[-1].next_sequence),)
+    assert list(named) == list(dict.fromkeys(header.producer_id for header in headers))
+
+
+def test_bytes_that_changed_after_they_were_checked_do_not_pass_the_store() -> None:
+    """The object's checksum is made of the verified ones: it does not bless what lies in memory by now."""
+    slot, body = filled_slot([1, 2, 1], COMBINED_BYTES_MIN)
+    slab: Slab = slot.extents[1][0]
+    slab.view[slot.extents[1][2] - 1] ^= 1
+    sealed = build_batch(slot, ORIGIN)
+    assert sealed.batch_checksum == crc32c(body)
+    assert crc32c(b"".join(sealed.buffers)) != sealed.checksum

@@ -1,0 +1,223 @@
+"""Received bytes under a small memory budget: no held byte changes, reading stops and goes on, everyone ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.broker.intake import Intake
+from memq.broker.slabs import SlabPool
+from memq.limits import KIB, MIB
+from tests.unit.peers import House, Peer
+
+SLAB = 64 * KIB
+BUDGET = 2 * MIB
+PIECES = (1, 15, 16, 17, 90, 1_000, 20_000, 300_000)
+SIZES = [(1, 80), (1, 900, 5_000), (40_000, 70_000), (5, 60_000, 300_000, 700_000), (900_000,)]
+
+
+def run(work: Callable[[], None]) -> None:
+    """Run a test in an event loop, which the connections ask for."""
+
+    async def inside() -> None:
+        work()
+
+    asyncio.run(inside())
+
+
+def fill(peer: Peer, dice: random.Random, sizes: tuple[int, ...]) -> None:
+    for _ in range(dice.randrange(1, 12)):
+        if not peer.sends_blocks or dice.random() < 0.15:
+            peer.add_request(dice.choice((0, 3, 700, 9_000, 200_000)))
+        else:
+            peer.add_block(dice.choice(sizes))
+
+
+def drive(house: House, peers: list[Peer], dice: random.Random, hold: float) -> None:
+    """Let everyone send until all is sent; memory comes back at random, and always when nobody can go on."""
+    while not all(peer.done for peer in peers):
+        moved = False
+        for peer in dice.sample(peers, len(peers)):
+            moved |= peer.step(dice.choice(PIECES))
+            house.check()
+            assert peer.sends_blocks or peer.dead or peer.reads() or peer.connection in house.intake.waiting
+        if dice.random() < 0.02:
+            dice.choice(peers).die()
+            moved = True
+        if len(house.partition.ring) and (not moved or dice.random() > hold):
+            for _ in range(dice.randrange(1, len(house.partition.ring) + 1)):
+                house.let_go(dice)
+            moved = True
+        house.wake()
+        assert moved or any(peer.may_go_on() for peer in peers), "all memory is back, yet nobody reads"
+
+
+def finish(house: House, peers: list[Peer], dice: random.Random) -> None:
+    """Compare every byte with what was sent; then all memory must be back."""
+    while len(house.partition.ring):
+        house.let_go(dice)
+    house.wake()
+    alive = [peer for peer in peers if not peer.dead]
+    assert not house.intake.starved
+    assert not house.intake.waiting
+    assert all(peer.reads() for peer in alive)
+    for peer in peers:
+        blocks, bodies = house.received_of(peer), house.requests.bodies.get(peer.connection, [])
+        assert blocks == peer.blocks[: len(blocks)]
+        assert bodies == peer.bodies[: len(bodies)]
+        assert peer.dead or (len(blocks), len(bodies)) == (len(peer.blocks), len(peer.bodies))
+    for peer in alive:
+        peer.die()
+    assert house.pool.leased_bytes == house.intake.slab.size
+    assert house.intake.slab.references == 1
+    assert not house.intake.readers
+
+
+@given(seed=st.integers(0, 1 << 32), sizes=st.sampled_from(SIZES))
+def test_whatever_the_interleaving_every_byte_stays_and_everyone_ends(seed: int, sizes: tuple[int, ...]) -> None:
+    def work() -> None:
+        dice = random.Random(seed)
+        house = House(BUDGET, SLAB)
+        peers = [Peer(number, house, sends_blocks=dice.random() > 0.2) for number in range(dice.randrange(1, 12))]
+        for peer in peers:
+            fill(peer, dice, sizes)
+        drive(house, peers, dice, hold=dice.choice((0.0, 0.5, 0.95, 1.0)))
+        finish(house, peers, dice)
+
+    run(work)
+
+
+def starve(house: House, size: int = 5_000) -> Peer:
+    """Let one producer use up the budget; return it, with more to send."""
+    greedy = Peer(0, house)
+    while not house.intake.starved:
+        greedy.add_block(size)
+        while greedy.step(1 << 20):
+            pass
+    return greedy
+
+
+def test_a_starved_broker_reads_no_blocks_but_requests() -> None:
+    def work() -> None:
+        house = House(BUDGET, SLAB)
+        greedy = starve(house)
+        assert not greedy.reads()
+        consumer, producer = Peer(1, house, sends_blocks=False), Peer(2, house)
+        assert not producer.reads(), "a stream was opened, and its connection reads on"
+        for _ in range(3 * BUDGET // 50_000):
+            consumer.add_request(50_000)
+            while consumer.step(7_000):
+                assert house.intake.starved
+        assert house.requests.bodies[consumer.connection] == consumer.bodies
+        finish(house, [greedy, consumer, producer], random.Random(0))
+
+    run(work)
+
+
+def test_a_frame_that_waits_for_a_place_gets_it_before_anything_new_begins() -> None:
+    def work() -> None:
+        dice = random.Random(0)
+        house = House(BUDGET, SLAB)
+        large, small = Peer(1, house), Peer(2, house)
+        greedy = starve(house)
+        while house.intake.starved:
+            house.let_go(dice)
+            house.wake()
+        large.add_block(BUDGET // 2)
+        small.add_block(100)
+        large.step(200)
+        assert not large.reads(), "there is no room for so large a frame"
+        assert list(house.intake.waiting) == [large.connection]
+        assert not greedy.reads()
+        while not large.reads():
+            assert not small.reads(), "others begin while a frame that has begun waits"
+            house.let_go(dice)
+            house.wake()
+        drive(house, [greedy, large, small], random.Random(1), hold=0.5)
+        finish(house, [greedy, large, small], dice)
+
+    run(work)
+
+
+def test_who_waits_for_a_place_and_goes_away_lets_the_next_one_have_it() -> None:
+    def work() -> None:
+        house = House(BUDGET, SLAB)
+        first, second = Peer(1, house), Peer(2, house)
+        for peer in (first, second):
+            peer.add_block(BUDGET // 2)
+            peer.step(200)
+        third = Peer(3, house)
+        third.add_block(BUDGET // 2)
+        third.step(200)
+        assert list(house.intake.waiting) == [second.connection]
+        first.die()
+        house.wake()
+        assert second.reads()
+        second.die()
+        house.wake()
+        drive(house, [third], random.Random(0), hold=1.0)
+        finish(house, [first, second, third], random.Random(0))
+
+    run(work)
+
+
+def test_what_is_cached_goes_before_reading_stops() -> None:
+    pool = SlabPool(BUDGET, SLAB)
+    cached = [slab for slab in (pool.lease(SLAB) for _ in range(BUDGET // SLAB)) if slab is not None]
+    wanted: list[int] = []
+
+    def reclaim(count: int) -> None:
+        wanted.append(count)
+        pool.release(cached.pop())
+
+    pool.reclaim = reclaim
+    assert pool.lease(SLAB) is not None
+    assert wanted == [SLAB]
+    assert pool.refusals == 0
+
+
+def test_a_refused_lease_is_told_once_when_memory_comes_back() -> None:
+    pool = SlabPool(4 * SLAB, SLAB)
+    told: list[int] = []
+    pool.freed = lambda: told.append(pool.leased_bytes)
+    slabs = [pool.lease(SLAB) for _ in range(4)]
+    assert pool.lease(1) is None
+    for slab in slabs:
+        assert slab is not None
+        pool.release(slab)
+    assert told == [3 * SLAB]
+
+
+def test_a_slab_that_is_released_too_often_is_an_assertion() -> None:
+    pool = SlabPool(4 * SLAB, SLAB)
+    slab = pool.lease(SLAB)
+    assert slab is not None
+    pool.release(slab)
+    with pytest.raises(AssertionError, match="released more often"):
+        pool.release(slab)
+
+
+def test_spare_and_leased_slabs_together_stay_within_the_budget() -> None:
+    pool = SlabPool(8 * SLAB, SLAB)
+    slabs = [pool.lease(SLAB) for _ in range(8)]
+    for slab in slabs[1:]:
+        assert slab is not None
+        pool.release(slab)
+    assert pool.held_bytes == 8 * SLAB
+    large = pool.lease(5 * SLAB)
+    assert large is not None
+    assert pool.held_bytes <= 8 * SLAB
+    assert pool.lease(3 * SLAB) is None
+    pool.trim(0)
+    pool.trim(0)
+    assert pool.held_bytes == 6 * SLAB
+
+
+def test_an_intake_needs_a_slab_at_least() -> None:
+    with pytest.raises(AssertionError, match="budget below one slab"):
+        Intake(SlabPool(SLAB - 1, SLAB))
