@@ -1,0 +1,244 @@
+"""Calls from a node to a service outside of all nodes (store, queue, coordinator), with everything that they may meet.
+
+A call flies to the service, happens there on the service's own node, and its answer flies back into the caller's
+loop, which may be paused or dead by then. What is on its way when the caller dies, or gives up, may still arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+from memq.errors import MemqError
+from tests.simulation.faults import CallFaults
+from tests.simulation.node import Node
+
+T = TypeVar("T")
+
+
+class Fate(enum.Enum):
+    """What becomes of one call."""
+
+    FINE = "fine"
+    BEFORE = "error before"
+    AFTER = "error after"
+    LATE = "late"
+    HANG = "hang"
+    STALL = "stall"
+
+
+class Payload(Protocol):
+    """What a call carries by reference, read while it flies out."""
+
+    def read(self, *, whole: bool) -> None:
+        """Read some more of the caller's buffers, or all that is left."""
+        ...
+
+    def abandon(self) -> None:
+        """Read nothing more."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether all was read."""
+        ...
+
+
+class Caller:
+    """One node's door to one service; `error` is what its lost calls raise.
+
+    `blocked_until` (virtual time) holds calls and answers back, as a cut link does.
+    """
+
+    def __init__(
+        self, node: Node, service: Node, name: str, faults: CallFaults, error: Callable[[str], MemqError]
+    ) -> None:
+        self.node = node
+        self.service = service
+        self.name = name
+        self.faults = faults
+        self.error = error
+        self.blocked_until = 0.0
+        self._random = node.world.random(f"calls/{name}")
+
+    async def call(
+        self, what: str, effect: Callable[[], Coroutine[Any, Any, T]], *, payload: Payload | None = None
+    ) -> T:
+        """Let `effect` happen at the service, once, never or late, and return its answer or raise.
+
+        `what` goes into the trace. A cancelled caller leaves the call on its way.
+        """
+        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        flight = Flight(self, what, effect, reply, payload, self._draw_fate())
+        flight.start()
+        try:
+            return await reply
+        finally:
+            flight.caller_left()
+
+    def _draw_fate(self) -> Fate:
+        faults = self.faults
+        draw = self._random.random()
+        for fate, rate in (
+            (Fate.BEFORE, faults.before_rate),
+            (Fate.AFTER, faults.after_rate),
+            (Fate.LATE, faults.late_rate),
+            (Fate.HANG, faults.hang_rate),
+            (Fate.STALL, faults.stall_rate),
+        ):
+            if draw < rate:
+                return fate
+            draw -= rate
+        return Fate.FINE
+
+    def draw_latency_s(self) -> float:
+        """Return how long one way takes."""
+        return self._random.uniform(self.faults.latency_s_min, self.faults.latency_s_max)
+
+    def draw(self) -> float:
+        """Return a number from 0 to 1."""
+        return self._random.random()
+
+
+class Flight(Generic[T]):
+    """One call on its way. Its steps are events of the world, not callbacks of the caller's node."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        what: str,
+        effect: Callable[[], Coroutine[Any, Any, T]],
+        reply: asyncio.Future[T],
+        payload: Payload | None,
+        fate: Fate,
+    ) -> None:
+        self._caller = caller
+        self._what = what
+        self._effect = effect
+        self._reply = reply
+        self._payload = payload
+        self._fate = fate
+        self._world = caller.node.world
+        self._back_s = 0.0
+        self._arrived = False
+        self._dropped = False
+        self._task: asyncio.Task[T] | None = None
+        self._forget_death = caller.node.at_death(self._caller_died)
+
+    def start(self) -> None:
+        """Begin the way out; a payload is read in pieces, the last one at the very end of the way."""
+        caller = self._caller
+        out_s = caller.draw_latency_s()
+        if self._fate is Fate.STALL:
+            stall_s = caller.draw() * caller.faults.stall_s_max
+            if caller.draw() < 0.5:
+                out_s += stall_s
+            else:
+                self._back_s = stall_s
+        if self._payload is not None:
+            for _ in range(2):
+                self._world.schedule(out_s * caller.draw(), self._read_some)
+        self._world.schedule(out_s, self._arrive)
+
+    def _read_some(self) -> None:
+        if self._payload is not None and not self._dropped:
+            self._payload.read(whole=False)
+
+    def _arrive(self) -> None:
+        if self._dropped:
+            return
+        caller = self._caller
+        blocked_s = caller.blocked_until - self._world.now
+        if blocked_s > 0:
+            self._world.schedule(blocked_s + caller.draw_latency_s(), self._arrive)
+            return
+        self._arrived = True
+        self._trace(self._fate.value)
+        if self._payload is not None and not self._read_payload(self._payload):
+            self._answer_error("connection lost")
+        elif self._fate is Fate.BEFORE:
+            self._answer_error("refused")
+        elif self._fate is Fate.LATE:
+            self._world.schedule(caller.draw() * caller.faults.late_s_max, self._happen)
+            self._answer_error("timed out")
+        elif self._fate is Fate.HANG:
+            if caller.draw() < 0.5:
+                self._world.schedule(caller.draw() * caller.faults.late_s_max, self._happen)
+            self._world.schedule(caller.faults.hang_s, lambda: self._answer_error("timed out"))
+        else:
+            self._happen()
+
+    def _read_payload(self, payload: Payload) -> bool:
+        """Read the rest and say whether all is there; an early error leaves it half read."""
+        if self._fate is Fate.BEFORE:
+            payload.abandon()
+        else:
+            payload.read(whole=True)
+        return payload.complete
+
+    def _happen(self) -> None:
+        service = self._caller.service
+        self._task = service.loop.create_task(self._effect(), name=f"{self._caller.name} {self._what}")
+        self._task.add_done_callback(self._happened)
+
+    def _happened(self, task: asyncio.Task[T]) -> None:
+        error = None if task.cancelled() else task.exception()
+        self._trace("cancelled" if task.cancelled() else "done" if error is None else type(error).__name__)
+        if error is not None and not isinstance(error, MemqError):
+            self._world.fail(f"{self._caller.name} {self._what} failed", error)
+        if task.cancelled() or self._fate in (Fate.LATE, Fate.HANG):
+            return
+        if self._fate is Fate.AFTER:
+            self._answer_error("answer lost")
+        elif isinstance(error, Exception):
+            self._answer(lambda: self._reply.set_exception(error))
+        else:
+            self._answer(lambda: self._reply.set_result(task.result()))
+
+    def _answer_error(self, why: str) -> None:
+        caller = self._caller
+        text = f"{caller.name} {self._what}: {why}"
+        self._answer(lambda: self._reply.set_exception(caller.error(text)))
+
+    def _answer(self, settle: Callable[[], None]) -> None:
+        caller = self._caller
+        self._forget_death()
+
+        def settle_once() -> None:
+            if not self._reply.done():
+                settle()
+
+        blocked_s = max(0.0, caller.blocked_until - self._world.now)
+        self._world.schedule(
+            blocked_s + self._back_s + caller.draw_latency_s(),
+            lambda: _discard(caller.node.loop.call_soon(settle_once)),
+        )
+
+    def caller_left(self) -> None:
+        """The caller has its answer, or gave up: then what did not happen yet may or may not."""
+        if not self._reply.cancelled():
+            return
+        self._forget_death()
+        if not self._arrived and self._payload is None and self._caller.draw() < 0.5:
+            self._dropped = True
+        if self._task is not None and not self._task.done():
+            self._task.cancel()  # only a wait takes time at the service
+
+    def _caller_died(self) -> None:
+        """A dead process sends nothing more: what it had not handed over whole never arrives."""
+        if self._arrived:
+            return
+        if self._payload is not None and not self._payload.complete:
+            self._payload.abandon()
+            self._dropped = True
+        elif self._caller.draw() < 0.5:
+            self._dropped = True
+
+    def _trace(self, how: str) -> None:
+        self._world.trace.event(self._world.now, self._caller.name, self._caller.node.name, self._what, how)
+
+
+def _discard(_handle: asyncio.Handle) -> None:
+    """The handle is not needed."""

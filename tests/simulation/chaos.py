@@ -1,0 +1,113 @@
+"""What happens to processes and links while a scenario runs: kills, pauses, cuts, clean stops, planned moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulation.cluster import SimCluster
+from tests.simulation.faults import ChaosFaults, calm
+from tests.simulation.node import Node
+
+
+class Chaos:
+    """Draws events until `end`, which heals the world. `restart` starts a process of a host again."""
+
+    def __init__(self, cluster: SimCluster, faults: ChaosFaults, restart: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._faults = faults
+        self._restart = restart
+        self._random = cluster.world.random("chaos")
+        self._running = True
+
+    def start(self) -> None:
+        """Begin, each kind of event on its own clock."""
+        faults = self._faults
+        self._repeat(faults.kill_every_s, self._kill)
+        self._repeat(faults.pause_every_s, self._pause)
+        self._repeat(faults.cut_every_s, self._cut)
+        self._repeat(faults.stop_every_s, self._stop)
+        self._repeat(faults.move_every_s, self._move)
+
+    def end(self) -> None:
+        """Let nothing new happen, heal links and doors, wake who is paused, and make all calls succeed."""
+        self._running = False
+        faults = calm()
+        names = list(self._world.nodes)
+        for name in names:
+            for other in names:
+                self._cluster.switch.heal(name, other)
+        for doors in self._cluster.doors.values():
+            for caller in doors.callers:
+                caller.blocked_until = 0.0
+        self._cluster.cloud.change_faults(faults)
+        self._cluster.switch.faults = faults.network
+
+    def _repeat(self, every_s: float, event: Callable[[], None]) -> None:
+        if not every_s:
+            return
+
+        def happen() -> None:
+            if self._running:
+                event()
+                self._world.schedule(self._random.expovariate(1 / every_s), happen)
+
+        self._world.schedule(self._random.expovariate(1 / every_s), happen)
+
+    def _pick(self) -> Node | None:
+        """Return a live process, mostly a broker; never the cloud."""
+        brokers = [node for node in self._world.nodes.values() if node.alive and node.name in self._cluster.brokers]
+        others = [
+            node
+            for node in self._world.nodes.values()
+            if node.alive and node is not self._cluster.cloud.node and node.name not in self._cluster.brokers
+        ]
+        group = brokers if brokers and (not others or self._random.random() < 0.7) else others
+        return self._random.choice(group) if group else None
+
+    def _kill(self) -> None:
+        node = self._pick()
+        if node is None:
+            return
+        if self._random.random() < 0.25:
+            self._cluster.switch.silence(node)
+        else:
+            node.kill()
+        self.restart_later(node.name)
+
+    def restart_later(self, name: str) -> None:
+        """Start a dead process again after a drawn time."""
+        delay_s = self._random.uniform(0.05, self._faults.down_s_max)
+        self._world.schedule(delay_s, lambda: self._restart(name))
+
+    def _pause(self) -> None:
+        node = self._pick()
+        if node is not None:
+            node.pause(self._random.uniform(0.01, self._faults.pause_s_max))
+
+    def _cut(self) -> None:
+        node = self._pick()
+        if node is None:
+            return
+        seconds = self._random.uniform(0.05, self._faults.cut_s_max)
+        kind = self._random.randrange(4)
+        others = [name for name in self._world.nodes if name not in (node.name, self._cluster.cloud.node.name)]
+        if kind == 0 and others:
+            self._cluster.switch.cut(node.name, self._random.choice(others), seconds)
+        elif kind == 1 and others:
+            self._cluster.switch.cut(node.name, self._random.choice(others), seconds, both=False)
+        elif kind == 2:
+            self._cluster.switch.isolate(node.name, seconds)
+        elif node.name in self._cluster.doors:
+            doors = self._cluster.doors[node.name]
+            doors.block(seconds, only=self._random.choice([None, 0, 1, 2]))
+
+    def _stop(self) -> None:
+        name = self._random.choice(self._cluster.brokers)
+        node = self._world.nodes[name]
+        if node.alive:
+            node.at_death(lambda: self.restart_later(name))
+            self._cluster.stop_broker(name)
+
+    def _move(self) -> None:
+        self._cluster.move(self._random.randrange(self._cluster.shape.partitions))

@@ -1,0 +1,244 @@
+"""The invariants: told of every record's life and of all that lands in store and queue, it finds what breaks a promise.
+
+It knows records by their values, which the simulation makes unique, so it believes neither the producer's sequences
+nor the consumer's positions. What it checks, and when:
+
+- as a pointer lands: its object is there with the bytes that producers sent; its owner kept the rules (see
+  `owner_rules`); no record is delivered twice, none that nobody sent;
+- as a record is acked with `all`: its pointer and object are there;
+- as a record is consumed: it is the next one of the reference stream, and its group skipped nothing;
+- as an object is deleted: no pointer names it;
+- at the end: acked records stand in each producer's order; who resumes anywhere reads the same stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memq.errors import MemqError
+from memq.format.pointer import decode_pointer
+from memq.format.ranges import RangeSet
+from memq.notification import Publication
+from memq.topic import ReadPartition
+from tests.simulation.node import Node
+from tests.simulation.owner_rules import OwnerRules, Refusal
+from tests.simulation.reader import Delivered, FindingError, LogEntry, ReferenceReader, read_entry, resume
+
+Objects = dict[str, bytes]
+
+
+@dataclass(slots=True)
+class SentRecord:
+    """What is known of one record: its producer's stream, its number there, and its fate."""
+
+    stream: tuple[str, int]  # producer, write partition
+    number: int
+    sent_s: float
+    acked: bool = False
+    place: tuple[ReadPartition, int] | None = None  # index in the reference stream
+
+
+@dataclass(slots=True)
+class ReadLog:
+    """One read partition: its entries and the reference stream so far."""
+
+    entries: list[LogEntry] = field(default_factory=list)
+    stream: list[Delivered] = field(default_factory=list)
+    reader: ReferenceReader = field(default_factory=ReferenceReader)
+
+    def index_of(self, offset: int, record_index: int) -> int:
+        """Return the place of the first record at or behind a position."""
+        return bisect_left(self.stream, (offset, record_index), key=lambda one: (one.offset, one.record_index))
+
+
+class Checker:
+    """`fail` is told each finding; `objects` is the store itself, `now` the virtual time in seconds."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        window_ms: int,
+        fail: Callable[[str], None],
+        now: Callable[[], float],
+        *,
+        refuse: Refusal = "epoch",
+    ) -> None:
+        self.ack_s_max: float | None = None  # in a calm world nobody waits for longer: else a wake-up was lost
+        self.records: dict[bytes, SentRecord] = {}
+        self.logs: dict[ReadPartition, ReadLog] = {}
+        self.acked = 0
+        self.given_up = 0
+        self.consumed = 0
+        self._objects = objects
+        self._window_ms = window_ms
+        self._fail = fail
+        self._refuse = refuse
+        self._now = now
+        self._parts: dict[tuple[str, int], OwnerRules] = {}
+        self._named: dict[str, int] = {}  # key: how many pointers name it
+        self._cursors: dict[tuple[str, ReadPartition], int] = {}
+        self._reached: dict[tuple[str, ReadPartition], int] = {}
+
+    # ---- producers ---------------------------------------------------------------------------
+
+    def sent(self, producer: str, partition: int, number: int, value: bytes) -> None:
+        """A producer is about to send a record; `number` grows within producer and partition."""
+        assert value not in self.records, f"value {value!r} was used before"
+        self.records[value] = SentRecord((producer, partition), number, self._now())
+
+    def ack(self, value: bytes) -> None:
+        """A producer was told that the record is acked with `all`."""
+        record = self.records[value]
+        if record.acked:
+            self._fail(f"record {value[:40]!r} is acked twice")
+        record.acked = True
+        waited_s = self._now() - record.sent_s
+        if self.ack_s_max is not None and waited_s > self.ack_s_max:
+            self._fail(f"record {value[:40]!r} waited {waited_s:.1f} s for its ack in a calm world")
+        self.acked += 1
+        if record.place is None:
+            self._fail(f"record {value[:40]!r} is acked, but no pointer in the queue holds it")
+
+    def give_up(self, value: bytes) -> None:
+        """A producer was told that the record's outcome is unknown: it may be there once, or not."""
+        self.given_up += 1
+        if self.records[value].acked:
+            self._fail(f"record {value[:40]!r} is given up after it was acked")
+
+    # ---- store and queue -----------------------------------------------------------------------
+
+    def stored(self, key: str) -> None:
+        """See `cloud.Observer`."""
+
+    def deleted(self, key: str) -> None:
+        """See `cloud.Observer`."""
+        if self._named.get(key):
+            self._fail(f"object '{key}' is deleted while {self._named[key]} pointers name it")
+
+    def published(self, publication: Publication, offset: int, node: Node) -> None:
+        """See `cloud.Observer`."""
+        try:
+            pointer = decode_pointer(publication.body)
+            entry = read_entry(offset, publication.time_ms, pointer, self._fetch)
+            rules = self._parts.setdefault((pointer.topic_id, pointer.partition), OwnerRules(self._refuse))
+            rules.take(entry, publication, node)
+            self._append(self.logs.setdefault(publication.partition, ReadLog()), entry, publication.partition)
+        except (FindingError, MemqError) as error:
+            self._fail(f"pointer at {offset} of {publication.partition}: {error}")
+
+    def trimmed(self, partition: ReadPartition, before: int) -> None:
+        """Retention took the pointers below `before`: their objects may go."""
+        for entry in self.logs[partition].entries:
+            if entry.offset < before:
+                for location in entry.pointer.locations:
+                    self._named[location.key] -= 1
+
+    def _fetch(self, key: str, offset: int, length: int) -> bytes:
+        body = self._objects.get(key)
+        if body is None or offset + length > len(body):
+            raise FindingError(f"object '{key}' has no bytes {offset}+{length}: pointer before object")
+        return body[offset : offset + length]
+
+    def _append(self, log: ReadLog, entry: LogEntry, partition: ReadPartition) -> None:
+        for location in entry.pointer.locations:
+            self._named[location.key] = self._named.get(location.key, 0) + 1
+        self._check_ranges(entry)
+        log.entries.append(entry)
+        for delivered in log.reader.take(entry):
+            record = self.records.get(delivered.value)
+            if record is None:
+                raise FindingError(f"record {delivered.value[:40]!r} was never sent")
+            if record.stream[1] != entry.pointer.partition:
+                raise FindingError(f"record {delivered.value[:40]!r} lies in partition {entry.pointer.partition}")
+            if record.place is not None:
+                raise FindingError(f"record {delivered.value[:40]!r} is delivered twice, first at {record.place[1]}")
+            record.place = (partition, len(log.stream))
+            log.stream.append(delivered)
+
+    def _check_ranges(self, entry: LogEntry) -> None:
+        """Check that the pointer's ranges name what its blocks hold: who looks back reads only them."""
+        named: dict[int, RangeSet] = {}
+        for producer in entry.pointer.producers:
+            named[producer.producer] = RangeSet(producer.ranges)
+        for block in entry.blocks:
+            ranges = named.get(block.source[1])
+            if ranges is None or not ranges.covers(block.first, block.following):
+                raise FindingError(f"block {block.first} to {block.following} of {block.source} is not in its ranges")
+
+    # ---- consumers -----------------------------------------------------------------------------
+
+    def assign(self, consumer: str, partition: ReadPartition) -> None:
+        """A consumer gets a partition, after a start or a rebalance: its next record may be any that was reached."""
+        self._cursors.pop((consumer, partition), None)
+
+    def consume(
+        self, consumer: str, group: str, partition: ReadPartition, position: tuple[int, int], value: bytes
+    ) -> None:
+        """A consumer delivers the record at (pointer offset, record index)."""
+        log = self.logs.setdefault(partition, ReadLog())
+        index = self._cursors.get((consumer, partition))
+        at = log.index_of(*position)
+        if index is not None and at != index:
+            self._fail(f"{consumer} delivers record {at} of {partition}, the next one is {index}")
+        if at >= len(log.stream) or log.stream[at].value != value:
+            self._fail(f"{consumer} delivers {value[:40]!r} at {position} of {partition}, which is not what lies there")
+        reached = self._reached.get((group, partition), 0)
+        if at > reached:
+            self._fail(f"group {group} skips records {reached} to {at} of {partition}")
+        self._reached[group, partition] = max(reached, at + 1)
+        self._cursors[consumer, partition] = at + 1
+        self.consumed += 1
+
+    def is_drained(self, group: str) -> bool:
+        """Say whether a group has delivered all there is."""
+        return all(self._reached.get((group, partition), 0) == len(log.stream) for partition, log in self.logs.items())
+
+    def counts(self) -> dict[str, int]:
+        """Return what the log went through: epochs, copies of pointers, blocks that were left out or dropped."""
+        entries = [entry for log in self.logs.values() for entry in log.entries]
+        data = [entry for entry in entries if entry.pointer.kind == "data"]
+        stored = sum(entry.pointer.records for entry in data)
+        skipped = sum(len(entry.pointer.skip) for entry in data)
+        return {
+            "epochs": sum(len(part.brokers) for part in self._parts.values()),
+            "skipped": skipped,
+            "doubles": stored - sum(len(log.stream) for log in self.logs.values()),
+        }
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def finish(self, draw_below: Callable[[int], int], *, resumes_max: int = 20) -> None:
+        """Check what can only be seen whole; `draw_below` picks the positions to resume at."""
+        self._check_order()
+        for partition, log in self.logs.items():
+            places = [(one.offset, one.record_index) for one in log.stream]
+            places += [(entry.offset, 0) for entry in log.entries]  # where a batch ended before
+            for _ in range(min(resumes_max, len(places))):
+                self._check_resume(partition, log, *places.pop(draw_below(len(places))))
+
+    def _check_order(self) -> None:
+        last: dict[tuple[str, int], int] = {}
+        for log in self.logs.values():
+            for delivered in log.stream:
+                record = self.records[delivered.value]
+                if not record.acked:
+                    continue
+                if record.number < last.get(record.stream, -1):
+                    self._fail(f"record {delivered.value[:40]!r} comes after number {last[record.stream]}")
+                last[record.stream] = record.number
+
+    def _check_resume(self, partition: ReadPartition, log: ReadLog, offset: int, record_index: int) -> None:
+        try:
+            resumed = resume(log.entries, offset, record_index, self._window_ms)
+        except FindingError as error:
+            self._fail(f"resumed at {offset}:{record_index} of {partition}: {error}")
+            return
+        expected = log.stream[log.index_of(offset, record_index) :]
+        if resumed != expected:
+            wrong = next((n for n, pair in enumerate(zip(resumed, expected, strict=False)) if pair[0] != pair[1]), -1)
+            self._fail(
+                f"resumed at {offset}:{record_index} of {partition}: {len(resumed)} records instead of "
+                f"{len(expected)}, the first difference at {wrong}"
+            )

@@ -1,0 +1,104 @@
+"""What all nodes share: the store, the queue and the coordinator in memory, on a node of their own that never fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from memq.errors import QueueError, StoreError, UnreachableError
+from memq.governor.memory import MemoryCluster
+from memq.notification import Publication
+from memq.notification.memory import MemoryQueue
+from memq.storage_handlers.memory import MemoryHandler
+from tests.simulation.calls import Caller
+from tests.simulation.coordinator import SimCoordinator
+from tests.simulation.faults import CallFaults, Faults
+from tests.simulation.node import Node
+from tests.simulation.queue import SimQueue
+from tests.simulation.store import SimStore
+from tests.simulation.world import World
+
+NAME = "cloud"
+
+
+class Observer(Protocol):
+    """Who is told what landed in the store and the queue, in the same step."""
+
+    def stored(self, key: str) -> None:
+        """An object is there (again)."""
+        ...
+
+    def deleted(self, key: str) -> None:
+        """An object is gone."""
+        ...
+
+    def published(self, publication: Publication, offset: int, node: Node) -> None:
+        """A pointer of `node` is in the queue."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """One node's ways to the cloud."""
+
+    store: SimStore
+    queue: SimQueue
+    coordinator: SimCoordinator
+    callers: tuple[Caller, Caller, Caller]
+
+    def block(self, seconds: float, *, only: int | None = None) -> None:
+        """Cut the node off for so long from store (0), queue (1) and coordinator (2), or from one of them."""
+        for caller in self.callers if only is None else (self.callers[only],):
+            until = caller.node.world.now + seconds
+            caller.blocked_until = max(caller.blocked_until, until)
+
+
+class Cloud:
+    """The services themselves: `handler`, `queue` and `cluster` may be looked at and damaged directly."""
+
+    def __init__(
+        self, world: World, faults: Faults, observer: Observer, *, refuse: Literal["epoch", "age"] = "epoch"
+    ) -> None:
+        self.world = world
+        self.faults = faults
+        self.observer = observer
+        self.node = world.spawn(NAME, _stay, offset_ms=0)
+        self.handler = MemoryHandler(self.node.clock)
+        self.queue = MemoryQueue(self.node.clock, refuse)
+        self.cluster = MemoryCluster("sim")
+        self._callers: list[Caller] = []
+
+    def doors(self, node: Node) -> Doors:
+        """Return one node's ways here; call it in the node's own main, since watchers live in its loop."""
+        store = self._caller(node, "store", self.faults.store, StoreError)
+        queue = self._caller(node, "queue", self.faults.queue, QueueError)
+        coordinator = self._caller(node, "coordinator", self.faults.coordinator, UnreachableError)
+        return Doors(
+            SimStore(store, self.handler, self.observer.stored, self.observer.deleted),
+            SimQueue(queue, self.queue, self.observer.published),
+            SimCoordinator(coordinator, self.cluster),
+            (store, queue, coordinator),
+        )
+
+    def change_faults(self, faults: Faults) -> None:
+        """Let all calls from now on meet other faults."""
+        self.faults = faults
+        for caller in self._callers:
+            caller.faults = {"store": faults.store, "queue": faults.queue}.get(caller.name, faults.coordinator)
+
+    def _caller(
+        self,
+        node: Node,
+        name: str,
+        faults: CallFaults,
+        error: Callable[[str], StoreError | QueueError | UnreachableError],
+    ) -> Caller:
+        caller = Caller(node, self.node, name, faults, error)
+        self._callers.append(caller)
+        return caller
+
+
+async def _stay(_node: Node) -> None:
+    await asyncio.get_running_loop().create_future()

@@ -1,0 +1,208 @@
+"""A whole cluster in one world: brokers, producers and consumers as nodes, a scripted governor, and the checker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from memq.broker.broker import Broker
+from memq.errors import MemqError
+from memq.governor import BrokerEntry
+from memq.governor.assignment import plan
+from memq.network import Address, Runtime
+from memq.settings import BrokerSettings
+from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
+from tests.simulation.checker import Checker
+from tests.simulation.cloud import Cloud, Doors
+from tests.simulation.faults import Faults
+from tests.simulation.network import SimNetwork, Switch
+from tests.simulation.node import Node
+from tests.simulation.world import World
+
+PORT = 9876
+TOPIC_ID = "5eed" * 8
+MIB = 1 << 20
+
+
+SETTINGS = TopicSettings(
+    delivery_timeout_ms=10_000,
+    stale_publish_ms=2_000,
+    dedup_window_ms=54_000,
+    batch_age_ms_max=100,
+    ring_slots=4,
+    uploads_in_flight_max=2,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a cluster is made of. Times in ms."""
+
+    brokers: int = 2
+    partitions: int = 1
+    refuse: Literal["epoch", "age"] = "epoch"
+    session_timeout_ms: int = 2_000
+    governor_ms: int = 500
+    settings: TopicSettings = SETTINGS
+
+
+class SimCluster:
+    """The parts, and what the scenario does with them. `switch`, `cloud` and `checker` may be used directly."""
+
+    def __init__(self, world: World, faults: Faults, shape: Shape) -> None:
+        self.world = world
+        self.shape = shape
+        self.switch = Switch(world, faults.network)
+        self.cloud = Cloud(world, faults, self._observer(world, shape), refuse=shape.refuse)
+        self.doors: dict[str, Doors] = {}
+        self.topic = Topic(
+            name="t",
+            id=TOPIC_ID,
+            created_ms=0,
+            settings=shape.settings.check(),
+            partitions=equal_slots(shape.partitions),
+        )
+        self.read_partitions = [ReadPartition("t", TOPIC_ID, number) for number in range(shape.partitions)]
+        self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
+        self._stops: dict[str, asyncio.Event] = {}
+        self._seen_s: dict[str, float] = {}
+        self._entries: dict[str, BrokerEntry] = {}
+
+    def _observer(self, world: World, shape: Shape) -> Checker:
+        self.objects: dict[str, bytes] = {}
+        self.checker = Checker(
+            self.objects, shape.settings.dedup_window_ms, world.fail, lambda: world.now, refuse=shape.refuse
+        )
+        return self.checker
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make the topic and start all brokers and the governor."""
+        self.cloud.handler.objects = self.objects
+        setup = self.cloud.node.loop.create_task(self._make_topic())
+        self.world.run(1, done=setup.done)
+        for name in self.brokers:
+            self.start_broker(name)
+        self.world.schedule(0.0, self._govern)
+
+    async def _make_topic(self) -> None:
+        self.cloud.cluster.apply(self.cloud.cluster.registry.create_topic(self.topic))
+        await self.cloud.queue.create(self.read_partitions, self.topic.settings.stale_publish_ms)
+
+    def spawn(self, name: str, main: Callable[[Node, Runtime, Doors], Coroutine[Any, Any, None]]) -> Node:
+        """Start a process with its doors to the cloud."""
+
+        async def start(node: Node) -> None:
+            doors = self.doors[name] = self.cloud.doors(node)
+            await main(node, node.runtime(SimNetwork(self.switch, node)), doors)
+
+        return self.world.spawn(name, start, offset_ms=self._draw_offset_ms())
+
+    def _draw_offset_ms(self) -> int:
+        """Return how far a node's wall clock is off the queue's; in "age" mode the queue refuses who is S behind."""
+        least_ms = -10_000 if self.shape.refuse == "epoch" else -self.shape.settings.stale_publish_ms // 3
+        return self.world.random("clock").randint(least_ms, 9_000)
+
+    def start_broker(self, name: str) -> Node:
+        """Start a broker, for the first time or again."""
+        return self.spawn(name, self._broker_main)
+
+    async def _broker_main(self, node: Node, runtime: Runtime, doors: Doors) -> None:
+        settings = BrokerSettings(
+            host=node.name,
+            port=PORT,
+            http_port=-1,
+            broker_id=node.name,
+            cluster="sim",
+            memory_bytes_max=2 * MIB,
+        )
+        stop = self._stops[node.name] = asyncio.Event()
+        broker = await self._started(settings, runtime, doors)
+        ended = [asyncio.create_task(broker.failed.wait()), asyncio.create_task(stop.wait())]
+        await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+        if broker.failure is not None:
+            raise AssertionError(f"{node.name} failed") from broker.failure
+        await broker.drain()
+        await broker.close()
+        for task in ended:
+            task.cancel()
+
+    async def _started(self, settings: BrokerSettings, runtime: Runtime, doors: Doors) -> Broker:
+        """Start a broker; one that can't start is closed and made anew, as a process manager does."""
+        while True:
+            broker = Broker(
+                settings,
+                runtime,
+                {"main": doors.store},
+                doors.queue,
+                doors.coordinator,
+                governs=False,
+                slab_bytes=32 << 10,
+            )
+            try:
+                await broker.start()
+            except MemqError:
+                await broker.close()
+                await asyncio.sleep(0.5)
+            else:
+                return broker
+
+    def stop_broker(self, name: str) -> None:
+        """Let a broker drain, close and exit, as SIGTERM does."""
+        if name in self._stops and self.world.nodes[name].alive:
+            self.world.trace.event(self.world.now, "stop", name)
+            self.world.nodes[name].loop.call_soon(self._stops[name].set)
+
+    def addresses(self) -> list[Address]:
+        """Return where brokers listen."""
+        return [(name, PORT) for name in self.brokers]
+
+    # ---- the scripted governor -----------------------------------------------------------------
+
+    def _govern(self) -> None:
+        """End the sessions of brokers that were silent too long, and assign what they owned."""
+        task = self.cloud.node.loop.create_task(self._govern_once())
+        del task  # the loop holds it
+        self.world.schedule(self.shape.governor_ms / 1000, self._govern)
+
+    async def _govern_once(self) -> None:
+        cluster = self.cloud.cluster
+        for entry in cluster.registry.brokers():
+            self._entries[entry.id] = entry
+        for name, entry in list(self._entries.items()):
+            if self._answers(name):
+                self._seen_s[name] = self.world.now
+                if entry.id not in [known.id for known in cluster.registry.brokers()]:
+                    cluster.registry.enter(entry)  # its session is back
+            elif self.world.now - self._seen_s.get(name, 0.0) > self.shape.session_timeout_ms / 1000:
+                cluster.expire(entry)
+        registry = cluster.registry
+        for change in plan(registry.topics(), registry.brokers(), registry.assignments()):
+            cluster.apply(registry.set_assignment(change))
+
+    def _answers(self, name: str) -> bool:
+        """Say whether the coordinator hears a broker now: it runs, and its door is not blocked."""
+        node = self.world.nodes[name]
+        blocked_until = self.doors[name].callers[2].blocked_until if name in self.doors else 0.0
+        return node.alive and node.paused_until <= self.world.now and blocked_until <= self.world.now
+
+    def move(self, partition: int) -> None:
+        """Give a partition to another live broker, as a planned move does."""
+        registry = self.cloud.cluster.registry
+        entry = registry.assignment(TOPIC_ID, partition)
+        others = [broker.id for broker in registry.brokers() if broker.id != entry.broker]
+        if others:
+            target = self.world.random("moves").choice(others)
+            self.world.trace.event(self.world.now, "move", partition, entry.broker, target)
+            task = self.cloud.node.loop.create_task(self._move(partition, target))
+            del task  # the loop holds it
+
+    async def _move(self, partition: int, target: str) -> None:
+        registry = self.cloud.cluster.registry
+        entry = registry.assignment(TOPIC_ID, partition)
+        self.cloud.cluster.apply(registry.set_assignment(msgspec.structs.replace(entry, broker=target, session="")))

@@ -1,0 +1,103 @@
+"""One node's view of the coordinator: the in-memory one behind calls that fail, hang and come late."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from memq.governor import Assignment, BrokerEntry
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.governor.watchers import Watchers
+from memq.topic import Topic
+from tests.simulation.calls import Caller
+
+
+class SimCoordinator:
+    """See `memq.governor.Coordinator`. Watchers are called in the node's loop, a latency after the change."""
+
+    def __init__(self, caller: Caller, shared: MemoryCluster) -> None:
+        self._caller = caller
+        self._shared = shared
+        self._inner = MemoryCoordinator(shared)
+        self._watchers = Watchers()
+        self._stop: Callable[[], None] | None = None
+        self._watching = False
+        caller.node.at_death(self._forget)
+
+    @property
+    def cluster(self) -> str:
+        """See `Coordinator.cluster`."""
+        return self._inner.cluster
+
+    async def register(self, broker: BrokerEntry) -> None:
+        """See `Coordinator.register`."""
+        await self._caller.call(f"register {broker.id}", lambda: self._inner.register(broker))
+
+    async def unregister(self, broker: BrokerEntry) -> None:
+        """See `Coordinator.unregister`."""
+        await self._caller.call(f"unregister {broker.id}", lambda: self._inner.unregister(broker))
+
+    async def brokers(self) -> Sequence[BrokerEntry]:
+        """See `Coordinator.brokers`."""
+        return await self._caller.call("brokers", self._inner.brokers)
+
+    async def topics(self) -> Sequence[Topic]:
+        """See `Coordinator.topics`."""
+        return await self._caller.call("topics", self._inner.topics)
+
+    async def create_topic(self, topic: Topic) -> None:
+        """See `Coordinator.create_topic`."""
+        await self._caller.call(f"create {topic.name}", lambda: self._inner.create_topic(topic))
+
+    async def alter_topic(self, topic: Topic) -> Topic:
+        """See `Coordinator.alter_topic`."""
+        return await self._caller.call(f"alter {topic.name}", lambda: self._inner.alter_topic(topic))
+
+    async def delete_topic(self, topic: Topic) -> None:
+        """See `Coordinator.delete_topic`."""
+        await self._caller.call(f"delete {topic.name}", lambda: self._inner.delete_topic(topic))
+
+    async def assignments(self) -> Sequence[Assignment]:
+        """See `Coordinator.assignments`."""
+        return await self._caller.call("assignments", self._inner.assignments)
+
+    async def assignment(self, topic_id: str, partition: int) -> Assignment:
+        """See `Coordinator.assignment`."""
+        return await self._caller.call(f"assignment {partition}", lambda: self._inner.assignment(topic_id, partition))
+
+    async def set_assignment(self, assignment: Assignment) -> Assignment:
+        """See `Coordinator.set_assignment`."""
+        return await self._caller.call(
+            f"assign {assignment.partition} epoch {assignment.epoch} to '{assignment.broker}'",
+            lambda: self._inner.set_assignment(assignment),
+        )
+
+    def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """See `Coordinator.watch`."""
+        if not self._watching:
+            self._watching = True
+            self._caller.service.loop.call_soon(self._begin)
+        return self._watchers.watch(callback)
+
+    def _begin(self) -> None:
+        if self._watching:
+            self._stop = self._inner.watch(self._tell)
+
+    async def _tell(self) -> None:
+        caller = self._caller
+        blocked_s = max(0.0, caller.blocked_until - caller.node.world.now)
+        caller.node.world.schedule(blocked_s + caller.draw_latency_s(), self._tell_node)
+
+    def _tell_node(self) -> None:
+        self._caller.node.loop.call_soon(self._watchers.changed)
+
+    async def close(self) -> None:
+        """See `Coordinator.close`."""
+        self._forget()
+        await self._watchers.close()
+
+    def _forget(self) -> None:
+        self._watching = False
+        if self._stop is not None:
+            self._caller.service.loop.call_soon(self._stop)
+        if self._inner in self._shared.handles:
+            self._shared.handles.remove(self._inner)

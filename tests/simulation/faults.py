@@ -1,0 +1,140 @@
+"""How sick the world is: rates and bounds of every fault, from calm to stormy. Times in seconds, rates from 0 to 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFaults:
+    """What links do between the drawn cuts: latency, and how bytes are cut into pieces."""
+
+    latency_s_min: float = 0.0001
+    latency_s_max: float = 0.001
+    spike_rate: float = 0.0
+    spike_s_max: float = 0.5
+    tiny_piece_rate: float = 0.02  # 1 to 3 bytes
+    small_piece_rate: float = 0.10  # 1 to 200 bytes
+    spurious_buffer_rate: float = 0.05  # get_buffer without buffer_updated, as uvloop does when nothing came
+    window_bytes_min: int = 16 << 10
+    window_bytes_max: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CallFaults:
+    """What the calls of one service (store, queue, coordinator) meet. The rates add up to at most 1."""
+
+    latency_s_min: float = 0.001
+    latency_s_max: float = 0.01
+    before_rate: float = 0.0  # an error, and nothing happened
+    after_rate: float = 0.0  # it happened, then an error: the answer is lost
+    late_rate: float = 0.0  # an error, and it happens up to `late_s_max` later
+    hang_rate: float = 0.0  # an error after `hang_s`, longer than anybody waits; half of them happen
+    stall_rate: float = 0.0  # an answer, after up to `stall_s_max`
+    late_s_max: float = 5.0
+    stall_s_max: float = 5.0
+    hang_s: float = 40.0
+
+    def __post_init__(self) -> None:
+        total = self.before_rate + self.after_rate + self.late_rate + self.hang_rate + self.stall_rate
+        assert total <= 1, f"fault rates add up to {total}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosFaults:
+    """What happens to processes and links: mean seconds between two of a kind (0: never), and how long they last."""
+
+    kill_every_s: float = 0.0
+    down_s_max: float = 5.0
+    pause_every_s: float = 0.0
+    pause_s_max: float = 3.0
+    cut_every_s: float = 0.0
+    cut_s_max: float = 5.0
+    stop_every_s: float = 0.0
+    move_every_s: float = 0.0
+
+    def slower(self, factor: float) -> ChaosFaults:
+        """Return the same with `factor` times the time between events."""
+        names = ("kill_every_s", "pause_every_s", "cut_every_s", "stop_every_s", "move_every_s")
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Everything that can go wrong in one run."""
+
+    network: NetworkFaults = field(default_factory=NetworkFaults)
+    store: CallFaults = field(default_factory=CallFaults)
+    queue: CallFaults = field(default_factory=CallFaults)
+    coordinator: CallFaults = field(default_factory=CallFaults)
+    chaos: ChaosFaults = field(default_factory=ChaosFaults)
+
+
+def calm() -> Faults:
+    """Latency and cut-up bytes only: whatever fails here, fails for everybody."""
+    return Faults()
+
+
+def breezy() -> Faults:
+    """A bad day: some errors and lost answers, short pauses, a restart now and then."""
+    call = CallFaults(
+        latency_s_max=0.05, before_rate=0.02, after_rate=0.02, late_rate=0.01, stall_rate=0.02, stall_s_max=2.0
+    )
+    return Faults(
+        network=NetworkFaults(spike_rate=0.005),
+        store=call,
+        queue=call,
+        coordinator=replace(call, before_rate=0.01),
+        chaos=ChaosFaults(
+            kill_every_s=20,
+            pause_every_s=15,
+            pause_s_max=1.0,
+            cut_every_s=20,
+            cut_s_max=2.0,
+            stop_every_s=40,
+            move_every_s=20,
+        ),
+    )
+
+
+def stormy() -> Faults:
+    """Everything at once: late and lost answers, hangs, pauses longer than S, cuts, kills."""
+    call = CallFaults(
+        latency_s_max=0.2,
+        before_rate=0.06,
+        after_rate=0.08,
+        late_rate=0.06,
+        hang_rate=0.02,
+        stall_rate=0.06,
+        late_s_max=8.0,
+        stall_s_max=5.0,
+    )
+    return Faults(
+        network=NetworkFaults(spike_rate=0.02, tiny_piece_rate=0.05, small_piece_rate=0.3),
+        store=call,
+        queue=call,
+        coordinator=replace(call, hang_rate=0.01),
+        chaos=ChaosFaults(
+            kill_every_s=8,
+            pause_every_s=6,
+            pause_s_max=6.0,
+            cut_every_s=6,
+            cut_s_max=8.0,
+            stop_every_s=25,
+            move_every_s=10,
+        ),
+    )
+
+
+def sleepy() -> Faults:
+    """Processes that sleep in the middle of everything, for longer than S and than their sessions; slow services."""
+    call = CallFaults(latency_s_min=0.02, latency_s_max=0.3, after_rate=0.02, stall_rate=0.05, stall_s_max=3.0)
+    return Faults(
+        store=call,
+        queue=call,
+        coordinator=replace(call, latency_s_max=0.05, stall_rate=0.0),
+        chaos=ChaosFaults(pause_every_s=1.5, pause_s_max=7.0),
+    )
+
+
+LEVELS = {"calm": calm, "breezy": breezy, "stormy": stormy, "sleepy": sleepy}

@@ -1,0 +1,172 @@
+"""One node's event loop on virtual time: real asyncio tasks, futures and timeouts, but the world picks who runs next.
+
+Asyncio keeps the tasks of a TaskGroup and the futures of `asyncio.wait` in sets, and cancels them in the sets' order,
+which is the order of memory addresses: it differs from run to run. So tasks and futures here hash by a number that
+their loop counts; a set of them then has one order for one history, in every process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+if TYPE_CHECKING:
+    from tests.simulation.node import Node
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+_CANCELLED_TIMERS_MAX = 256
+
+
+class SimTask(asyncio.Task[_T]):
+    """A task with a hash that is the same in every process."""
+
+    def __init__(
+        self, number: int, coro: Coroutine[Any, Any, _T], loop: SimLoop, name: str, context: Context | None
+    ) -> None:
+        self.number = number
+        super().__init__(coro, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimFuture(asyncio.Future[_T]):
+    """A future with a hash that is the same in every process."""
+
+    def __init__(self, number: int, loop: SimLoop) -> None:
+        self.number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """The loop that a node's code gets from `asyncio.get_running_loop()`.
+
+    Promises: what was called soon runs first in, first out; timers run in order of their time, never early.
+    On a dead node nothing is scheduled any more: handles are given out, and forgotten.
+    Threads and sockets do not exist here: `run_in_executor` and `create_connection` raise NotImplementedError.
+    """
+
+    def __init__(self, node: Node, start_s: float) -> None:
+        self.node = node
+        self.ready: deque[asyncio.Handle] = deque()
+        self.timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self.tasks: dict[int, SimTask[Any]] = {}
+        self._world = node.world
+        self._start_s = start_s
+        self._numbers = 0
+        self._cancelled = 0
+
+    # ---- time and callbacks ------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Return the node's monotonic clock, in seconds."""
+        return self._world.now + self._start_s
+
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Run the callback as one of the node's next."""
+        handle = asyncio.Handle(callback, args, self, context)
+        if self.node.alive:
+            self.ready.append(handle)
+            if len(self.ready) == 1:
+                self._world.wake(self.node)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Run the callback as one of the node's next: there are no threads."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run the callback `delay` seconds from now."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run the callback when the node's monotonic clock shows `when`."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        if self.node.alive:
+            heapq.heappush(self.timers, (when - self._start_s, self.next_number(), handle))
+            if self.timers[0][2] is handle:
+                self._world.wake(self.node)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Asyncio calls this. Timeouts are mostly cancelled: without a sweep their handles fill the heap."""
+        self._cancelled += 1
+        if self._cancelled > _CANCELLED_TIMERS_MAX and self._cancelled * 2 > len(self.timers):
+            self.timers = [entry for entry in self.timers if not entry[2].cancelled()]
+            heapq.heapify(self.timers)
+            self._cancelled = 0
+
+    def collect_timers(self, now: float) -> None:
+        """Move the timers that are due to the end of the ready callbacks."""
+        timers = self.timers
+        while timers and (timers[0][0] <= now or timers[0][2].cancelled()):
+            handle = heapq.heappop(timers)[2]
+            if handle.cancelled():
+                self._cancelled = max(0, self._cancelled - 1)
+            else:
+                self.ready.append(handle)
+
+    # ---- tasks and futures -------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        """Return a number that this loop has not given yet."""
+        self._numbers += 1
+        return self._numbers
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a new future of this loop."""
+        return SimFuture(self.next_number(), self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, _T] | Coroutine[Any, Any, _T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[_T]:
+        """Return a task of this loop. The loop holds it until it is done, as every owner should."""
+        assert isinstance(coro, Coroutine), f"{coro!r} is not a coroutine"
+        number = self.next_number()
+        task = SimTask(number, coro, self, name or f"{self.node.name}-{number}", context)
+        self.tasks[number] = task
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[_T]) -> None:
+        assert isinstance(task, SimTask)
+        self.tasks.pop(task.number, None)
+
+    # ---- what asyncio asks -------------------------------------------------------------------
+
+    def get_debug(self) -> bool:
+        """Return False: asyncio's debug mode measures real time."""
+        return False
+
+    def is_running(self) -> bool:
+        """Return True while the node lives."""
+        return self.node.alive
+
+    def is_closed(self) -> bool:
+        """Return False: a dead node's loop forgets, so that `finally` blocks of the dead fail silently."""
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """An exception that nobody handled ends the run."""
+        if self.node.alive:
+            self._world.fail(f"{self.node.name}: {context.get('message')}", context.get("exception"))

@@ -1,0 +1,306 @@
+"""The simulated network: hosts, links, listeners, and the switch that carries bytes between transports.
+
+A host is a node's name; `127.0.0.1`, `0.0.0.0` and the like mean the node itself. Links have a direction. A blocked
+link holds what flies, as TCP's retransmission does, and delivers it late, in order; or the connection dies, at both
+ends at different times. A killed process resets its peers, says FIN, or falls silent, as a host without power does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memq.errors import UnreachableError
+from memq.network import Address, Listener, ProtocolFactory
+from tests.simulation.faults import NetworkFaults
+from tests.simulation.node import Node
+from tests.simulation.transport import READ_BYTES_MAX, End, Pipe, SimTransport
+from tests.simulation.world import World
+
+LOCAL = ("", "127.0.0.1", "localhost", "0.0.0.0", "::", "::1")
+SILENCE_S_MIN, SILENCE_S_MAX = 20.0, 120.0  # when a kernel gives up a silent peer
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction between two hosts."""
+
+    blocked_until: float = 0.0
+
+
+@dataclass(slots=True)
+class SimListener:
+    """A bound port of a node."""
+
+    switch: Switch
+    node: Node
+    address: Address
+    factory: ProtocolFactory
+
+    def close(self) -> None:
+        """See `memq.network.Listener`."""
+        if self.switch.listeners.get(self.address) is self:
+            del self.switch.listeners[self.address]
+
+
+class SimNetwork:
+    """One node's network: see `memq.network.Network`."""
+
+    def __init__(self, switch: Switch, node: Node) -> None:
+        self._switch = switch
+        self._node = node
+
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
+        """See `memq.network.Network`; the address names the node."""
+        return self._switch.listen(self._node, port, factory)
+
+    async def connect(
+        self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+    ) -> asyncio.BufferedProtocol:
+        """See `memq.network.Network`."""
+        future: asyncio.Future[asyncio.BufferedProtocol] = asyncio.get_running_loop().create_future()
+        target = (self._node.name if host in LOCAL else host, port)
+        self._switch.dial(self._node, target, factory, future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            raise UnreachableError(f"{host}:{port} did not answer in {timeout_s:g} s") from error
+
+
+class Switch:
+    """Carries everything. One per world."""
+
+    def __init__(self, world: World, faults: NetworkFaults) -> None:
+        self.world = world
+        self.faults = faults
+        self.listeners: dict[Address, SimListener] = {}
+        self.silent_hosts: dict[str, Node] = {}  # hosts that lost power, with the incarnation that died so
+        self._links: dict[tuple[str, str], Link] = {}
+        self._ends: dict[int, SimTransport] = {}
+        self._numbers = 0
+        self._random = world.random("network")
+        self._draw = self._random.random
+
+    # ---- draws -------------------------------------------------------------------------------
+
+    def draw_piece_bytes(self) -> int:
+        """Return how many bytes go at most in one piece."""
+        draw = self._draw()
+        faults = self.faults
+        if draw < faults.tiny_piece_rate:
+            return 1 + int(3 * draw / faults.tiny_piece_rate)
+        if draw < faults.tiny_piece_rate + faults.small_piece_rate:
+            return 1 + int(self._draw() * 200)
+        return READ_BYTES_MAX
+
+    def draw_send_delay_s(self) -> float:
+        """Return how long a written buffer waits at the sender: mostly one callback, else up to 0.5 ms."""
+        draw = self._draw()
+        return 0.0 if draw < 0.7 else (draw - 0.7) * 0.5e-3 / 0.3
+
+    def draw_spurious_buffer(self) -> bool:
+        """Say whether a buffer is asked for in vain."""
+        return self._draw() < self.faults.spurious_buffer_rate
+
+    def _draw_latency_s(self) -> float:
+        faults = self.faults
+        latency_s = faults.latency_s_min + self._draw() * (faults.latency_s_max - faults.latency_s_min)
+        if faults.spike_rate and self._draw() < faults.spike_rate:
+            latency_s += self._draw() * faults.spike_s_max
+        return latency_s
+
+    # ---- faults ------------------------------------------------------------------------------
+
+    def link(self, source: str, target: str) -> Link:
+        """Return one direction between two hosts."""
+        if (source, target) not in self._links:
+            self._links[source, target] = Link()
+        return self._links[source, target]
+
+    def cut(self, source: str, target: str, seconds: float, *, both: bool = True) -> None:
+        """Let nothing through for so long; each connection on the link survives it or dies, as drawn."""
+        self.world.trace.event(self.world.now, "cut", source, target, seconds, both)
+        until = self.world.now + seconds
+        for link in [self.link(source, target), self.link(target, source)] if both else [self.link(source, target)]:
+            link.blocked_until = max(link.blocked_until, until)
+        for end in list(self._ends.values()):
+            if (end.node.name, end.peer.node.name) == (source, target) and self._draw() < 0.5:
+                for side in (end, end.peer):
+                    self._reset_later(side, self._draw() * (seconds + 5), "connection timed out")
+
+    def heal(self, source: str, target: str) -> None:
+        """Let everything through again, both ways."""
+        for link in (self.link(source, target), self.link(target, source)):
+            link.blocked_until = 0.0
+
+    def isolate(self, name: str, seconds: float) -> None:
+        """Cut a host off from all others."""
+        for other in self.world.nodes:
+            if other != name:
+                self.cut(name, other, seconds)
+
+    def silence(self, node: Node) -> None:
+        """Kill a node as a loss of power does: its peers hear nothing."""
+        self.silent_hosts[node.name] = node
+        node.kill()
+
+    def _reset_later(self, end: SimTransport, delay_s: float, why: str) -> None:
+        self.world.schedule(delay_s, lambda: end.reset(why))
+
+    # ---- connections -------------------------------------------------------------------------
+
+    def listen(self, node: Node, port: int, factory: ProtocolFactory) -> SimListener:
+        """Bind a port of a node; 0 is any free one."""
+        address = (node.name, port or 10_000 + self._next_number())
+        if address in self.listeners:
+            raise UnreachableError(f"can't listen on {address[0]}:{address[1]}: address already in use")
+        listener = SimListener(self, node, address, factory)
+        self.listeners[address] = listener
+        node.at_death(listener.close)
+        return listener
+
+    def dial(
+        self, node: Node, target: Address, factory: ProtocolFactory, future: asyncio.Future[asyncio.BufferedProtocol]
+    ) -> None:
+        """Carry a first packet to `target` and the answer back into `future`; a silent target leaves it alone."""
+
+        def arrive() -> None:
+            if future.done() or not node.alive:
+                return
+            blocked_s = self.link(node.name, target[0]).blocked_until - self.world.now
+            if blocked_s > 0:
+                self.world.schedule(blocked_s + self._draw(), arrive)  # the kernel's own retries
+            elif not self._is_silent(target[0]):
+                self._answer_dial(node, target, factory, future)
+
+        self.world.schedule(self._draw_latency_s(), arrive)
+
+    def _is_silent(self, host: str) -> bool:
+        return host in self.silent_hosts and self.world.nodes[host] is self.silent_hosts[host]
+
+    def _answer_dial(
+        self, node: Node, target: Address, factory: ProtocolFactory, future: asyncio.Future[asyncio.BufferedProtocol]
+    ) -> None:
+        listener = self.listeners.get(target)
+        near = None if listener is None else self._connect(node, listener)
+
+        def finish() -> None:
+            if future.done():
+                if near is not None:
+                    near.abort()
+            elif near is None:
+                future.set_exception(UnreachableError(f"can't reach {target[0]}:{target[1]}: connection refused"))
+            else:
+                _begin(near, factory, future)
+
+        back = self.link(target[0], node.name)
+        blocked_s = max(0.0, back.blocked_until - self.world.now)
+        self.world.schedule(blocked_s + self._draw_latency_s(), lambda: _post(node, finish))
+
+    def _connect(self, node: Node, listener: SimListener) -> SimTransport:
+        """Make both ends; the listener's protocol begins in its own node's time, however late that runs."""
+        faults = self.faults
+        port = 40_000 + self._next_number()
+        near = SimTransport(self, node, self._next_number(), (node.name, port), listener.address)
+        far = SimTransport(self, listener.node, self._next_number(), listener.address, (node.name, port))
+        near.peer, far.peer = far, near
+        near.outward = far.inward = Pipe(self._random.randint(faults.window_bytes_min, faults.window_bytes_max))
+        far.outward = near.inward = Pipe(self._random.randint(faults.window_bytes_min, faults.window_bytes_max))
+        self._ends[near.number], self._ends[far.number] = near, far
+        self.world.trace.event(self.world.now, "connect", node.name, listener.node.name, near.number)
+        listener.node.loop.call_soon(lambda: far.begin(listener.factory()))
+        return near
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # ---- bytes -------------------------------------------------------------------------------
+
+    def send(self, end: SimTransport, piece: bytes) -> None:
+        """Let a piece fly."""
+        end.outward.flying_bytes += len(piece)
+        self._fly(end, piece)
+
+    def send_end(self, end: SimTransport, how: End) -> None:
+        """Let the end of this direction fly, behind its bytes."""
+        self._fly(end, how)
+
+    def _fly(self, end: SimTransport, what: bytes | End) -> None:
+        pipe = end.outward
+        arrival = max(pipe.last_arrival, self.world.now + self._draw_latency_s())
+        pipe.last_arrival = arrival
+        pipe.flying.append((arrival, what))
+        if len(pipe.flying) == 1:
+            self.world.schedule(arrival - self.world.now, lambda: self._arrive(end))
+
+    def _arrive(self, end: SimTransport) -> None:
+        pipe = end.outward
+        now = self.world.now
+        blocked_until = self.link(end.node.name, end.peer.node.name).blocked_until
+        if blocked_until <= now:
+            while pipe.flying and pipe.flying[0][0] <= now:
+                self._land(end, pipe.flying.popleft()[1])
+        if pipe.flying:
+            when = max(pipe.flying[0][0], blocked_until)
+            self.world.schedule(when - now, lambda: self._arrive(end))
+
+    def _land(self, end: SimTransport, what: bytes | End) -> None:
+        target = end.peer
+        pipe = end.outward
+        if isinstance(what, bytes):
+            pipe.flying_bytes -= len(what)
+        if target.gone:
+            self._land_nowhere(end, target, what)
+            return
+        if isinstance(what, bytes):
+            pipe.inbox += what
+        else:
+            pipe.end = what
+            if what is End.RST and self._draw() < 0.5:
+                pipe.inbox.clear()  # some kernels throw away what was not read yet
+        target.notify()
+
+    def _land_nowhere(self, end: SimTransport, target: SimTransport, what: bytes | End) -> None:
+        """Bytes for a closed end are answered by a reset; for a host without power by nothing."""
+        if isinstance(what, bytes) and not end.gone and not self._is_silent(target.node.name):
+            self._reset_later(end, self._draw_latency_s(), "connection reset by peer")
+        self.forget_pair(end)
+
+    def delivered(self, end: SimTransport, count: int) -> None:
+        """Note that a protocol got bytes."""
+        self.world.trace.event(self.world.now, "bytes", end.node.name, end.number, count)
+
+    def node_died(self, end: SimTransport) -> None:
+        """Tell the peer of a dead node's connection, or not."""
+        if self._is_silent(end.node.name):
+            self._reset_later(end.peer, self._random.uniform(SILENCE_S_MIN, SILENCE_S_MAX), "connection timed out")
+        else:
+            self.send_end(end, End.RST if self._draw() < 0.5 or end.inward.inbox else End.FIN)
+        self.forget_pair(end)
+
+    def forget_pair(self, end: SimTransport) -> None:
+        """Forget a connection when both ends are gone."""
+        if end.gone and end.peer.gone:
+            self._ends.pop(end.number, None)
+            self._ends.pop(end.peer.number, None)
+
+
+def _post(node: Node, action: Callable[[], None]) -> None:
+    node.loop.call_soon(action)
+
+
+def _begin(near: SimTransport, factory: ProtocolFactory, future: asyncio.Future[asyncio.BufferedProtocol]) -> None:
+    if near.gone:
+        future.set_exception(UnreachableError(f"connection to {near.peer.node.name} was reset"))
+        return
+    try:
+        protocol = factory()
+        near.begin(protocol)
+    except Exception as error:  # noqa: BLE001  as create_connection: the caller gets it
+        near.abort()
+        future.set_exception(error)
+    else:
+        future.set_result(protocol)

@@ -1,0 +1,142 @@
+"""One process of the simulated cluster: its clocks, randomness, loop, pauses and death."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from memq.network import Network, Runtime
+from tests.simulation.loop import SimLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+EPOCH_MS = 1_750_000_000_000  # the wall clock at virtual time 0
+FOREVER = float("inf")
+
+
+class NodeClock:
+    """A node's view of time: its monotonic clock starts anywhere, its wall clock is off by `offset_ms`."""
+
+    def __init__(self, world: World, start_s: float, offset_ms: int) -> None:
+        self._world = world
+        self._start_s = start_s
+        self.offset_ms = offset_ms
+
+    def monotonic(self) -> float:
+        """See `memq.clock.Clock`."""
+        return self._world.now + self._start_s
+
+    def wall_ms(self) -> int:
+        """See `memq.clock.Clock`."""
+        return EPOCH_MS + self.offset_ms + int(self._world.now * 1000)
+
+
+class Node:
+    """A process: `name` is its host, and a later incarnation may take it over when this one is dead.
+
+    `random` is what the node's own code draws from; the world draws from other generators, so that one more
+    fault does not change what the node would have drawn.
+    """
+
+    def __init__(self, world: World, index: int, name: str, offset_ms: int) -> None:
+        self.world = world
+        self.index = index
+        self.name = name
+        self.alive = True
+        self.free_at = 0.0
+        self.paused_until = 0.0
+        self.wake_at = FOREVER
+        start_s = float(world.random("clock").randrange(1, 100_000))
+        self.clock = NodeClock(world, start_s, offset_ms)
+        self.random = random.Random(f"{world.seed}/{index}/{name}")
+        self.loop = SimLoop(self, start_s)  # type: ignore[abstract]  # typeshed wants sockets and threads too
+        self.main: asyncio.Task[Any] | None = None
+        self._at_death: dict[int, Callable[[], None]] = {}
+        self._deaths = 0
+
+    def runtime(self, network: Network) -> Runtime:
+        """Return what a shell on this node gets."""
+        return Runtime(clock=self.clock, random=self.random, network=network)
+
+    def start(self, main: Callable[[Node], Coroutine[Any, Any, Any]]) -> None:
+        """Run `main`; the process exits with it. What it raises ends the world's run."""
+        self.main = self.loop.create_task(main(self), name=self.name)
+        self.main.add_done_callback(self._main_done)
+
+    def _main_done(self, task: asyncio.Task[Any]) -> None:
+        if not self.alive or task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self.world.fail(f"{self.name} died", error)
+        self.world.trace.event(self.world.now, "exit", self.name)
+        self.die()
+
+    def due(self) -> float:
+        """Return when this node's next callback may run."""
+        loop = self.loop
+        if not self.alive:
+            return FOREVER
+        if loop.ready:
+            when = self.world.now
+        elif loop.timers:
+            when = loop.timers[0][0]
+        else:
+            return FOREVER
+        return max(when, self.free_at, self.paused_until)
+
+    def pause(self, seconds: float) -> None:
+        """Stop as by SIGSTOP: nothing of it runs for so long, bytes wait for it, its timers come late."""
+        if not self.alive:
+            return
+        self.world.trace.event(self.world.now, "pause", self.name, seconds)
+        self.paused_until = max(self.paused_until, self.world.now + seconds)
+
+    def kill(self) -> None:
+        """Stop as by SIGKILL: nothing of it runs again, and what it left has no effect any more."""
+        if self.alive:
+            self.world.trace.event(self.world.now, "kill", self.name)
+            self.die()
+
+    def die(self) -> None:
+        """Forget all callbacks and tell those who asked, in the order in which they did."""
+        self.alive = False
+        self.loop.ready.clear()
+        self.loop.timers.clear()
+        for tell in list(self._at_death.values()):
+            tell()
+        self._at_death.clear()
+
+    def at_death(self, tell: Callable[[], None]) -> Callable[[], None]:
+        """Call `tell` when this node dies; the returned function takes that back."""
+        self._deaths += 1
+        number = self._deaths
+        self._at_death[number] = tell
+
+        def forget() -> None:
+            self._at_death.pop(number, None)
+
+        return forget
+
+    def bury(self) -> None:
+        """Close the coroutines that a dead node left, so that nothing of them runs, warns or waits later.
+
+        A `finally` that awaits swallows the first close and stands at its own await: then it is closed again.
+        """
+        assert not self.alive, f"{self.name} is alive"
+        for _ in range(1_000):
+            if not self.loop.tasks:
+                return
+            _number, task = self.loop.tasks.popitem()
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch for this
+            coro = task.get_coro()
+            try:
+                if coro is not None:
+                    coro.close()
+            except RuntimeError:
+                self.loop.tasks[task.number] = task
+            except Exception as error:  # noqa: BLE001  what a dead process raises, nobody hears
+                self.world.trace.recent.append((self.world.now, "buried", (self.name, type(error).__name__)))

@@ -1,0 +1,94 @@
+"""What an owner promises (DESIGN, "ownership and late copies"), checked on each pointer of a write partition. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from memq.format.ranges import RangeSet
+from memq.notification import Publication
+from tests.simulation.node import EPOCH_MS, Node
+from tests.simulation.reader import FindingError, LogEntry, Source
+
+Refusal = Literal["epoch", "age"]
+ROUNDING_MS = 2
+
+
+@dataclass(slots=True)
+class Epoch:
+    """What is known of one epoch: who opened it and when that landed, its next batch, what its owner must know."""
+
+    broker: str
+    process: int  # which life of the broker
+    opened_ms: float
+    known: dict[Source, RangeSet]
+    next_batch: int = 0
+
+
+@dataclass(slots=True)
+class OwnerRules:
+    """One write partition. `refuse` is the queue's own rule, which it must keep too."""
+
+    refuse: Refusal
+    brokers: dict[int, Epoch] = field(default_factory=dict)
+    highest: int = 0
+    _landed: dict[Source, RangeSet] = field(default_factory=dict)
+
+    def take(self, entry: LogEntry, publication: Publication, node: Node) -> None:
+        """Check one pointer as it lands.
+
+        Raises: FindingError.
+        """
+        pointer = entry.pointer
+        if (pointer.partition, pointer.epoch) != (publication.write_partition, publication.epoch):
+            raise FindingError(f"published as {publication.write_partition} epoch {publication.epoch}")
+        if self.refuse == "epoch" and pointer.epoch < self.highest:
+            raise FindingError(f"the queue took epoch {pointer.epoch} after {self.highest}")
+        now_ms = EPOCH_MS + node.world.now * 1000
+        if pointer.kind == "opened":
+            self._open(pointer.epoch, pointer.broker, node.index, now_ms)
+            return
+        epoch = self.brokers.get(pointer.epoch)
+        if epoch is None or epoch.broker != pointer.broker:
+            raise FindingError(f"{pointer.kind} by {pointer.broker} in epoch {pointer.epoch}, which it has not opened")
+        self._check_proof(pointer.epoch, publication.time_ms - node.clock.offset_ms)
+        if pointer.kind == "data":
+            self._check_batch(epoch, entry)
+
+    def _open(self, number: int, broker: str, process: int, now_ms: float) -> None:
+        """Note an opening. What lies in the queue at this moment, its owner reads before it takes blocks.
+
+        The same process may state an opening again, so that retention does not take the last one.
+        """
+        known = {source: RangeSet(ranges) for source, ranges in self._landed.items()}
+        epoch = self.brokers.setdefault(number, Epoch(broker, process, now_ms, known))
+        if (epoch.broker, epoch.process) != (broker, process):
+            raise FindingError(f"epoch {number} is opened by {epoch.broker} and again by {broker}, process {process}")
+        self.highest = max(self.highest, number)
+
+    def _check_proof(self, epoch: int, proof_ms: float) -> None:
+        """A proof says: at this moment no higher epoch was in the queue. `proof_ms` is true time."""
+        for number, other in self.brokers.items():
+            if number > epoch and proof_ms > other.opened_ms + ROUNDING_MS:
+                raise FindingError(
+                    f"epoch {epoch} is proved {proof_ms - other.opened_ms:.0f} ms after epoch {number} was opened"
+                )
+
+    def _check_batch(self, epoch: Epoch, entry: LogEntry) -> None:
+        """Check the number of a batch and that it leaves out what its owner knew; a later copy is no finding."""
+        number = entry.pointer.batch_sequence
+        if number > epoch.next_batch:
+            raise FindingError(
+                f"batch {number} of epoch {entry.pointer.epoch} comes before {epoch.next_batch}: a hole, or no order"
+            )
+        repeated = number < epoch.next_batch
+        epoch.next_batch = max(epoch.next_batch, number + 1)
+        for block in entry.blocks:
+            known = epoch.known.setdefault(block.source, RangeSet())
+            if not repeated and known.covers(block.first, block.following):
+                raise FindingError(
+                    f"block {block.first} to {block.following} of {block.source} is published again by "
+                    f"{epoch.broker}, which knew it"
+                )
+            known.add(block.first, block.following)
+            self._landed.setdefault(block.source, RangeSet()).add(block.first, block.following)

@@ -1,0 +1,222 @@
+"""Planted bugs: one small change of the product's source each, which the simulation must find.
+
+A bug names the function, the text that stands there and what stands there instead. When the text is gone the product
+has changed: `plant` says so, and the bug must be planted anew. `level` is the weather that it takes.
+"""
+
+from __future__ import annotations
+import __future__ as future
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.scenario import draw_plan, run_plan
+from tests.simulation.world import SimulationError
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """One bug: in `target`, a dotted path after the module's name, `old` becomes `new`."""
+
+    name: str
+    module: str
+    target: str
+    old: str
+    new: str
+    words: str = ""
+    level: str = "stormy"
+    seed: int = 1  # the first to try
+    producers: tuple[str, ...] = ("plain", "product")
+
+
+BUGS = (
+    Planted(
+        "ack before upload",
+        "memq.broker.connection",
+        "Connection._after_blocks",
+        "if stream.acks == AckLevel.ONE and",
+        "if stream.acks == AckLevel.ALL: self.send_ack(stream, AckLevel.ALL, stream.expected, 1)\n"
+        "        if stream.acks == AckLevel.ONE and",
+        level="calm",
+    ),
+    Planted(
+        "ack before pointer",
+        "memq.broker.topic_processor",
+        "TopicProcessor._publish_batch",
+        "await self._publisher().publish(build, slot.number)",
+        "self._ack(slot, own.epoch)\n    await self._publisher().publish(build, slot.number)",
+        level="calm",
+    ),
+    Planted(
+        "pointer before object",
+        "memq.broker.topic_processor",
+        "TopicProcessor._upload",
+        "started = self._now()",
+        "started = self._now()\n"
+        "    self.ring.stored(slot, started)\n"
+        "    self.pump()\n"
+        "    await self.services.store.put(sealed.key, sealed.buffers, sealed.checksum)\n"
+        "    return",
+        level="calm",
+    ),
+    Planted(
+        "pointers out of order",
+        "memq.broker.ring",
+        "Ring.plan",
+        "head = self.batches[0] if self.batches else None",
+        "done = [slot for slot in self.batches if slot.state is SlotState.STORED]\n"
+        "    head = done[0] if done else None\n"
+        "    if head: self.batches.remove(head); self.batches.appendleft(head)",
+        level="calm",
+    ),
+    Planted(
+        "dedup off",
+        "memq.broker.topic_processor",
+        "TopicProcessor.duplicate",
+        "waits_for = self.ring.find(stream.producer_id, first, next_)",
+        "return False",
+    ),
+    Planted(
+        "nothing left out at publishing",
+        "memq.broker.topic_processor",
+        "TopicProcessor._skip",
+        "skip = tuple(",
+        "return ()\n    skip = tuple(",
+    ),
+    Planted(
+        "buffer reused early",
+        "memq.broker.slabs",
+        "SlabPool.release",
+        "slab.references -= 1",
+        "slab.references -= 2 if slab.references > 1 else 1",
+        level="calm",
+    ),
+    Planted(
+        "proof dated when its answer was read",
+        "memq.broker.publishing",
+        "Publisher.publish",
+        "own.prove(handed_over_s)",
+        "own.prove(self._now())",
+        level="sleepy",
+    ),
+    Planted(
+        "publish repeated without reading the tail",
+        "memq.broker.publishing",
+        "Publisher.publish",
+        "must_read, tries = True, tries + 1",
+        "tries = tries + 1",
+    ),
+    Planted(
+        "cumulative ack over a refused block",
+        "memq.broker.connection",
+        "Connection._take_block",
+        "self._turn_away(stream, first)",
+        "self._turn_away(stream, first)\n        stream.open, stream.expected = True, next_",
+    ),
+    Planted(
+        "stale epoch accepted by its owner",
+        "memq.broker.ownership",
+        "Ownership.meet",
+        "if pointer.epoch > self.epoch",
+        "if False",
+        level="sleepy",
+    ),
+    Planted(
+        "stale epoch accepted by the queue",
+        "memq.notification.memory",
+        "MemoryQueue.publish",
+        "check_epoch(publication,",
+        "0 and check_epoch(publication,",
+        level="sleepy",
+    ),
+    Planted(
+        "off-by-one seal",
+        "memq.broker.ring",
+        "Ring.seal",
+        "self.batches.append(slot)",
+        "slot.extents[1:] = slot.extents[1:-1]\n    self.batches.append(slot)",
+        level="calm",
+    ),
+    Planted(
+        "lost wake-up after a publish",
+        "memq.broker.topic_processor",
+        "TopicProcessor._publish",
+        "self.pump()",
+        "pass",
+        level="calm",
+    ),
+    Planted(
+        "lost wake-up of a starting broker",
+        "memq.broker.broker",
+        "Broker.start",
+        "self._unwatch = services.coordinator.watch(self._coordinator_changed)",
+        "pass",
+    ),
+    Planted(
+        "opened without reading the tail",
+        "memq.broker.opening",
+        "_read_tail",
+        "own.restart(start)",
+        "own.restart(span.end)",
+    ),
+    Planted(
+        "epoch used again",
+        "memq.broker.opening",
+        "_claim",
+        "epoch=max(current.epoch, seen) + 1",
+        "epoch=max(current.epoch, seen, 1)",
+    ),
+    Planted(
+        "reader without dedup",
+        "memq.client.lookback",
+        "Lookback.judge",
+        "verdict = self._compare(source, first, next_)",
+        "verdict = Verdict.NEW",
+    ),
+    Planted(
+        "reader without look-back",
+        "memq.client.places",
+        "Places.look_back",
+        "if start > span.begin:",
+        "if False:",
+    ),
+)
+
+
+def find(bug: Planted, seeds: Iterable[int]) -> tuple[int, str]:
+    """Run seeds with the bug until one finds it; return how many it took and what was found, "" when nothing."""
+    count = 0
+    with plant(bug):
+        for seed in seeds:
+            count += 1
+            try:
+                run_plan(draw_plan(seed, bug.level, bug.producers))
+            except SimulationError as error:
+                return count, str(error)
+    return count, ""
+
+
+@contextmanager
+def plant(bug: Planted) -> Iterator[None]:
+    """Change the product while the block runs."""
+    module = importlib.import_module(bug.module)
+    *path, name = bug.target.split(".")
+    owner: Any = module
+    for part in path:
+        owner = getattr(owner, part)
+    original = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(original))
+    assert source.count(bug.old) == 1, f"'{bug.old}' stands {source.count(bug.old)} times in {bug.target}"
+    changed = compile(source.replace(bug.old, bug.new), f"<{bug.name}>", "exec", flags=future.annotations.compiler_flag)
+    made: dict[str, Any] = {}
+    exec(changed, module.__dict__, made)
+    setattr(owner, name, made[name])
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

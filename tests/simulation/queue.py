@@ -1,0 +1,162 @@
+"""One node's view of the notification queue: the in-memory queue behind calls that fail, hang and come late.
+
+It also watches how owners use it (DESIGN's rule of publishing): one publish in flight, and after one that went wrong
+none before the queue was read to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memq.notification import Entry, GroupState, Membership, Publication, Span
+from memq.notification.memory import MemoryQueue
+from memq.topic import Committed, ReadPartition
+from tests.simulation.calls import Caller
+from tests.simulation.node import Node
+
+Owner = tuple[ReadPartition, int, int]  # read partition, write partition, epoch
+
+
+class SimQueue:
+    """See `memq.notification.NotificationQueue`. `published` is told what landed, at which offset."""
+
+    def __init__(self, caller: Caller, queue: MemoryQueue, published: Callable[[Publication, int, Node], None]) -> None:
+        self._caller = caller
+        self._queue = queue
+        self._published = published
+        self._in_flight: dict[Owner, None] = {}
+        self._unread: dict[Owner, int] = {}  # when a publish went wrong, counted in calls
+        self._calls = 0
+
+    # ---- pointers ----------------------------------------------------------------------------
+
+    async def publish(self, publication: Publication) -> int:
+        """See `PointerWriter.publish`."""
+        where = publication.partition
+        what = f"publish {where.topic}/{publication.write_partition} epoch {publication.epoch}"
+        owner = (where, publication.write_partition, publication.epoch)
+        self._begin(owner, what)
+
+        async def land() -> int:
+            offset = await self._queue.publish(publication)
+            self._published(publication, offset, self._caller.node)
+            return offset
+
+        try:
+            return await self._caller.call(what, land)
+        except BaseException:
+            self._calls += 1
+            self._unread[owner] = self._calls
+            raise
+        finally:
+            self._in_flight.pop(owner, None)
+
+    def _begin(self, owner: Owner, what: str) -> None:
+        node = self._caller.node
+        if owner in self._in_flight and node.alive:
+            node.world.fail(f"{node.name} has two of '{what}' in flight")
+        if owner in self._unread and node.alive:
+            node.world.fail(f"{node.name} does '{what}' after an error, without reading to the end")
+        self._in_flight[owner] = None
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        """See `PointerReader.read`."""
+        self._calls += 1
+        begun = self._calls
+        entries = await self._caller.call(
+            f"read {partition.topic}/{partition.partition} {offset}",
+            lambda: self._queue.read(partition, offset, bytes_max),
+        )
+        if not entries:
+            for owner in [one for one, when in self._unread.items() if one[0] == partition and when < begun]:
+                del self._unread[owner]
+        return entries
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        return await self._caller.call(
+            f"span {partition.topic}/{partition.partition}", lambda: self._queue.span(partition)
+        )
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        """See `PointerReader.seek_time`."""
+        return await self._caller.call(
+            f"seek {partition.topic}/{partition.partition} {time_ms}",
+            lambda: self._queue.seek_time(partition, time_ms),
+        )
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        """See `PointerReader.wait`."""
+        copied = dict(ends)
+        await self._caller.call(f"wait {len(ends)}", lambda: self._queue.wait(copied, timeout_s))
+
+    # ---- groups ------------------------------------------------------------------------------
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """See `Groups.join`."""
+        wanted = tuple(partitions)
+        return await self._caller.call(
+            f"join {group} {member}", lambda: self._queue.join(group, member, wanted, session_timeout_ms)
+        )
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        """See `Groups.heartbeat`."""
+        given = tuple(released)
+        return await self._caller.call(
+            f"heartbeat {group} {member}", lambda: self._queue.heartbeat(group, member, generation, given)
+        )
+
+    async def leave(self, group: str, member: str) -> None:
+        """See `Groups.leave`."""
+        await self._caller.call(f"leave {group} {member}", lambda: self._queue.leave(group, member))
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """See `Groups.commit`."""
+        copied = dict(positions)
+        await self._caller.call(
+            f"commit {group} {member}", lambda: self._queue.commit(group, member, generation, copied)
+        )
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `Groups.committed`."""
+        wanted = tuple(partitions)
+        return await self._caller.call(f"committed {group}", lambda: self._queue.committed(group, wanted))
+
+    async def groups(self) -> Sequence[str]:
+        """See `Groups.groups`."""
+        return await self._caller.call("groups", self._queue.groups)
+
+    async def describe(self, group: str) -> GroupState:
+        """See `Groups.describe`."""
+        return await self._caller.call(f"describe {group}", lambda: self._queue.describe(group))
+
+    async def delete_group(self, group: str) -> None:
+        """See `Groups.delete_group`."""
+        await self._caller.call(f"delete group {group}", lambda: self._queue.delete_group(group))
+
+    # ---- partitions --------------------------------------------------------------------------
+
+    async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
+        """See `PartitionAdmin.create`."""
+        wanted = tuple(partitions)
+        await self._caller.call(f"create {len(wanted)}", lambda: self._queue.create(wanted, stale_publish_ms))
+
+    async def trim(self, partition: ReadPartition, before: int) -> None:
+        """See `PartitionAdmin.trim`."""
+        await self._caller.call(f"trim {partition.topic} {before}", lambda: self._queue.trim(partition, before))
+
+    async def drop(self, partitions: Sequence[ReadPartition]) -> None:
+        """See `PartitionAdmin.drop`."""
+        wanted = tuple(partitions)
+        await self._caller.call(f"drop {len(wanted)}", lambda: self._queue.drop(wanted))
+
+    async def check(self) -> None:
+        """See `NotificationQueue.check`."""
+        await self._caller.call("check", self._queue.check)
+
+    async def close(self) -> None:
+        """See `NotificationQueue.close`."""

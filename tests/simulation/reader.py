@@ -1,0 +1,146 @@
+"""The reference reader: what any reader must deliver, from pointers and objects alone, in the fewest words. Pure.
+
+It shares the formats with the product, and nothing else: no prefetch, no cache, memory without end. Who starts at a
+position first reads the pointers, not the objects, of the dedup window before it; the stream must then be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from memq.format.block import parse_header, scope_of
+from memq.format.columns import open_block
+from memq.format.pointer import Pointer
+from memq.format.ranges import RangeSet
+
+Source = tuple[int, int]  # write partition, producer id
+Fetch = Callable[[str, int, int], bytes]  # key, offset, length
+
+
+class FindingError(AssertionError):
+    """What the log holds breaks a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogBlock:
+    """One block of a batch: who sent it, and where its first record stands in the batch."""
+
+    source: Source
+    first: int
+    following: int
+    record_index: int
+    values: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One pointer with what it points to; `blocks` leaves out those that the pointer says to skip."""
+
+    offset: int
+    time_ms: int
+    pointer: Pointer
+    blocks: tuple[LogBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One record of the stream: position in the queue, identity, value."""
+
+    offset: int
+    record_index: int
+    source: Source
+    sequence: int
+    value: bytes
+
+
+def read_entry(offset: int, time_ms: int, pointer: Pointer, fetch: Fetch) -> LogEntry:
+    """Read what a pointer points to, with all checks of the format.
+
+    Raises: FindingError when object and pointer differ; what `fetch` and the format raise.
+    """
+    if pointer.kind != "data":
+        return LogEntry(offset, time_ms, pointer, ())
+    location = pointer.locations[0]
+    data = memoryview(fetch(location.key, location.offset, location.length))
+    blocks: list[LogBlock] = []
+    at = number = records = 0
+    skipped = dict.fromkeys(pointer.skip)
+    while at < len(data):
+        length = parse_header(data, at).length
+        block = open_block(data[at : at + length])
+        if number not in skipped:
+            header = block.header
+            if header.scope != scope_of(bytes.fromhex(pointer.topic_id), pointer.partition):
+                raise FindingError(f"block {header.first_sequence} at {offset} belongs to another partition")
+            values = tuple(value or b"" for value in block.values())
+            source = (pointer.partition, header.producer_id)
+            blocks.append(LogBlock(source, header.first_sequence, header.next_sequence, records, values))
+        records += block.count
+        number += 1
+        at += length
+    if records != pointer.records:
+        raise FindingError(f"pointer at {offset} says {pointer.records} records, its batch holds {records}")
+    return LogEntry(offset, time_ms, pointer, tuple(blocks))
+
+
+class ReferenceReader:
+    """Delivers each record once, in the order of the log. A block that was seen in part breaks a rule."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Source, RangeSet] = {}
+
+    def look_back(self, pointer: Pointer) -> None:
+        """Learn what a pointer before the start holds."""
+        if not pointer.producers_complete:
+            raise FindingError("pointer with cut producers: the simulation keeps batches smaller than that")
+        for producer in pointer.producers:
+            for first, following in producer.ranges:
+                self._seen.setdefault((pointer.partition, producer.producer), RangeSet()).add(first, following)
+
+    def take(self, entry: LogEntry) -> list[Delivered]:
+        """Return what the entry delivers.
+
+        Raises: FindingError when a block overlaps what was seen without being seen whole.
+        """
+        delivered: list[Delivered] = []
+        for block in entry.blocks:
+            seen = self._seen.setdefault(block.source, RangeSet())
+            if seen.covers(block.first, block.following):
+                continue
+            if seen.overlaps(block.first, block.following):
+                raise FindingError(
+                    f"block {block.first} to {block.following} of {block.source} at {entry.offset} was seen in part"
+                )
+            seen.add(block.first, block.following)
+            delivered += [
+                Delivered(entry.offset, block.record_index + number, block.source, block.first + number, value)
+                for number, value in enumerate(block.values)
+            ]
+        return delivered
+
+
+def resume(log: Sequence[LogEntry], offset: int, record_index: int, window_ms: int) -> list[Delivered]:
+    """Return what a reader delivers that starts at a position of `log`, after a look back by `window_ms`.
+
+    The window is measured in queue time, back from the pointer that the position names, as the queue's
+    `seek_time` finds it: from the first entry that is young enough, whatever comes behind it.
+    """
+    reader = ReferenceReader()
+    start = next((index for index, entry in enumerate(log) if entry.offset >= offset), len(log))
+    if start == len(log):
+        return []
+    least_ms = log[start].time_ms - window_ms
+    first = next(index for index, entry in enumerate(log) if entry.time_ms >= least_ms)
+    for entry in log[first:start]:
+        reader.look_back(entry.pointer)
+    return _behind(log[start:], reader, offset, record_index)
+
+
+def _behind(log: Iterable[LogEntry], reader: ReferenceReader, offset: int, record_index: int) -> list[Delivered]:
+    return [
+        record
+        for entry in log
+        for record in reader.take(entry)
+        if (record.offset, record.record_index) >= (offset, record_index)
+    ]

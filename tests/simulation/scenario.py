@@ -1,0 +1,304 @@
+"""One whole run: a cluster drawn from the seed lives through chaos, heals, settles, and is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from memq.client.aio_producer import AsyncProducer
+from memq.client.delivery import AsyncDelivery
+from memq.errors import MemqError
+from memq.network import Runtime
+from memq.topic import TopicSettings
+from tests.simulation.chaos import Chaos
+from tests.simulation.cloud import Doors
+from tests.simulation.cluster import PORT, SETTINGS, Shape, SimCluster
+from tests.simulation.consumers import run_consumer
+from tests.simulation.faults import LEVELS, Faults
+from tests.simulation.node import Node
+from tests.simulation.plain_producer import PlainProducer
+from tests.simulation.world import World
+
+ACTIVE_S = 150.0
+SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value beside its name
+CALM_ACK_S = 3.0  # with the opening of the partition, and all rounds of the scripted governor
+SETTLE_S = 180.0  # hanging calls last 40 s, silent peers up to 120 s
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one run is made of."""
+
+    seed: int
+    faults: Faults
+    shape: Shape
+    producers: tuple[str, ...] = ("plain",)  # "plain" or "product", one process each
+    consumers: tuple[str, ...] = ()  # the group of each
+    blocks: int = 150  # per producer
+    block_records_max: int = 5
+    pace_s_max: float = 0.2
+
+
+@dataclass(slots=True)
+class Report:
+    """What came out of a run."""
+
+    seed: int
+    trace_hash: str
+    seconds: float
+    steps: int
+    acked: int
+    given_up: int
+    pointers: int
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def draw_plan(seed: int, level: str, producers: tuple[str, ...] = ("plain", "product")) -> Plan:
+    """Draw the cluster of a seed."""
+    draw = random.Random(f"{seed}/plan")
+    stale_ms = draw.choice([1_000, 2_000, 3_000])
+    delivery_ms = draw.choice([4_000, 10_000, 30_000])
+    settings = draw_settings(stale_ms, delivery_ms, draw)
+    shape = Shape(
+        brokers=draw.randint(1, 3),
+        partitions=draw.choice([1, 1, 2]),
+        refuse=draw.choice(["epoch", "age"]),
+        session_timeout_ms=draw.choice([500, 2_000, 5_000]),
+        settings=settings,
+    )
+    kinds = tuple(draw.choice(producers) for _ in range(draw.randint(1, 3)))
+    consumers = tuple(f"g{draw.randrange(2)}" for _ in range(draw.randint(1, 3)))
+    pace_s = draw.choice([0.02, 0.1, 0.4])
+    faults = LEVELS[level]()
+    faults = replace(faults, chaos=faults.chaos.slower(draw.choice([1, 1, 2, 5])))
+    return Plan(seed, faults, shape, kinds, consumers, draw.randint(40, 150), draw.randint(1, 10), pace_s)
+
+
+def draw_settings(stale_ms: int, delivery_ms: int, draw: random.Random) -> TopicSettings:
+    """Return topic settings that keep the bounds, scaled down to seconds."""
+    return msgspec.structs.replace(
+        SETTINGS,
+        stale_publish_ms=stale_ms,
+        delivery_timeout_ms=delivery_ms,
+        dedup_window_ms=delivery_ms + 2 * (stale_ms + 20_000),
+        batch_age_ms_max=draw.choice([0, 20, 200]),
+        seal_when_idle=draw.random() < 0.5,
+        batch_blocks_max=draw.choice([1, 3, 50]),
+        ring_slots=draw.choice([2, 4, 16]),
+        uploads_in_flight_max=draw.choice([1, 2, 4]),
+    )
+
+
+class Scenario:
+    """Runs one plan in one world."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self.world = world
+        self.plan = plan
+        self.cluster = SimCluster(world, plan.faults, plan.shape)
+        self.checker = self.cluster.checker
+        if plan.faults == LEVELS["calm"]():
+            self.checker.ack_s_max = CALM_ACK_S
+        self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
+        self.groups = dict.fromkeys(plan.consumers)
+        self._sent: dict[str, int] = {}
+        self._lives: dict[str, int] = {}
+        self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
+
+    def run(self) -> Report:
+        """Run to the end and return what came out.
+
+        Raises: SimulationError.
+        """
+        world = self.world
+        self.cluster.start()
+        for name in self.done:
+            self._start_producer(name)
+        for number in range(len(self.plan.consumers)):
+            self._start_consumer(f"consumer-{number}")
+        self.chaos.start()
+        world.run(ACTIVE_S, done=self._all_done)
+        self.chaos.end()
+        for name in self.cluster.brokers:
+            self.restart(name)
+        world.run(SETTLE_S, done=self._all_done)
+        self._check_life()
+        self.checker.finish(world.random("finish").randrange)
+        world.collect()
+        world.check()
+        return self._report()
+
+    def _all_done(self) -> bool:
+        return all(self.done.values()) and all(self.checker.is_drained(group) for group in self.groups)
+
+    def _check_life(self) -> None:
+        """In a healed world everybody gets an answer, and every group reads to the end."""
+        waiting = [name for name, done in self.done.items() if not done]
+        waiting += [group for group in self.groups if not self.checker.is_drained(group)]
+        if waiting:
+            self.world.fail(f"{', '.join(waiting)} did not come to an end within {SETTLE_S:g} s in a healed world")
+
+    def _report(self) -> Report:
+        checker = self.checker
+        return Report(
+            seed=self.world.seed,
+            trace_hash=self.world.trace.hash(),
+            seconds=self.world.now,
+            steps=self.world.steps,
+            acked=checker.acked,
+            given_up=checker.given_up,
+            pointers=sum(len(log.entries) for log in checker.logs.values()),
+            counts=checker.counts(),
+        )
+
+    # ---- processes -----------------------------------------------------------------------------
+
+    def restart(self, name: str) -> None:
+        """Start a dead process again."""
+        if self.world.nodes[name].alive:
+            return
+        if name in self.cluster.brokers:
+            self.cluster.start_broker(name)
+        elif name.startswith("consumer"):
+            self._start_consumer(name)
+        elif not self.done[name]:
+            self._start_producer(name)
+
+    def _start_consumer(self, name: str) -> None:
+        group = self.plan.consumers[int(name.rpartition("-")[2])]
+        self._lives[name] = self._lives.get(name, 0) + 1
+
+        async def main(node: Node, runtime: Runtime, _doors: Doors) -> None:
+            await run_consumer(node, runtime, self.cluster, group)
+
+        self.cluster.spawn(name, main)
+
+    def _start_producer(self, name: str) -> None:
+        kind = self.plan.producers[int(name.rpartition("-")[2])]
+        main = {"plain": self._plain_main, "product": self._product_main}[kind]
+        self._lives[name] = self._lives.get(name, 0) + 1
+        self.cluster.spawn(name, main)
+
+    def _values(self, node: Node, partition: int) -> list[bytes]:
+        """Make the records of one block; a new life of a producer is a new stream."""
+        stream = f"{node.name}.{self._lives[node.name]}"
+        values: list[bytes] = []
+        for _ in range(node.random.randint(1, self.plan.block_records_max)):
+            number = self._sent[stream] = self._sent.get(stream, 0) + 1
+            value = f"{stream} {partition} {number} ".encode() + node.random.randbytes(node.random.choice(SIZES))
+            self.checker.sent(stream, partition, number, value)
+            values.append(value)
+        return values
+
+    def _blocks_left(self, name: str) -> int:
+        """Return how many blocks the process sends in this life: all lives together send about the plan's number."""
+        return max(10, self.plan.blocks // self._lives[name])
+
+    async def _plain_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+        cluster = self.cluster
+        producers = [
+            PlainProducer(runtime, cluster.addresses(), cluster.topic, number, self.checker)
+            for number in range(self.plan.shape.partitions)
+        ]
+        async with Running([producer.run for producer in producers]):
+            for _ in range(self._blocks_left(node.name)):
+                partition = node.random.randrange(len(producers))
+                await producers[partition].send(self._values(node, partition))
+                await asyncio.sleep(node.random.uniform(0, self.plan.pace_s_max))
+            for producer in producers:
+                await producer.flush()
+        self.done[node.name] = True
+
+    async def _product_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+        producer = AsyncProducer(
+            [f"{host}:{PORT}" for host, _port in self.cluster.addresses()],
+            linger_ms=node.random.choice([0, 5, 100]),
+            delivery_timeout_ms=self.plan.shape.settings.delivery_timeout_ms,
+            codec=node.random.choice(["none", "zstd", "lz4"]),
+            runtime=runtime,
+        )
+        pending: dict[AsyncDelivery, list[bytes]] = {}
+        watchers: list[asyncio.Task[None]] = []
+        for _ in range(self._blocks_left(node.name)):
+            partition = node.random.randrange(self.plan.shape.partitions)
+            for value in self._values(node, partition):
+                try:
+                    delivery = await producer.send("t", value, partition=partition)
+                except MemqError:
+                    self.checker.give_up(value)
+                    continue
+                if delivery not in pending:
+                    pending[delivery] = []
+                    watchers.append(asyncio.create_task(self._watch(delivery, pending)))
+                pending[delivery].append(value)
+            await asyncio.sleep(node.random.uniform(0, self.plan.pace_s_max))
+        await asyncio.gather(*watchers)
+        with contextlib.suppress(MemqError):  # what failed was counted by its delivery
+            await producer.close()
+        self.done[node.name] = True
+
+    async def _watch(self, delivery: AsyncDelivery, pending: dict[AsyncDelivery, list[bytes]]) -> None:
+        try:
+            await delivery
+        except MemqError:
+            tell: Callable[[bytes], None] = self.checker.give_up
+        else:
+            tell = self.checker.ack
+        for value in pending.pop(delivery):
+            tell(value)
+
+
+class Running:
+    """Runs coroutines in the background of a block, and cancels them at its end."""
+
+    def __init__(self, mains: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+        self._mains = mains
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> None:
+        self._tasks = [asyncio.create_task(main()) for main in self._mains]
+
+    async def __aexit__(self, *_error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+class LogWatch(logging.Handler):
+    """An exception that is none of memq's own ends the run when the product logs it: a broken assertion above all."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one record."""
+        cause = record.exc_info[1] if record.exc_info else None
+        if cause is not None and not isinstance(cause, MemqError):
+            self._world.fail(f"logged {record.getMessage()}", cause)
+
+
+def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report:
+    """Run a plan in a world of its own.
+
+    Raises: SimulationError.
+    """
+    with World(plan.seed, echo=echo) as world:
+        watch = LogWatch(world)
+        logger = logging.getLogger("memq")
+        logger.addHandler(watch)
+        try:
+            return Scenario(world, plan).run()
+        finally:
+            logger.removeHandler(watch)
+
+
+def without_chaos(plan: Plan) -> Plan:
+    """Return the same plan in a calm world."""
+    return replace(plan, faults=LEVELS["calm"]())

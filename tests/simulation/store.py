@@ -1,0 +1,157 @@
+"""One node's view of the object store: the in-memory handler behind calls that fail, hang and come late.
+
+A put reads the caller's buffers by reference, piece by piece, until its request has arrived: who changes a buffer
+before the call has ended is found, since the checksum was given with the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from awscrt.checksums import crc32c
+
+from memq.storage_handlers import Buffer, ObjectEntry
+from memq.storage_handlers.memory import MemoryHandler
+from tests.simulation.calls import Caller
+from tests.simulation.node import Node
+
+
+class PutBody:
+    """The buffers of one put, read while the call flies; `settled` is done when nobody reads them any more."""
+
+    def __init__(self, buffers: Sequence[Buffer], draw: Callable[[], float]) -> None:
+        self._left = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
+        self._draw = draw
+        self._parts: list[bytes] = []
+        self._abandoned = False
+        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all was read."""
+        return not self._abandoned and not self._left
+
+    def read(self, *, whole: bool) -> None:
+        """Read a drawn part of what is left, or all of it."""
+        wanted = sum(map(len, self._left))
+        if not whole:
+            wanted = int(wanted * self._draw())
+        while wanted > 0 and self._left:
+            view = self._left.popleft()
+            part = bytes(view[:wanted])
+            self._parts.append(part)
+            wanted -= len(part)
+            if len(part) < len(view):
+                self._left.appendleft(view[len(part) :])
+        if whole:
+            self._settle()
+
+    def abandon(self) -> None:
+        """Read nothing more."""
+        self._abandoned = True
+        self._left.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        loop = self.settled.get_loop()
+        loop.call_soon(lambda: None if self.settled.done() else self.settled.set_result(None))
+
+    def bytes(self) -> bytes:
+        """Return what was read."""
+        return b"".join(self._parts)
+
+
+class SimStore:
+    """See `memq.storage_handlers.StorageHandler`. `stored` and `deleted` are told the key of what happened."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        handler: MemoryHandler,
+        stored: Callable[[str], None],
+        deleted: Callable[[str], None],
+    ) -> None:
+        self._caller = caller
+        self._handler = handler
+        self._stored = stored
+        self._deleted = deleted
+
+    @property
+    def url(self) -> str:
+        """See `StorageHandler.url`."""
+        return self._handler.url
+
+    @property
+    def node(self) -> Node:
+        """Whose view this is."""
+        return self._caller.node
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        """See `ObjectWriter.put`. A cancellation waits until the buffers are read."""
+        body = PutBody(buffers, self._caller.draw)
+
+        async def land() -> None:
+            data = body.bytes()
+            if crc32c(data) != checksum:
+                self._caller.node.world.fail(f"{self.node.name} changed the bytes of '{key}' while they were put")
+                return
+            await self._handler.put(key, [data], checksum)
+            self._stored(key)
+
+        try:
+            await self._caller.call(f"put {key}", land, payload=body)
+        finally:
+            await _settled(body.settled)
+
+    async def delete(self, key: str) -> None:
+        """See `ObjectWriter.delete`."""
+
+        async def land() -> None:
+            await self._handler.delete(key)
+            self._deleted(key)
+
+        await self._caller.call(f"delete {key}", land)
+
+    async def get(self, key: str) -> bytes:
+        """See `ObjectReader.get`."""
+        return await self._caller.call(f"get {key}", lambda: self._handler.get(key))
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See `ObjectReader.get_range`."""
+        return await self._caller.call(
+            f"get {key} {offset}+{length}", lambda: self._handler.get_range(key, offset, length)
+        )
+
+    async def size(self, key: str) -> int:
+        """See `ObjectReader.size`."""
+        return await self._caller.call(f"size {key}", lambda: self._handler.size(key))
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+        """See `ObjectReader.list`."""
+
+        async def collect() -> list[ObjectEntry]:
+            return [entry async for entry in self._handler.list(prefix)]
+
+        for entry in await self._caller.call(f"list {prefix}", collect):
+            yield entry
+
+    async def check(self) -> None:
+        """See `StorageHandler.check`."""
+        await self._caller.call("check", self._handler.check)
+
+    async def close(self) -> None:
+        """See `StorageHandler.close`."""
+
+
+async def _settled(settled: asyncio.Future[None]) -> None:
+    """Wait until the buffers are read, through cancellations, which are raised then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not settled.done():
+        try:
+            await asyncio.shield(settled)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,339 @@
+"""The checker itself: a log that keeps every promise passes, and each broken promise is found by its own words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from memq.format.block import scope_of
+from memq.format.builder import BlockBuilder, SealedBlock
+from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
+from memq.format.ranges import RangeSet
+from memq.notification import Publication
+from memq.topic import ReadPartition
+from tests.simulation.checker import Checker
+from tests.simulation.node import EPOCH_MS
+from tests.simulation.world import World
+
+TOPIC_ID = "ab" * 16
+PARTITION = ReadPartition("t", TOPIC_ID, 0)
+WINDOW_MS = 10_000
+
+
+def block(first: int, values: Sequence[bytes], producer: int = 7, partition: int = 0) -> SealedBlock:
+    """Seal one block."""
+    builder = BlockBuilder()
+    builder.extend(list(values))
+    scope = scope_of(bytes.fromhex(TOPIC_ID), partition)
+    return builder.seal(producer_id=producer, first_sequence=first, scope=scope, now_ms=0)
+
+
+def ranges_of(blocks: Sequence[SealedBlock]) -> tuple[ProducerRanges, ...]:
+    """Return what a pointer says of the producers of these blocks."""
+    found: dict[int, RangeSet] = {}
+    for one in blocks:
+        header = one.header
+        found.setdefault(header.producer_id, RangeSet()).add(header.first_sequence, header.next_sequence)
+    return tuple(ProducerRanges(producer, tuple(found[producer])) for producer in sorted(found))
+
+
+@dataclass
+class Log:
+    """Writes a queue and a store by hand, and tells the checker."""
+
+    findings: list[str] = field(default_factory=list)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    end: int = 0
+
+    def __post_init__(self) -> None:
+        self.world = World(1)
+        self.node = self.world.add_node("b", offset_ms=0)
+        self.checker = Checker(self.objects, WINDOW_MS, self.findings.append, self.now, refuse="age")
+
+    def now(self) -> float:
+        """Return the virtual time."""
+        return self.world.now
+
+    def send(self, *numbers: int, producer: str = "p") -> list[bytes]:
+        """Send records of one producer, and return their values."""
+        values = [f"{producer} {number}".encode() for number in numbers]
+        for number, value in zip(numbers, values, strict=True):
+            self.checker.sent(producer, 0, number, value)
+        return values
+
+    def ack(self, values: Sequence[bytes]) -> None:
+        """Ack records."""
+        for value in values:
+            self.checker.ack(value)
+
+    def open(self, epoch: int, broker: str = "b") -> None:
+        """Publish an opening."""
+        self.publish(self.pointer(kind="opened", epoch=epoch, broker=broker), epoch)
+
+    def batch(
+        self,
+        blocks: Sequence[SealedBlock],
+        batch_sequence: int,
+        *,
+        epoch: int = 1,
+        skip: tuple[int, ...] = (),
+        time_ms: int = 0,
+        store: bool = True,
+    ) -> None:
+        """Store a batch and publish its pointer."""
+        data = b"".join(one.data for one in blocks)
+        key = f"{epoch}-{batch_sequence}"
+        if store:
+            self.objects[key] = data
+        pointer = self.pointer(
+            kind="data",
+            epoch=epoch,
+            broker="b",
+            batch_sequence=batch_sequence,
+            locations=(Location(store="s", key=key, offset=0, length=len(data)),),
+            records=sum(one.header.count for one in blocks),
+            producers=ranges_of(blocks),
+            skip=skip,
+        )
+        self.publish(pointer, epoch, time_ms)
+
+    def pointer(self, **fields: object) -> Pointer:
+        """Make a pointer."""
+        return Pointer(cluster="c", topic="t", topic_id=TOPIC_ID, partition=0, **fields)  # type: ignore[arg-type]
+
+    def publish(self, pointer: Pointer, epoch: int, time_ms: int = 0) -> None:
+        """Let a pointer land."""
+        self.checker.published(Publication(PARTITION, 0, epoch, time_ms, encode_pointer(pointer)), self.end, self.node)
+        self.end += 1
+
+    def finish(self) -> list[str]:
+        """End the run and return the findings."""
+        self.checker.finish(random.Random(1).randrange)
+        return self.findings
+
+
+def test_a_good_log_passes() -> None:
+    log = Log()
+    log.open(1)
+    first, second, third = log.send(0, 1, 2), log.send(3), log.send(4, 5)
+    log.batch([block(0, first), block(3, second)], 0)
+    log.ack(first)
+    log.open(2)
+    log.batch([block(3, second), block(4, third)], 0, epoch=2, skip=(0,))  # sent again after a failover
+    log.ack(second + third)
+    log.batch([block(4, third)], 1, epoch=2, skip=(0,))
+    log.batch([block(0, first), block(3, second)], 0, epoch=1)  # the first pointer again, landing late
+    consume(log, "c", first + second + third)
+    assert log.checker.is_drained("g")
+    assert log.finish() == []
+    assert (log.checker.acked, log.checker.consumed) == (6, 6)
+
+
+def consume(log: Log, consumer: str, values: Sequence[bytes]) -> None:
+    """Consume records where they lie."""
+    for value in values:
+        place = log.checker.records[value].place
+        assert place is not None
+        record = log.checker.logs[PARTITION].stream[place[1]]
+        log.checker.consume(consumer, "g", PARTITION, (record.offset, record.record_index), value)
+
+
+def ack_before_pointer(log: Log) -> None:
+    log.ack(log.send(0))
+
+
+def pointer_before_object(log: Log) -> None:
+    log.batch([block(0, log.send(0))], 0, store=False)
+
+
+def ack_twice(log: Log) -> None:
+    values = log.send(0)
+    log.batch([block(0, values)], 0)
+    log.ack(values + values)
+
+
+def ack_that_comes_late(log: Log) -> None:
+    log.checker.ack_s_max = 3.0
+    values = log.send(0)
+    log.batch([block(0, values)], 0)
+    log.world.now += 3.1
+    log.ack(values)
+
+
+def give_up_after_ack(log: Log) -> None:
+    values = log.send(0)
+    log.batch([block(0, values)], 0)
+    log.ack(values)
+    log.checker.give_up(values[0])
+
+
+def damage(log: Log) -> None:
+    sealed = block(0, log.send(0))
+    log.batch([SealedBlock(sealed.header, sealed.data[:-1] + b"!")], 0)
+
+
+def garbage(log: Log) -> None:
+    log.batch([block(0, [b"nobody sent this"])], 0)
+
+
+def other_partition(log: Log) -> None:
+    log.batch([block(0, log.send(0), partition=3)], 0)
+
+
+def same_record_in_other_sequences(log: Log) -> None:
+    values = log.send(0)
+    log.batch([block(0, values), block(1, values)], 0)
+
+
+def block_cut_anew(log: Log) -> None:
+    values = log.send(0, 1, 2)
+    log.batch([block(0, values[:2])], 0)
+    log.batch([block(1, values[1:])], 1)
+
+
+def batches_out_of_order(log: Log) -> None:
+    log.batch([block(0, log.send(0))], 1)
+
+
+def epoch_opened_twice(log: Log) -> None:
+    log.open(1, broker="other")
+
+
+def epoch_not_opened(log: Log) -> None:
+    log.batch([block(0, log.send(0))], 0, epoch=2)
+
+
+def epoch_of_another_broker(log: Log) -> None:
+    log.publish(log.pointer(kind="closed", epoch=1, broker="other"), 1)
+
+
+def copy_that_the_owner_knew(log: Log) -> None:
+    values = log.send(0)
+    log.batch([block(0, values)], 0)
+    log.batch([block(0, values)], 1)
+
+
+def copy_that_the_tail_showed(log: Log) -> None:
+    values = log.send(0)
+    log.batch([block(0, values)], 0)
+    log.open(2)
+    log.batch([block(0, values)], 0, epoch=2)
+
+
+def false_proof(log: Log) -> None:
+    log.open(2)
+    log.batch([block(0, log.send(0))], 0, epoch=1, time_ms=EPOCH_MS + 1_000)
+
+
+def queue_takes_a_lower_epoch(log: Log) -> None:
+    log.checker = Checker(log.objects, WINDOW_MS, log.findings.append, log.now, refuse="epoch")
+    log.open(2)
+    log.batch([block(0, log.send(0))], 0, epoch=1)
+
+
+def acked_out_of_order(log: Log) -> None:
+    values = log.send(0, 1)
+    log.batch([block(1, values[1:]), block(0, values[:1])], 0)
+    log.ack(values)
+
+
+def named_object_deleted(log: Log) -> None:
+    log.batch([block(0, log.send(0))], 0)
+    log.checker.deleted("1-0")
+
+
+def ranges_missing(log: Log) -> None:
+    sealed = block(0, log.send(0))
+    log.objects["k"] = sealed.data
+    location = Location(store="s", key="k", offset=0, length=len(sealed.data))
+    log.publish(log.pointer(kind="data", epoch=1, broker="b", locations=(location,), records=1), 1)
+
+
+def copy_beyond_the_window(log: Log) -> None:
+    values = log.send(0)
+    log.batch([block(0, values)], 0)
+    log.open(2)
+    log.batch([block(1, log.send(1))], 0, epoch=2, time_ms=2 * WINDOW_MS)
+    log.batch([block(0, values)], 0, epoch=1, time_ms=2 * WINDOW_MS)  # far too late, but the queue took it
+
+
+def consumed_wrong_value(log: Log) -> None:
+    log.batch([block(0, log.send(0, 1))], 0)
+    log.checker.consume("c", "g", PARTITION, (1, 0), b"p 1")
+
+
+def consumed_with_a_hole(log: Log) -> None:
+    values = log.send(0, 1, 2)
+    log.batch([block(0, values)], 0)
+    consume(log, "c", [values[0], values[2]])
+
+
+def group_skips_after_a_restart(log: Log) -> None:
+    values = log.send(0, 1, 2)
+    log.batch([block(0, values)], 0)
+    consume(log, "c", values[:1])
+    log.checker.assign("c", PARTITION)
+    consume(log, "c", values[2:])
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (ack_before_pointer, "is acked, but no pointer"),
+        (pointer_before_object, "pointer before object"),
+        (ack_twice, "is acked twice"),
+        (ack_that_comes_late, "waited 3.1 s for its ack"),
+        (give_up_after_ack, "is given up after it was acked"),
+        (damage, "checksum"),
+        (garbage, "was never sent"),
+        (other_partition, "belongs to another partition"),
+        (same_record_in_other_sequences, "is delivered twice"),
+        (block_cut_anew, "was seen in part"),
+        (batches_out_of_order, "comes before 0"),
+        (epoch_opened_twice, "is opened by b and again by other, process 0"),
+        (epoch_of_another_broker, "which it has not opened"),
+        (copy_that_the_owner_knew, "which knew it"),
+        (copy_that_the_tail_showed, "which knew it"),
+        (false_proof, "is proved 1000 ms after epoch 2 was opened"),
+        (queue_takes_a_lower_epoch, "the queue took epoch 1 after 2"),
+        (epoch_not_opened, "which it has not opened"),
+        (acked_out_of_order, "comes after number 1"),
+        (named_object_deleted, "pointers name it"),
+        (ranges_missing, "is not in its ranges"),
+        (copy_beyond_the_window, "resumed at"),
+        (consumed_wrong_value, "not what lies there"),
+        (consumed_with_a_hole, "the next one is 1"),
+        (group_skips_after_a_restart, "skips records 1 to 2"),
+    ],
+)
+def test_each_broken_promise_is_found(break_it: Callable[[Log], None], words: str) -> None:
+    log = Log()
+    log.open(1)
+    break_it(log)
+    findings = log.finish()
+    assert any(words in finding for finding in findings), findings
+
+
+def test_a_restart_may_deliver_again_from_what_was_reached() -> None:
+    log = Log()
+    log.open(1)
+    values = log.send(0, 1, 2)
+    log.batch([block(0, values)], 0)
+    consume(log, "c", values[:2])
+    assert not log.checker.is_drained("g")
+    log.checker.assign("c", PARTITION)
+    consume(log, "c", values)
+    assert log.checker.is_drained("g")
+    assert log.finish() == []
+
+
+def test_trimmed_objects_may_go() -> None:
+    log = Log()
+    log.open(1)
+    log.batch([block(0, log.send(0))], 0)
+    log.checker.trimmed(PARTITION, 2)
+    log.checker.deleted("1-0")
+    assert log.findings == []

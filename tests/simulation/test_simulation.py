@@ -1,0 +1,47 @@
+"""The whole cluster under seeded chaos: short here, `make simulate` for longer; and each planted bug is found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.planted import BUGS, Planted, find
+from tests.simulation.scenario import draw_plan, run_plan
+
+SEEDS_MAX = 60  # within so many seeds each planted bug must be found
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("level", ["calm", "breezy", "stormy", "sleepy"])
+def test_a_cluster_keeps_its_promises(level: str, seed: int) -> None:
+    report = run_plan(draw_plan(seed, level))
+    assert report.acked > 0
+    assert report.pointers > 0
+
+
+def test_a_cluster_has_the_same_trace_in_every_process() -> None:
+    code = (
+        "from tests.simulation.scenario import draw_plan, run_plan; print(run_plan(draw_plan(7, 'stormy')).trace_hash)"
+    )
+    hashes = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1")
+    ]
+    assert hashes[0] == hashes[1]
+    assert hashes[0].strip() == run_plan(draw_plan(7, "stormy")).trace_hash
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug: Planted) -> None:
+    count, found = find(bug, range(bug.seed, bug.seed + SEEDS_MAX))
+    assert found, f"not found within {count} seeds"
+    assert bug.words in found

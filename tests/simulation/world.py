@@ -1,0 +1,227 @@
+"""The scheduler: one virtual time, many nodes, one seed; it picks the next callback and counts time for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+import random
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+from tests.simulation.loop import SimLoop
+from tests.simulation.node import FOREVER, Node
+from tests.simulation.trace import Trace
+
+STEP_S_MAX = 40e-6  # what one callback costs at most, normally
+HICCUP_S_MAX = 0.02  # and seldom: a collection, a page fault, another process on the core
+HICCUP_RATE = 1e-4
+COLLECT_STEPS = 200_000
+CLOCK_OFFSET_MS_MAX = 10_000
+
+
+class SimulationError(AssertionError):
+    """The run found something: the message names the seed and the virtual time."""
+
+
+class World:
+    """Runs nodes on virtual time. Use it as a context manager: it owns the thread's running loop while it runs.
+
+    Every callback costs its node a few microseconds of virtual time, drawn from the seed. That orders the nodes'
+    callbacks against each other in ever new ways, lets time go on in a busy loop, and gives "before" and "after"
+    a meaning within one step. Within one node callbacks run first in, first out, as asyncio's do.
+    The garbage collector is off and called at set steps: it runs finalizers, and so must not depend on what
+    else the process did before.
+    """
+
+    def __init__(self, seed: int, *, echo: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.now = 0.0
+        self.steps = 0
+        self.trace = Trace(echo)
+        self.nodes: dict[str, Node] = {}
+        self._buried: list[Node] = []
+        self._events: list[tuple[float, float, int, Node | Callable[[], None]]] = []
+        self._numbers = 0
+        self._randoms: dict[str, random.Random] = {}
+        self._failure: SimulationError | None = None
+        self._running: Node | None = None
+        self._steps_end = 0
+        self._schedule_random = self.random("schedule").random
+        self._checks: list[Callable[[], None]] = []
+
+    # ---- seeded randomness -------------------------------------------------------------------
+
+    def random(self, purpose: str) -> random.Random:
+        """Return the generator of one purpose: each has its own, so that one more draw here changes nothing there."""
+        if purpose not in self._randoms:
+            self._randoms[purpose] = random.Random(f"{self.seed}/{purpose}")
+        return self._randoms[purpose]
+
+    # ---- nodes and events --------------------------------------------------------------------
+
+    def add_node(self, name: str, *, offset_ms: int | None = None) -> Node:
+        """Make a node without a main; `offset_ms` is how far its wall clock is off (drawn when None)."""
+        known = self.nodes.get(name)
+        assert known is None or not known.alive, f"{name} lives"
+        if offset_ms is None:
+            offset_ms = self.random("clock").randint(-CLOCK_OFFSET_MS_MAX, CLOCK_OFFSET_MS_MAX)
+        node = Node(self, len(self.nodes) + len(self._buried), name, offset_ms)
+        if known is not None:
+            self._buried.append(known)
+        self.nodes[name] = node
+        return node
+
+    def spawn(
+        self, name: str, main: Callable[[Node], Coroutine[Any, Any, Any]], *, offset_ms: int | None = None
+    ) -> Node:
+        """Start a process on host `name`; when one lived there before, it must be dead."""
+        node = self.add_node(name, offset_ms=offset_ms)
+        self.trace.event(self.now, "spawn", name)
+        node.start(main)
+        return node
+
+    def schedule(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` outside of all nodes, `delay_s` from now."""
+        self._numbers += 1
+        heapq.heappush(self._events, (self.now + delay_s, self._schedule_random(), self._numbers, action))
+
+    def wake(self, node: Node) -> None:
+        """See to it that `node` runs when it is due: loops call this when they get their first callback or timer."""
+        if node is self._running:
+            return
+        when = node.due()
+        if when < node.wake_at:
+            node.wake_at = when
+            self._numbers += 1
+            heapq.heappush(self._events, (when, self._schedule_random(), self._numbers, node))
+
+    def add_check(self, check: Callable[[], None]) -> None:
+        """Call `check` after every step; it must be cheap and says what is wrong by `fail`."""
+        self._checks.append(check)
+
+    def fail(self, what: str, cause: BaseException | None = None) -> None:
+        """End the run with this finding; the first one counts."""
+        if self._failure is None:
+            text = f"{what}: {cause!r}" if cause is not None else what
+            self._failure = SimulationError(f"seed {self.seed} at {self.now:.6f} s: {text}")
+            self._failure.__cause__ = cause
+
+    def collect(self) -> None:
+        """Find the errors of tasks that nobody holds any more."""
+        gc.collect()
+
+    def check(self) -> None:
+        """Raise the finding, when there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- running -----------------------------------------------------------------------------
+
+    def run(
+        self,
+        seconds: float | None = None,
+        *,
+        done: Callable[[], bool] | None = None,
+        steps_max: int = 50_000_000,
+    ) -> None:
+        """Run until `done()`, for `seconds` of virtual time, or until nothing is left to happen.
+
+        Raises: SimulationError for a failed check, an exception that nobody handled, or more than `steps_max` steps.
+        """
+        until = FOREVER if seconds is None else self.now + seconds
+        self._steps_end = self.steps + steps_max
+        events = self._events
+        while events and events[0][0] <= until and not (done is not None and done()):
+            when, _tie, _number, target = heapq.heappop(events)
+            if not isinstance(target, Node):
+                self.now = when
+                target()
+            elif when == target.wake_at:
+                target.wake_at = FOREVER
+                self.now = when
+                self._run_node(target, until)
+            for check in self._checks:
+                check()
+            self.check()
+        if until != FOREVER and not (events and events[0][0] <= until):
+            self.now = until
+
+    def _run_node(self, node: Node, until: float) -> None:
+        """Run callbacks of `node` until another node's turn comes first."""
+        loop = node.loop
+        events = self._events
+        asyncio._set_running_loop(loop)
+        self._running = node
+        try:
+            while node.alive and node.paused_until <= self.now:
+                loop.collect_timers(self.now)
+                if not loop.ready:
+                    break
+                handle = loop.ready.popleft()
+                if handle.cancelled():
+                    continue
+                self.trace.step(node.index, self.now)
+                handle._run()
+                self._count_step(node)
+                if self._failure is not None or node.free_at > until or (events and events[0][0] <= node.free_at):
+                    break
+                self.now = node.free_at
+        finally:
+            asyncio._set_running_loop(None)
+            self._running = None
+        self.wake(node)
+
+    def _count_step(self, node: Node) -> None:
+        draw = self._schedule_random()
+        cost_s = draw * STEP_S_MAX if draw > HICCUP_RATE else draw / HICCUP_RATE * HICCUP_S_MAX
+        node.free_at = self.now + cost_s
+        self.steps += 1
+        if self.steps % COLLECT_STEPS == 0:
+            gc.collect()
+        if self.steps > self._steps_end:
+            self.fail(f"no end after {self.steps} steps")
+
+    # ---- the thread's state --------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=self._finalize)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._events.clear()
+        hook, sys.unraisablehook = sys.unraisablehook, _ignore
+        try:
+            for node in [*self._buried, *self.nodes.values()]:
+                node.die()
+                asyncio._set_running_loop(node.loop)
+                node.bury()
+                asyncio._set_running_loop(None)
+            gc.collect()
+        finally:
+            sys.unraisablehook = hook
+            sys.set_asyncgen_hooks(*self._hooks)
+            gc.enable()
+            gc.unfreeze()
+
+    def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """An async generator that was left half-way is closed by its node, when that still lives."""
+        loop = asyncio._get_running_loop()
+        if isinstance(loop, SimLoop) and loop.node.alive:
+            loop.create_task(_close(generator))
+
+
+def _ignore(_unraisable: object) -> None:
+    """What the dead say while they are closed, a `finally` that awaits above all, concerns nobody."""
+
+
+async def _close(generator: AsyncGenerator[Any, Any]) -> None:
+    await generator.aclose()
