@@ -190,7 +190,18 @@ class PartitionBuffer:
     how many sealed blocks wait for the socket; while there are some, sealing small blocks gains nothing.
     """
 
-    __slots__ = ("backlog", "cut", "dirty", "next_sequence", "open", "partition", "scope", "slots", "topic")
+    __slots__ = (
+        "backlog",
+        "cut",
+        "dirty",
+        "first_limit",
+        "next_sequence",
+        "open",
+        "partition",
+        "scope",
+        "slots",
+        "topic",
+    )
 
     def __init__(self, topic: Topic, partition: int, slots: tuple[int, int]) -> None:
         self.topic = topic
@@ -201,6 +212,7 @@ class PartitionBuffer:
         self.open: RowBlock | MixedBlock | None = None
         self.cut: deque[PendingBlock] = deque()
         self.backlog = 0
+        self.first_limit = 0  # of the next block: as large as the last one became, since asking often costs
         self.dirty = False  # the I/O side has been told to look here
 
     def stalled(self) -> bool:

@@ -145,7 +145,7 @@ class ProducerCore:
         self.buffer.refuse(ClosedError("the producer is closed"))
         try:
             await self.flush(self._settings.delivery_timeout_s + _SETTLE_S if timeout_s is None else timeout_s)
-            await self._report_ends()
+            await self._report_ends(CLOSE_TIMEOUT_S if timeout_s is None else min(CLOSE_TIMEOUT_S, timeout_s))
         except TimedOutError as error:
             raise TimedOutError(str(error), hint="their deliveries say which may have been stored") from error
         finally:
@@ -272,17 +272,17 @@ class ProducerCore:
 
     # ---- the end ---------------------------------------------------------------------------------------
 
-    async def _report_ends(self) -> None:
+    async def _report_ends(self, timeout_s: float) -> None:
         """Say CLOSE on every stream, so that the audit can prove the tail; not for longer than a short while."""
         senders = list(self._senders.values())
         for sender in senders:
             sender.finish()
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 for sender in senders:
                     await sender.closed.wait()
         except TimeoutError:
-            self.events.info("producer.close-failed", f"the end of a stream is not reported in {CLOSE_TIMEOUT_S:g} s")
+            self.events.info("producer.close-failed", f"the end of a stream is not reported in {timeout_s:g} s")
 
     async def _stop(self, error: MemqError) -> None:
         if self._watch is not None:

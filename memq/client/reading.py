@@ -257,7 +257,8 @@ class Reading:
                     await self._back_off(error, failures)
         finally:
             self._fetches -= 1
-            self._advance()
+            if not self._tasks.stopped:
+                self._advance()
         self._changed()
 
     async def _fetch_once(self, assigned: Assigned, slot: Slot) -> None:

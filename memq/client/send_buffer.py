@@ -298,6 +298,8 @@ class SendBuffer:
             cut.append(self._cut(block))
         most = self._settings.block_bytes
         limit = max(size + KIB, min(most, max(FIRST_LIMIT_BYTES, wish + KIB)))
+        if self.pending_bytes + buffer.first_limit <= self._settings.pending_bytes_max // 2:
+            limit = max(limit, buffer.first_limit)
         self._claim(limit + BLOCK_COST_BYTES)
         delivery, now_s = self._make_delivery(), self._runtime.clock.monotonic()
         new = RowBlock(buffer, delivery, limit, now_s, shape) if shape else MixedBlock(buffer, delivery, limit, now_s)
@@ -355,6 +357,7 @@ class SendBuffer:
         records = block.count_closed if isinstance(block, RowBlock) else block.count
         pending = PendingBlock(block, buffer.next_sequence, records, block.opened_s + timeout_s)
         buffer.next_sequence = pending.next
+        buffer.first_limit = min(block.raw_bytes * 5 // 4, self._settings.block_bytes)
         assert buffer.next_sequence < SEQUENCE_END
         buffer.open = None
         buffer.cut.append(pending)

@@ -1,0 +1,55 @@
+"""Logging: event codes, rates, and silence until the program wants to hear."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from memq.logs import EVENTS_MAX, INTERVAL_S, LINES_MAX, EventLog, RateLimit
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+def test_an_event_has_its_rate_and_tells_what_was_left_out() -> None:
+    limit = RateLimit()
+    assert [limit.admit("a", 0.0) for _ in range(LINES_MAX + 3)] == [0] * LINES_MAX + [None] * 3
+    assert limit.admit("b", 0.0) == 0
+    assert limit.admit("a", INTERVAL_S) == 3
+    assert limit.admit("a", INTERVAL_S) == 0
+
+
+def test_the_number_of_events_is_bounded() -> None:
+    limit = RateLimit()
+    for number in range(EVENTS_MAX):
+        assert limit.admit(str(number), 0.0) == 0
+    assert limit.admit("one more", 0.0) is None
+    assert limit.admit("0", 0.0) == 0
+
+
+def test_lines_carry_their_event_and_the_count(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    events = EventLog(clock)
+    with caplog.at_level(logging.INFO, "memq"):
+        for _ in range(LINES_MAX + 1):
+            events.info("toy.happened", "it happened")
+        events.debug("toy.detail", "nobody asked")
+        clock.now_s += INTERVAL_S
+        events.error("toy.happened", "it happened again", ValueError("why"))
+    assert len(caplog.records) == LINES_MAX + 1
+    assert {record.event for record in caplog.records} == {"toy.happened"}  # type: ignore[attr-defined]
+    assert caplog.messages[-1] == "toy.happened: it happened again (1 more of toy.happened were not logged)"
+    assert caplog.records[-1].exc_info
+
+
+def test_the_package_is_silent_by_default() -> None:
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("memq").handlers)

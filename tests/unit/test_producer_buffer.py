@@ -1,0 +1,371 @@
+"""The side of a producer that callers touch: what is taken, cut, sealed and counted, without any I/O."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.client.delivery import Delivery
+from memq.client.fields import as_bytes, check_fields, check_many
+from memq.client.io_thread import io_thread
+from memq.client.open_block import PendingBlock, Route, RowBlock
+from memq.client.partitioner import PartitionMap
+from memq.client.producer import Producer
+from memq.client.producer_settings import ProducerSettings
+from memq.client.send_buffer import BLOCK_COST_BYTES, SendBuffer
+from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
+from memq.format.columns import BlockReader, open_block
+from memq.network import Runtime
+from memq.topic import TopicSettings, slot_of_key
+from tests.unit.toy_broker import toy_topic
+
+Sent = tuple[bytes | None, bytes | None, int | None]
+
+
+class Hands:
+    """A buffer, and what the I/O side would do with it."""
+
+    def __init__(self, partitions: int = 1, record_bytes_max: int = 1 << 20, **settings: int) -> None:
+        self.wakes = 0
+        self.rooms = 0
+        self.settings = ProducerSettings(codec="none", **settings)  # type: ignore[arg-type]
+        runtime = Runtime(random=random.Random(7))
+        self.buffer = SendBuffer(self.settings, runtime, 5, Delivery, self.wake, self.room)
+        topic = toy_topic(partitions=partitions, settings=TopicSettings(record_bytes_max=record_bytes_max))
+        self.route: Route = self.buffer.add_route(topic)
+        self.sealed: dict[int, list[BlockReader]] = {}
+        self.taken: list[PendingBlock] = []
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def room(self) -> None:
+        self.rooms += 1
+
+    def send(self, value: bytes | None, key: bytes | None = None, timestamp_ms: int | None = None) -> None:
+        self.buffer.put(self.route, check_fields(value, key, None, timestamp_ms), None)
+
+    def send_many(
+        self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None
+    ) -> tuple[int, list[Delivery]]:
+        delivered: list[Delivery] = []
+        rest = self.buffer.put_many(self.route, check_many(values, keys, None, None), delivered)
+        return len(values) - (len(rest.values) if rest else 0), delivered
+
+    def collect(self, *, release: bool = True) -> dict[int, list[BlockReader]]:
+        """Seal what is open and take everything."""
+        for partition in self.buffer.buffers():
+            self.buffer.seal_open(partition)
+        for partition in self.buffer.take_dirty():
+            for pending in self.buffer.take_ready(partition):
+                assert pending.error is None
+                self.taken.append(pending)
+                self.sealed.setdefault(partition.partition, []).append(open_block(pending.data))
+                if release:
+                    self.buffer.release(pending)
+        return self.sealed
+
+    def values(self) -> list[bytes | None]:
+        return [
+            value for number in sorted(self.collect()) for reader in self.sealed[number] for value in reader.values()
+        ]
+
+
+def test_the_io_side_is_woken_once_for_many_records() -> None:
+    hands = Hands()
+    for _ in range(100):
+        hands.send(b"x")
+    assert hands.wakes == 1
+    assert len(hands.values()) == 100
+    hands.send(b"x")
+    assert hands.wakes == 2
+
+
+def test_blocks_follow_on_each_other_and_memory_comes_back() -> None:
+    hands = Hands(block_bytes=4_096)
+    for number in range(1_000):
+        hands.send(b"%d" % number * 10)
+    (readers,) = hands.collect().values()
+    assert len(readers) > 5
+    expected = 0
+    for reader in readers:
+        assert reader.header.first_sequence == expected
+        assert reader.header.raw_length <= 4_096
+        expected = reader.header.next_sequence
+    assert expected == 1_000
+    assert hands.buffer.pending_bytes == 0
+
+
+def test_what_is_pending_is_counted_and_bounded() -> None:
+    hands = Hands(block_bytes=8_192, pending_bytes_max=50_000)
+    with pytest.raises(BufferFullError):  # noqa: PT012  # how many fit is the question
+        for _ in range(1_000):
+            hands.send(b"x" * 1_000)
+    assert hands.buffer.pending_bytes <= 50_000
+    taken = len(hands.collect(release=False)[0])
+    stored = sum(reader.header.length for reader in hands.sealed[0])
+    assert hands.buffer.pending_bytes == stored + taken * BLOCK_COST_BYTES
+    assert 30 <= len(hands.values()) < 50
+
+
+def test_a_record_that_can_never_fit_is_too_large() -> None:
+    hands = Hands(block_bytes=8_192, pending_bytes_max=50_000)
+    with pytest.raises(TooLargeError, match="pending_bytes_max"):
+        hands.send(bytes(60_000))
+    with pytest.raises(TooLargeError, match="record_bytes_max"):
+        hands.send(bytes((1 << 20) + 1))
+
+
+def test_a_record_larger_than_a_block_gets_a_block_of_its_size() -> None:
+    hands = Hands(block_bytes=8_192)
+    hands.send(b"small")
+    hands.send(bytes(100_000))
+    for _ in range(500):
+        hands.send(b"small")
+    first, second = hands.collect()[0][:2]
+    assert first.count == 1
+    assert second.header.raw_length < 100_000 + 2_048
+
+
+def test_thousands_of_open_blocks_claim_little() -> None:
+    hands = Hands(partitions=1_000)
+    for number in range(20_000):
+        hands.send(b"v", key=b"%d" % number)
+    assert hands.buffer.pending_bytes < 1_000 * 10_000
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=300) | st.none(), st.binary(max_size=20) | st.none()), max_size=60),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_many_at_once_equals_one_by_one(
+    pairs: list[tuple[bytes | None, bytes | None]], partitions: int, keyed: bool
+) -> None:
+    values = [value for value, _ in pairs]
+    keys = [key for _, key in pairs] if keyed else None
+    one, many = Hands(partitions, block_bytes=1_024), Hands(partitions, block_bytes=1_024)
+    for value, key in pairs:
+        one.send(value, key if keyed else None)
+    taken, delivered = many.send_many(values, keys)
+    assert taken == len(values)
+    assert len(delivered) <= len(values)
+    if keyed and None not in (keys or ()):
+        assert one.collect().keys() == many.collect().keys()
+        for number in one.sealed:
+            flat = [[v for r in hands.sealed[number] for v in r.values()] for hands in (one, many)]
+            assert flat[0] == flat[1]
+    assert sorted(map(repr, one.values())) == sorted(map(repr, many.values()))
+
+
+def test_many_takes_what_there_is_room_for_and_says_so() -> None:
+    hands = Hands(block_bytes=8_192, pending_bytes_max=50_000)
+    taken, delivered = hands.send_many([b"%d" % number * 200 for number in range(1_000)])
+    assert 20 < taken < 1_000
+    assert len(delivered) > 2
+    assert hands.values() == [b"%d" % number * 200 for number in range(taken)]
+
+
+def test_columns_may_come_and_go_within_a_block() -> None:
+    hands = Hands()
+    sent: list[Sent] = [(b"a", None, None), (b"b", b"k", None), (None, None, 5), (b"d", b"", 6), (b"", None, None)]
+    for value, key, time in sent:
+        hands.send(value, key, time)
+    (reader,) = hands.collect()[0]
+    assert [(record[0], record[1]) for record in reader.records()] == [(value, key) for value, key, _ in sent]
+    assert [record[3] for record in reader.records()][2:4] == [5, 6]
+
+
+def test_the_fast_way_for_keys_is_the_same_block() -> None:
+    hands = Hands()
+    for timestamp_ms in (None, 7):
+        assert hands.buffer.put_keyed("clicks", b"v", b"k", timestamp_ms) is None  # no block is made for it yet
+        hands.send(b"first", b"k", timestamp_ms)
+        for _ in range(5):
+            assert hands.buffer.put_keyed("clicks", b"v", b"k", timestamp_ms) is not None
+        assert hands.buffer.put_keyed("clicks", b"v", b"k", 9 if timestamp_ms is None else None) is None
+        assert hands.buffer.put_keyed("nothing", b"v", b"k", None) is None
+        hands.collect()
+    first, second = hands.sealed[0]
+    assert first.values() == second.values() == [b"first"] + [b"v"] * 5
+    assert second.timestamps() == [7] * 6
+
+
+def test_the_fast_way_keeps_the_bounds() -> None:
+    hands = Hands(block_bytes=2_048, record_bytes_max=100)
+    hands.send(b"v", b"k")
+    assert hands.buffer.put_keyed("clicks", bytes(101), b"", None) is None
+    while hands.buffer.put_keyed("clicks", bytes(90), b"k", None) is not None:
+        pass
+    assert hands.collect()[0][0].header.raw_length <= 2_048
+    assert hands.buffer.sticky == {}
+
+
+def test_nothing_goes_in_after_the_end() -> None:
+    hands = Hands()
+    hands.send(b"v", b"k")
+    hands.send(b"v")
+    hands.buffer.refuse(ClosedError("closed"))
+    assert hands.buffer.sticky == {}
+    assert hands.buffer.put_keyed("clicks", b"v", b"k", None) is None
+    with pytest.raises(ClosedError):
+        hands.buffer.route("clicks")
+    with pytest.raises(ClosedError):
+        hands.send(b"v")
+    assert hands.values() == [b"v", b"v"]
+
+
+def test_threads_lose_and_double_nothing() -> None:
+    hands = Hands(partitions=3, block_bytes=4_096)
+
+    def work(name: int) -> None:
+        for number in range(500):
+            hands.send(b"%d-%d" % (name, number), key=b"%d" % name if name % 2 else None)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    values = hands.values()
+    assert sorted(value or b"" for value in values) == sorted(b"%d-%d" % (t, n) for t in range(6) for n in range(500))
+    for name in (1, 3, 5):  # one key, one partition, in order
+        mine = [value for value in values if (value or b"").startswith(b"%d-" % name)]
+        assert mine == [b"%d-%d" % (name, number) for number in range(500)]
+    for readers in hands.sealed.values():
+        ends = [0] + [reader.header.next_sequence for reader in readers]
+        assert ends[:-1] == [reader.header.first_sequence for reader in readers]
+
+
+@pytest.mark.parametrize("key", [None, b"k"])
+def test_a_seal_at_any_point_of_a_send_loses_and_doubles_nothing(key: bytes | None) -> None:
+    """The way without the lock, interrupted after each bytecode by what the I/O thread does."""
+    points = 0
+    for point in range(1, 1_000):
+        producer = Producer("127.0.0.1:1", codec="none")
+        hands = Hands()
+        producer._sticky, producer._buffer = hands.buffer.sticky, hands.buffer
+        hands.send(b"first", key)
+        (partition,) = hands.buffer.buffers()
+        steps = iter(range(1, point + 1))
+
+        def interrupt(frame: FrameType, event: str, _: object) -> Any:
+            frame.f_trace_opcodes = frame.f_code.co_name in ("send", "put_keyed")
+            frame.f_trace_lines = False
+            if event == "opcode" and next(steps, 0) == point:  # noqa: B023  # it is used within this turn only
+                sys.settrace(None)
+                hands.buffer.seal_open(partition)  # noqa: B023
+            return interrupt
+
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        delivery = producer.send("clicks", b"second", key)
+        reached = sys.gettrace() is None
+        sys.settrace(before)
+        producer._closed = True
+        io_thread().leave(producer._background.number)
+        assert hands.values() == [b"first", b"second"], point
+        assert delivery in [pending.delivery for pending in hands.taken[-1:]]
+        if not reached:
+            break
+        points = point
+    assert points > 40
+
+
+def test_rows_that_come_late_are_taken_back_once_each() -> None:
+    hands = Hands()
+    hands.send(b"in time")
+    (partition,) = hands.buffer.buffers()
+    block = partition.open
+    assert isinstance(block, RowBlock)
+    block.close()
+    same = b"late"
+    block.rows += [same, same]
+    assert block.build().values == [b"in time"]
+    assert [block.take_late(same) for _ in range(3)] == [True, True, False]
+    assert not block.take_late(block.rows[0])
+
+
+def test_a_block_is_closed_before_its_rows_are_counted() -> None:
+    class Rows(list[object]):
+        def __len__(self) -> int:
+            assert isinstance(block, RowBlock)
+            seen.append(block.closed)
+            return super().__len__()
+
+    seen: list[bool] = []
+    hands = Hands()
+    hands.send(b"v")
+    (partition,) = hands.buffer.buffers()
+    block = partition.open
+    assert isinstance(block, RowBlock)
+    block.rows = Rows(block.rows)
+    block.close()
+    assert seen == [True]
+
+
+def test_a_block_that_is_sealed_early_waits_for_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    hands = Hands(block_bytes=1_024)
+    cut: list[PendingBlock] = []
+    seal = hands.buffer.seal
+    monkeypatch.setattr(hands.buffer, "seal", cut.extend)
+    for number in range(200):
+        hands.send(b"%0100d" % number)
+    (partition,) = hands.buffer.buffers()
+    seal(cut[1:])
+    assert hands.buffer.take_ready(partition) == []
+    seal(cut[:1])
+    assert hands.buffer.take_ready(partition) == cut
+
+
+def test_a_block_that_cannot_be_sealed_fails_alone() -> None:
+    hands = Hands()
+    hands.send(b"v")
+    (partition,) = hands.buffer.buffers()
+    assert partition.open is not None
+    partition.open.rows[0] = 5  # type: ignore[union-attr]  # as a careless fast caller would
+    hands.buffer.seal_open(partition)
+    (pending,) = hands.buffer.take_ready(partition)
+    assert isinstance(pending.error, InvalidRequestError)
+    hands.send(b"next")
+    hands.buffer.seal_open(partition)
+    (following,) = hands.buffer.take_ready(partition)
+    assert (following.error, following.first) == (None, 1)
+
+
+@given(st.binary(max_size=20), st.integers(1, 40))
+def test_a_key_has_one_place_that_holds_its_slot(key: bytes, count: int) -> None:
+    topic = toy_topic(partitions=count)
+    found = PartitionMap(topic)
+    place = found.place_of_key(key)
+    assert found.slots[place][0] <= slot_of_key(key) <= found.slots[place][1]
+    assert found.partitions[place] == topic.partition_of_slot(slot_of_key(key))
+
+
+def test_the_turn_passes_over_stalled_places_unless_all_are() -> None:
+    found = PartitionMap(toy_topic(partitions=4))
+    assert [found.next_place(place, lambda _: False) for place in range(4)] == [1, 2, 3, 0]
+    assert found.next_place(0, lambda place: place in (1, 2)) == 3
+    assert found.next_place(0, lambda _: True) == 1
+    assert found.next_place(3, lambda place: place != 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(b"a", b"a"), (bytearray(b"a"), b"a"), (memoryview(b"abc")[1:2], b"b"), ("ä", b"\xc3\xa4"), (None, None)],
+)
+def test_bytes_like_is_copied_and_text_is_utf8(given: object, expected: bytes | None) -> None:
+    assert as_bytes(given, "value") == expected  # type: ignore[arg-type]
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="not valid Unicode"):
+        as_bytes("\ud800", "key")

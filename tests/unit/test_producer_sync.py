@@ -1,0 +1,329 @@
+"""The sync producer: threads, waiting, callbacks, fork, exit, and the I/O thread it shares."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+import memq
+from memq.client.delivery import Ack, Delivery
+from memq.client.io_thread import io_thread, new_event_loop
+from memq.client.producer import Producer
+from memq.errors import (
+    BufferFullError,
+    ClosedError,
+    CorruptDataError,
+    ForkedError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    OutcomeUnknownError,
+    TimedOutError,
+)
+from memq.protocol.frames import Api, Frame
+from tests.unit.toy_broker import ToyBroker, ToyConnection
+
+Result = TypeVar("Result")
+
+
+class Server:
+    """A toy broker on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.broker = ToyBroker()
+        self.run(self.broker.__aenter__())
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        self.run(self.broker.until(condition))
+
+    def call(self, function: Callable[[], object]) -> None:
+        async def on_loop() -> None:
+            function()
+
+        self.run(on_loop())
+
+    def ack_all(self) -> None:
+        for connection in self.broker.connections:
+            for number in connection.streams:
+                connection.ack(number)
+
+    def close(self) -> None:
+        try:
+            self.run(self.broker.__aexit__())
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def test_the_public_face_has_the_producer() -> None:
+    assert memq.Producer is Producer
+    assert memq.Delivery is Delivery
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        memq.Nothing  # noqa: B018
+    assert {"Producer", "aio", "errors"} <= set(dir(memq))
+    assert "Producer" in dir(memq.aio)
+
+
+def test_send_and_wait(server: Server) -> None:
+    with memq.Producer(server.broker.address) as producer:
+        delivery = producer.send("clicks", b"v", key=b"k")
+        ack = delivery.result(timeout=20)
+        assert (ack.topic, ack.partition, ack.first_sequence, ack.records) == ("clicks", 0, 0, 1)
+        assert delivery.done()
+        assert delivery.exception() is None
+        deliveries = producer.send_many("clicks", [b"%d" % number for number in range(1_000)], tag="t")
+        producer.flush(timeout=20)
+        assert all(each.done() for each in deliveries)
+        stats = producer.stats()
+        assert (stats.records_acked, stats.records_failed, stats.pending_records) == (1_001, 0, 0)
+    assert server.broker.values() == [b"v"] + [b"%d" % number for number in range(1_000)]
+    assert server.broker.closes[0].next_sequence == 1_001
+
+
+def test_many_threads_share_a_producer(server: Server) -> None:
+    def work(name: int) -> None:
+        for number in range(2_000):
+            producer.send("clicks", b"%d-%06d" % (name, number))
+
+    with Producer(server.broker.address, block_bytes=4_096) as producer:
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        producer.flush(20)
+    values = server.broker.values()
+    assert len(values) == 8_000
+    for name in range(4):
+        mine = [value for value in values if (value or b"").startswith(b"%d-" % name)]
+        assert mine == [b"%d-%06d" % (name, number) for number in range(2_000)]
+
+
+def test_waiting_has_a_bound_and_drops_nothing(server: Server) -> None:
+    server.broker.acking = False
+    with Producer(server.broker.address) as producer:
+        delivery = producer.send("clicks", b"v")
+        with pytest.raises(TimedOutError, match="not acked after"):
+            delivery.result(0.01)
+        with pytest.raises(TimedOutError, match="1 records are still pending"):
+            producer.flush(0.01)
+        server.until(lambda: len(server.broker.blocks) == 1)
+        server.call(server.ack_all)
+        assert delivery.result(20).records == 1
+
+
+def test_a_full_buffer_blocks_until_there_is_room_or_raises(server: Server) -> None:
+    server.broker.acking = False
+    small = {"pending_bytes_max": 60_000, "block_bytes": 10_000, "codec": "none"}
+    impatient = Producer(server.broker.address, when_full="raise", **small)  # type: ignore[arg-type]
+    with pytest.raises(BufferFullError):
+        impatient.send_many("clicks", [b"x" * 1_000] * 100)
+    with pytest.raises(TimedOutError):
+        impatient.close(0.01)
+    with Producer(server.broker.address, **small) as patient:  # type: ignore[arg-type]
+        before = len(server.broker.headers)
+        deliveries: list[Delivery] = []
+
+        def fill() -> None:
+            deliveries.extend([patient.send("clicks", b"y" * 1_000) for _ in range(300)])
+
+        filler = threading.Thread(target=fill)
+        filler.start()
+        server.until(lambda: len(server.broker.headers) >= before + 3)
+        assert filler.is_alive()
+        server.broker.acking = True
+        server.call(server.ack_all)
+        filler.join(20)
+        assert not filler.is_alive()
+        assert all(delivery.result(20) for delivery in deliveries)
+    assert server.broker.values().count(b"y" * 1_000) == 300
+
+
+def test_callbacks_run_on_the_io_thread_and_cannot_wait_there(server: Server) -> None:
+    heard: list[str] = []
+    done = threading.Event()
+
+    def on_ack(outcome: Ack | MemqError) -> None:
+        heard.append(threading.current_thread().name)
+        for wait in (lambda: producer.flush(1), lambda: pending[-1].result(1)):
+            try:
+                wait()
+            except InvalidRequestError:
+                heard.append("refused")
+        done.set()
+
+    pending: list[Delivery] = []
+    with Producer(server.broker.address, on_ack=on_ack) as producer:
+        server.broker.acking = False
+        producer.send("clicks", b"first")
+        server.until(lambda: len(server.broker.blocks) == 1)
+        pending.append(producer.send("clicks", b"second", partition=0))
+        assert not pending[-1].done()
+        server.broker.acking = True
+        server.call(lambda: server.broker.connections[0].ack(1))
+        assert done.wait(20)
+        pending[-1].result(20)
+    assert heard[0] == "memq-io"
+    assert "refused" in heard
+
+
+def test_a_callback_of_a_delivery_is_called_once(server: Server) -> None:
+    called: list[Delivery] = []
+    with Producer(server.broker.address) as producer:
+        delivery = producer.send("clicks", b"v")
+        delivery.add_done_callback(called.append)
+        delivery.result(20)
+        delivery.add_done_callback(called.append)
+        producer.flush(20)
+    assert called == [delivery, delivery]
+
+
+def test_use_after_close_is_refused_and_closing_twice_is_fine(server: Server) -> None:
+    producer = Producer(server.broker.address)
+    producer.send("clicks", b"v")
+    producer.close()
+    producer.close()
+    for use in (lambda: producer.send("clicks", b"v"), lambda: producer.send_many("clicks", [b"v"], keys=[b"k"])):
+        with pytest.raises(ClosedError):
+            use()
+    assert server.broker.values() == [b"v"]
+
+
+def test_leaving_by_an_exception_never_hides_it(server: Server) -> None:
+    server.broker.acking = False
+
+    def leave() -> None:
+        with Producer(server.broker.address, delivery_timeout_ms=50) as producer:
+            producer.send("clicks", b"v")
+            raise ValueError("the caller's own")
+
+    with pytest.raises(ValueError, match="the caller's own"):
+        leave()
+
+    def forget() -> None:
+        with Producer(server.broker.address, delivery_timeout_ms=50) as producer:
+            producer.send("clicks", b"v")
+
+    with pytest.raises(OutcomeUnknownError):
+        forget()  # nobody looked at the delivery: the end of the block tells
+
+
+def test_errors_of_the_cluster_reach_the_caller(server: Server) -> None:
+    def refuse(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api == Api.WRITE and connection.streams[frame.stream].open:
+            connection.nack(frame, CorruptDataError("bad"))
+        return frame.api == Api.WRITE
+
+    with Producer(server.broker.address) as producer:
+        with pytest.raises(NotFoundError):
+            producer.send("nothing", b"v")
+        server.broker.script = refuse
+        delivery = producer.send("clicks", b"v")
+        with pytest.raises(CorruptDataError):
+            delivery.result(20)
+        assert isinstance(delivery.exception(), CorruptDataError)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_must_not_use_what_its_parent_made(server: Server) -> None:
+    producer = Producer(server.broker.address)
+    producer.send("clicks", b"parent").result(20)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        for use in (lambda: producer.send("clicks", b"child"), lambda: producer.flush(1), producer.stats):
+            try:
+                use()
+            except ForkedError as error:
+                said.append(str(error))
+        producer.close()  # does nothing, and does not hang
+        with Producer(server.broker.address) as own:
+            own.send("clicks", b"child's own").result(20)
+        os.write(write_end, "\n".join(said).encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        said = pipe.read().decode().splitlines()
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(said) == 3
+    assert f"can't be used in process {child}" in said[0]
+    producer.send("clicks", b"parent again").result(20)
+    producer.close()
+    assert sorted(value or b"" for value in server.broker.values()) == [b"child's own", b"parent", b"parent again"]
+
+
+def test_a_forgotten_producer_is_warned_of_and_still_sends(server: Server) -> None:
+    producer = Producer(server.broker.address)
+    producer.send("clicks", b"v")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        del producer
+        gc.collect()
+    assert ResourceWarning in [each.category for each in warned if "memq.Producer" in str(each.message)]
+    server.until(lambda: len(server.broker.closes) == 1)
+    assert server.broker.values() == [b"v"]
+
+
+def test_at_exit_what_waits_is_flushed_with_a_warning(server: Server) -> None:
+    code = (
+        "import memq, sys\n"
+        f"producer = memq.Producer({server.broker.address!r})\n"
+        "producer.send('clicks', b'last words')\n"
+        "keep = producer\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert server.broker.values() == [b"last words"]
+    assert "not closed before exit" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_io_thread_is_one_and_a_daemon() -> None:
+    assert io_thread() is io_thread()
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "memq-io"]
+    assert thread.daemon
+    loop = new_event_loop()
+    loop.close()
+
+
+def test_a_result_that_does_not_come_cancels_the_work() -> None:
+    cancelled = threading.Event()
+
+    async def never() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(TimedOutError):
+        io_thread().run(never(), 0.01)
+    assert cancelled.wait(20)

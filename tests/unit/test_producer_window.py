@@ -1,0 +1,586 @@
+"""The producer's window: its table walked pair by pair, and its rules held against a model of a broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from memq.client.window import BURNED_RANGES_MAX, ProducerWindow
+from memq.client.window_events import (
+    Abandon,
+    Acked,
+    CloseStream,
+    Drained,
+    Event,
+    Finish,
+    Finished,
+    Instruction,
+    Lost,
+    Nacked,
+    Opened,
+    OpenFailed,
+    OpenStream,
+    Refused,
+    Room,
+    Sealed,
+    Settle,
+    Spoiled,
+    Tick,
+    UnackedBlock,
+    WriteBlock,
+)
+from memq.client.window_states import TABLE, State
+from memq.errors import (
+    ClosedError,
+    CorruptDataError,
+    MemqError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    OutcomeUnknownError,
+    OutOfSequenceError,
+    ThrottledError,
+    TimedOutError,
+    TooLargeError,
+    TooOldError,
+    UnreachableError,
+)
+
+LOST = UnreachableError("connection is lost")
+D = 100.0
+
+
+def new_window(*, wants_acks: bool = True) -> ProducerWindow:
+    return ProducerWindow("topic 't' partition 0", random.Random(1), wants_acks=wants_acks)
+
+
+def block(first: int, records: int = 10, deadline_s: float = D) -> UnackedBlock:
+    return UnackedBlock(first, records, deadline_s, b"block %d" % first)
+
+
+def moved(address: str) -> MovedError:
+    error = MovedError("moved")
+    error.address = address
+    return error
+
+
+def opened(*blocks: UnackedBlock, wants_acks: bool = True) -> ProducerWindow:
+    """Return a window with an open stream on which the blocks were written."""
+    window = new_window(wants_acks=wants_acks)
+    for each in blocks or (block(0),):
+        window.handle(Sealed(each))
+    window.handle(Opened())
+    while window.handle(Room(1.0)):
+        pass
+    return window
+
+
+def in_state(state: State) -> ProducerWindow:
+    """Return a window in a state, with one live block where that is possible."""
+    window = new_window()
+    if state is State.RESTING:
+        return window
+    if state in (State.WAITING, State.OPENING):
+        window.handle(Sealed(block(0)))
+        if state is State.WAITING:
+            window.handle(OpenFailed(LOST, 0.0))
+        return window
+    window = opened()
+    steps: dict[State, list[Event]] = {
+        State.OPEN: [],
+        State.LEAVING: [Drained()],
+        State.CLOSING: [Acked(10), Finish(1.0)],
+        State.CLOSED: [Abandon(ClosedError("closed"))],
+    }
+    for event in steps[state]:
+        window.handle(event)
+    return window
+
+
+def some_events(first: int) -> list[Event]:
+    """Return events of every kind, several where their content matters."""
+    errors: list[MemqError] = [LOST, moved("h:1"), TooOldError("old"), NotFoundError("gone"), CorruptDataError("bad")]
+    return [
+        Sealed(block(first)),
+        Spoiled(block(first), TooLargeError("no")),
+        Opened(),
+        *(OpenFailed(error, 1.0) for error in errors),
+        *(Nacked(number, error, 1.0) for error in errors for number in (0, 10, 77)),
+        *(Refused(error, 1.0) for error in errors),
+        *(Acked(number) for number in (0, 5, 10, 77)),
+        Drained(),
+        Lost(LOST, 1.0),
+        Room(1.0),
+        Room(D + 1),
+        Tick(1.0),
+        Tick(D + 1),
+        Finish(1.0),
+        Finished(),
+        Abandon(ClosedError("closed")),
+    ]
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_pair_of_state_and_event_does_what_the_table_says(state: State) -> None:
+    assert in_state(state).state is state
+    first = in_state(state).next_sequence
+    for event in some_events(first):
+        window = in_state(state)
+        successors = TABLE[state].get(type(event))
+        if successors is None:
+            with pytest.raises(AssertionError, match="cannot happen"):
+                window.handle(event)
+        else:
+            window.handle(event)
+            assert window.state in successors, event
+
+
+def test_every_kind_of_event_is_walked() -> None:
+    kinds = {kind for row in TABLE.values() for kind in row}
+    assert kinds == {type(event) for event in some_events(0)}
+
+
+def test_a_block_opens_the_stream_and_is_written_after_the_answer() -> None:
+    window = new_window()
+    first = block(0)
+    assert window.handle(Sealed(first)) == [OpenStream(0, "", False)]
+    assert window.handle(Room(0.0)) == []  # not before OPEN was answered
+    window.handle(Opened())
+    assert window.handle(Room(2.5)) == [WriteBlock(first)]
+    assert first.first_sent_s == 2.5
+    assert window.handle(Acked(10)) == [Settle(first, None)]
+    assert window.live == 0
+
+
+def test_a_lost_connection_sends_all_again_from_the_oldest_in_order() -> None:
+    blocks = [block(0), block(10), block(20)]
+    window = opened(*blocks)
+    window.handle(Acked(10))
+    assert window.handle(Lost(LOST, 5.0)) == []
+    assert window.next_deadline_s is not None
+    assert window.handle(Tick(window.next_deadline_s)) == [OpenStream(10, "", True)]
+    window.handle(Opened())
+    assert [window.handle(Room(6.0)), window.handle(Room(6.0))] == [[WriteBlock(blocks[1])], [WriteBlock(blocks[2])]]
+    assert blocks[1].first_sent_s == 1.0  # the age counts from the first write
+    assert blocks[1].writes == 2
+
+
+def test_the_window_goes_where_it_is_sent_at_once_and_backs_off_when_sent_again() -> None:
+    window = opened()
+    assert window.handle(Refused(moved("other:1"), 1.0)) == [OpenStream(0, "other:1", False)]
+    assert window.handle(OpenFailed(moved("third:1"), 1.0)) == []
+    assert window.state is State.WAITING
+    assert window.handle(Tick(50.0)) == [OpenStream(0, "third:1", False)]
+
+
+def test_a_throttled_stream_waits_at_least_as_long_as_it_was_told() -> None:
+    window = opened()
+    window.handle(Refused(ThrottledError("slow", retry_after_ms=3_000), 1.0))
+    assert window.next_deadline_s is not None
+    assert window.next_deadline_s >= 4.0
+    assert window.handle(Tick(3.9)) == []
+    assert window.handle(Tick(10.0)) == [OpenStream(0, "", False)]
+
+
+def test_retries_wait_longer_and_longer_below_a_bound_until_an_ack_comes() -> None:
+    window = new_window()
+    window.handle(Sealed(block(0, deadline_s=1e9)))
+    now_s = 0.0
+    waits: list[float] = []
+    for _ in range(200):
+        window.handle(OpenFailed(NotReadyError("not yet"), now_s))
+        assert window.next_deadline_s is not None
+        waits.append(window.next_deadline_s - now_s)
+        now_s = window.next_deadline_s
+        assert window.handle(Tick(now_s)) == [OpenStream(0, "", True)]
+    assert waits[0] <= 0.05
+    assert 0.5 < sum(waits[10:]) / len(waits[10:]) < 1.5  # half of the bound of 2 s on average: full jitter
+    assert max(waits) <= 2.0
+    window.handle(Opened())
+    window.handle(Room(now_s))
+    window.handle(Acked(10))
+    window.handle(Sealed(block(10, deadline_s=1e9)))
+    window.handle(Lost(LOST, now_s))
+    assert window.next_deadline_s is not None
+    assert window.next_deadline_s - now_s <= 0.05
+
+
+def test_a_block_that_was_never_written_times_out_and_one_that_was_is_unknown() -> None:
+    window = opened(block(0), block(10))
+    third = block(20, deadline_s=D + 50)
+    window.handle(Refused(ThrottledError("slow"), 1.0))
+    window.handle(Sealed(third))
+    settled = window.handle(Tick(D + 0.1))
+    assert [type(each.error) for each in settled if isinstance(each, Settle)] == [OutcomeUnknownError] * 2
+    assert window.burned == [(0, 20)]
+    window = in_state(State.WAITING)
+    (settle,) = window.handle(Tick(D))
+    assert isinstance(settle, Settle)
+    assert type(settle.error) is TimedOutError
+    assert window.state is State.RESTING
+
+
+def test_after_a_gap_the_stream_is_opened_anew_once_all_before_it_is_acked() -> None:
+    """A stream is dense: block 10 is burned, so 20 can't follow on 0 and waits until that is acked."""
+    first, third = block(0), block(20)
+    window = opened(first)
+    window.handle(Spoiled(block(10), TooLargeError("no")))
+    window.handle(Sealed(third))
+    assert window.handle(Room(1.0)) == []
+    window.handle(Acked(10))
+    assert window.handle(Room(1.0)) == [OpenStream(20, "", False)]
+    window.handle(Opened())
+    assert window.handle(Room(1.0)) == [WriteBlock(third)]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TooOldError("old"), OutcomeUnknownError),
+        (CorruptDataError("bad"), CorruptDataError),
+        (TooLargeError("big"), TooLargeError),
+        (NotFoundError("gone"), NotFoundError),
+    ],
+)
+def test_a_condemned_block_fails_alone_and_the_stream_opens_at_the_oldest_live_one(
+    error: MemqError, expected: type[MemqError]
+) -> None:
+    first, second, third = blocks = [block(0), block(10), block(20)]
+    window = opened(*blocks)
+    instructions = window.handle(Nacked(10, error, 2.0))
+    settle, opening = instructions
+    assert isinstance(settle, Settle)
+    assert settle.block is second
+    assert type(settle.error) is expected
+    assert opening == OpenStream(0, "", False)
+    assert window.burned == [(10, 20)]
+    window.handle(Opened())
+    assert window.handle(Room(2.0)) == [WriteBlock(first)]
+    assert window.handle(Room(2.0)) == []  # not over the gap
+    window.handle(Acked(10))
+    assert window.handle(Room(2.0)) == [OpenStream(20, "", False)]
+    window.handle(Opened())
+    assert window.handle(Room(2.0)) == [WriteBlock(third)]
+
+
+def test_a_condemned_block_that_an_earlier_stream_carried_is_unknown() -> None:
+    window = opened()
+    window.handle(Lost(LOST, 1.0))
+    window.handle(Tick(50.0))
+    window.handle(Opened())
+    window.handle(Room(50.0))
+    (settle,) = window.handle(Nacked(0, CorruptDataError("bad"), 51.0))
+    assert isinstance(settle, Settle)
+    assert type(settle.error) is OutcomeUnknownError
+
+
+def test_out_of_sequence_and_what_passes_condemn_nothing() -> None:
+    for error in (OutOfSequenceError("no"), ThrottledError("slow"), NotReadyError("wait")):
+        window = opened()
+        assert window.handle(Nacked(0, error, 1.0)) == []
+        assert window.live == 1
+        assert window.state is State.WAITING
+
+
+def test_an_ack_that_comes_after_the_stream_was_closed_still_counts_up_to_what_it_took() -> None:
+    first, second = block(0), block(10)
+    window = opened(first, second)
+    window.handle(Nacked(10, ThrottledError("slow"), 1.0))
+    assert window.handle(Acked(10)) == [Settle(first, None)]
+    assert window.handle(Acked(20)) == []  # the stream never took the second
+    window = opened(block(0), block(10))
+    window.handle(Refused(ThrottledError("slow"), 1.0))
+    window.handle(Lost(LOST, 1.0))
+    assert window.handle(Acked(20)) == []  # of which connection would that be?
+
+
+def test_an_ack_never_covers_what_was_not_written() -> None:
+    first, second = block(0), block(10)
+    window = new_window()
+    window.handle(Sealed(first))
+    window.handle(Sealed(second))
+    window.handle(Opened())
+    window.handle(Room(1.0))
+    assert window.handle(Acked(20)) == [Settle(first, None)]
+
+
+def test_a_draining_broker_acks_what_it_took_and_the_rest_goes_to_the_next() -> None:
+    first = block(0)
+    window = opened(first)
+    second = block(10)
+    window.handle(Drained())
+    window.handle(Sealed(second))
+    assert window.handle(Room(1.0)) == []
+    assert window.handle(Acked(10)) == [Settle(first, None)]
+    assert window.handle(Tick(1.0)) == [OpenStream(10, "", True)]
+
+
+def test_a_topic_that_is_gone_fails_all_blocks() -> None:
+    window = new_window()
+    window.handle(Sealed(block(0)))
+    window.handle(Sealed(block(10)))
+    settled = window.handle(OpenFailed(NotFoundError("gone"), 1.0))
+    assert [type(each.error) for each in settled if isinstance(each, Settle)] == [NotFoundError] * 2
+    assert window.state is State.RESTING
+
+
+def test_without_acks_a_block_is_done_when_it_is_written() -> None:
+    window = new_window(wants_acks=False)
+    first = block(0)
+    window.handle(Sealed(first))
+    window.handle(Opened())
+    assert window.handle(Room(1.0)) == [WriteBlock(first), Settle(first, None)]
+    assert window.live == 0
+
+
+def test_the_end_is_reported_with_what_was_burned() -> None:
+    window = opened(block(0), block(10))
+    window.handle(Nacked(10, TooLargeError("big"), 1.0))
+    window.handle(Opened())
+    window.handle(Room(1.0))
+    assert window.handle(Finish(1.0)) == []
+    assert window.handle(Acked(10))[-1] == CloseStream(20, [(10, 20)])
+    window.handle(Finished())
+    assert window.state is State.CLOSED
+
+
+def test_the_end_of_a_lost_stream_is_reported_over_a_new_one() -> None:
+    window = opened()
+    window.handle(Acked(10))
+    window.handle(Lost(LOST, 1.0))
+    assert window.state is State.RESTING
+    assert window.handle(Finish(1.0)) == [OpenStream(10, "", True)]
+    assert window.handle(Opened()) == [CloseStream(10, [])]
+
+
+def test_a_window_that_never_sent_anything_has_nothing_to_report() -> None:
+    window = new_window()
+    assert window.handle(Finish(1.0)) == []
+    assert window.state is State.CLOSED
+
+
+def test_what_is_abandoned_fails_as_it_was_told_or_as_unknown() -> None:
+    window = opened(block(0))
+    window.handle(Refused(ThrottledError("slow"), 1.0))
+    window.handle(Sealed(block(10)))
+    settled = window.handle(Abandon(ClosedError("closed")))
+    assert [type(each.error) for each in settled if isinstance(each, Settle)] == [OutcomeUnknownError, ClosedError]
+    (late,) = window.handle(Sealed(block(20)))
+    assert isinstance(late, Settle)
+    assert type(late.error) is ClosedError
+
+
+def test_burned_ranges_join_and_are_bounded() -> None:
+    window = new_window()
+    first = 0
+    for number in range(2 * BURNED_RANGES_MAX + 10):
+        if number % 2:
+            window.handle(Spoiled(block(first, 1), TooLargeError("no")))
+        else:
+            window.handle(Sealed(block(first, 1)))
+        first += 1
+    assert len(window.burned) == BURNED_RANGES_MAX
+    window.handle(Spoiled(block(first, 5), TooLargeError("no")))
+    assert window.burned[-1] == (first - 1, first + 5)
+
+
+class WindowAgainstBroker(RuleBasedStateMachine):
+    """The window against a broker that keeps the rules: dense streams, cumulative acks, NACKs that close.
+
+    What the broker took is its truth: no block is acked that it did not take, none is settled twice, none is
+    lost, and the order in which it takes them first is the order of the sequences.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = new_window()
+        self.now_s = 0.0
+        self.next_sequence = 0
+        self.settled: dict[int, MemqError | None] = {}
+        self.data: dict[int, bytes] = {}
+        self.taken: set[int] = set()  # by the broker, on any stream
+        self.stream_open = False  # at the broker
+        self.expected = 0
+        self.stream_start = 0
+        self.acked = 0
+        self.opening: OpenStream | None = None
+        self.closes: list[CloseStream] = []
+        self.finishing = False
+
+    def feed(self, event: Event) -> None:
+        self.obey(self.window.handle(event))
+
+    def obey(self, instructions: list[Instruction]) -> None:
+        for each in instructions:
+            if isinstance(each, Settle):
+                assert each.block.first not in self.settled, "settled twice"
+                self.settled[each.block.first] = each.error
+                if each.error is None:
+                    assert each.block.first in self.taken, "acked without being taken"
+                elif not isinstance(each.error, OutcomeUnknownError):
+                    assert each.block.first not in self.taken or isinstance(each.error, TooLargeError)
+            elif isinstance(each, OpenStream):
+                self.opening = each
+                self.stream_open = False
+            elif isinstance(each, WriteBlock):
+                self.write(each.block)
+            else:
+                self.closes.append(each)
+
+    def write(self, written: UnackedBlock) -> None:
+        assert written.data == self.data[written.first], "not the same bytes"
+        assert self.opening is None, "written before OPEN was answered"
+        if not self.stream_open:
+            return  # on its way when the broker closed the stream
+        assert written.first == self.expected, "the stream is not dense"
+        self.taken.add(written.first)
+        self.expected = written.next
+
+    @initialize()
+    def start(self) -> None:
+        self.seal(1)
+
+    @precondition(lambda self: not self.finishing)
+    @rule(records=st.integers(1, 5))
+    def seal(self, records: int) -> None:
+        sealed = block(self.next_sequence, records, self.now_s + 100.0)
+        self.data[sealed.first] = bytes(sealed.data)
+        self.next_sequence = sealed.next
+        self.feed(Sealed(sealed))
+
+    @precondition(lambda self: not self.finishing)
+    @rule()
+    def spoil(self) -> None:
+        spoiled = block(self.next_sequence, 1, self.now_s + 100.0)
+        self.data[spoiled.first] = b""
+        self.next_sequence = spoiled.next
+        self.feed(Spoiled(spoiled, TooLargeError("no")))
+
+    @precondition(lambda self: self.opening is not None)
+    @rule()
+    def answer_open(self) -> None:
+        assert self.opening is not None
+        self.expected = self.stream_start = self.opening.sequence
+        self.stream_open = True
+        self.opening = None
+        self.feed(Opened())
+
+    @precondition(lambda self: self.opening is not None)
+    @rule(address=st.sampled_from(["", "other:1"]))
+    def refuse_open(self, address: str) -> None:
+        self.opening = None
+        self.feed(OpenFailed(moved(address) if address else NotReadyError("wait"), self.now_s))
+
+    @precondition(lambda self: self.window.state is State.OPEN)
+    @rule()
+    def room(self) -> None:
+        self.feed(Room(self.now_s))
+
+    @precondition(lambda self: self.stream_open)
+    @rule(share=st.floats(0, 1))
+    def ack(self, share: float) -> None:
+        """Ack a prefix of what the stream took."""
+        firsts = sorted(first for first in self.taken if self.stream_start <= first < self.expected)
+        if firsts:
+            self.feed(Acked(self.expected if share > 0.9 else firsts[int(share * (len(firsts) - 1))]))
+
+    @precondition(lambda self: self.stream_open)
+    @rule(kind=st.sampled_from(["throttle", "redirect", "nack", "condemn"]))
+    def close_stream(self, kind: str) -> None:
+        """Refuse the next block: what was written after it is not taken."""
+        self.stream_open = False
+        if kind == "throttle":
+            self.feed(Refused(ThrottledError("slow", retry_after_ms=10), self.now_s))
+        elif kind == "redirect":
+            self.feed(Refused(moved("other:1"), self.now_s))
+        elif kind == "nack":
+            self.feed(Nacked(self.expected, OutOfSequenceError("no"), self.now_s))
+        else:
+            self.feed(Nacked(self.expected, TooLargeError("big"), self.now_s))
+
+    @rule()
+    def lose(self) -> None:
+        if self.window.state in (State.OPEN, State.LEAVING, State.OPENING, State.CLOSING):
+            self.stream_open = False
+            self.opening = None
+            self.feed(Lost(LOST, self.now_s))
+
+    @rule()
+    def drain(self) -> None:
+        self.feed(Drained()) if self.window.state is State.OPEN else None
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 60.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.feed(Tick(self.now_s))
+
+    @precondition(lambda self: not self.finishing)
+    @rule()
+    def finish(self) -> None:
+        self.finishing = True
+        self.feed(Finish(self.now_s))
+
+    @precondition(lambda self: self.window.state is State.CLOSING)
+    @rule()
+    def answer_close(self) -> None:
+        assert self.closes[-1].next_sequence == self.next_sequence
+        assert len(self.settled) == len(self.data), "CLOSE came before all was settled"
+        self.feed(Finished())
+
+    @invariant()
+    def every_block_is_live_or_settled(self) -> None:
+        live = [each.first for each in self.window.blocks()]
+        assert live == sorted(live)
+        assert sorted([*live, *self.settled]) == sorted(self.data)
+
+    @invariant()
+    def what_failed_is_burned(self) -> None:
+        failed = {first for first, error in self.settled.items() if error is not None}
+        for first in failed:
+            assert any(low <= first < high for low, high in self.window.burned)
+        for first, error in self.settled.items():
+            if error is None:
+                assert not any(low <= first < high for low, high in self.window.burned)
+
+    @invariant()
+    def something_will_happen(self) -> None:
+        """While a block is live there is an open stream, an attempt under way, or a time to wait for."""
+        if self.window.live and self.window.state is not State.CLOSED:
+            assert self.window.next_deadline_s is not None
+
+    def assert_closed(self) -> None:
+        assert self.window.state is State.CLOSED
+        assert len(self.settled) == len(self.data)
+
+    def teardown(self) -> None:
+        """However it went: with a broker that behaves and time, all is settled, and the end is reported."""
+        if self.window.state is State.CLOSED:
+            return
+        if not self.finishing:
+            self.finish()
+        steps: list[Callable[[], None]] = [self.answer_open, self.room, lambda: self.wait(5.0)]
+        for _ in range(500):
+            if self.window.state in (State.CLOSING, State.CLOSED):
+                break
+            if self.opening is not None:
+                steps[0]()
+            elif self.window.state is State.OPEN and self.window.queued:
+                steps[1]()
+                if self.stream_open:
+                    self.feed(Acked(self.expected))
+            else:
+                if self.stream_open:
+                    self.feed(Acked(self.expected))
+                steps[2]()
+        if self.window.state is State.CLOSING:
+            self.answer_close()
+        self.assert_closed()
+
+
+TestWindowAgainstBroker = WindowAgainstBroker.TestCase
+TestWindowAgainstBroker.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
