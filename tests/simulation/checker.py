@@ -8,7 +8,8 @@ nor the consumer's positions. What it checks, and when:
 - as a record is acked with `all`: its pointer and object are there;
 - as a record is consumed: it is the next one of the reference stream, and its group skipped nothing;
 - as an object is deleted: no pointer names it;
-- at the end: acked records stand in each producer's order; who resumes anywhere reads the same stream.
+- at the end: acked records stand in each producer's order; who resumes anywhere reads the same stream; and, when
+  asked, the totals that lag is taken from are exact.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from memq.client.progress import Progress
 from memq.errors import MemqError
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
-from memq.topic import ReadPartition
+from memq.topic import ReadPartition, Totals
 from tests.simulation.node import Node
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.reader import Delivered, FindingError, LogEntry, ReferenceReader, read_entry, resume
@@ -117,13 +119,13 @@ class Checker:
         if self._named.get(key):
             self._fail(f"object '{key}' is deleted while {self._named[key]} pointers name it")
 
-    def published(self, publication: Publication, offset: int, node: Node) -> None:
+    def published(self, publication: Publication, offset: int, node: Node, read_to: int) -> None:
         """See `cloud.Observer`."""
         try:
             pointer = decode_pointer(publication.body)
             entry = read_entry(offset, publication.time_ms, pointer, self._fetch)
             rules = self._parts.setdefault((pointer.topic_id, pointer.partition), OwnerRules(self._refuse))
-            rules.take(entry, publication, node)
+            rules.take(entry, publication, node, read_to)
             self._append(self.logs.setdefault(publication.partition, ReadLog()), entry, publication.partition)
         except (FindingError, MemqError) as error:
             self._fail(f"pointer at {offset} of {publication.partition}: {error}")
@@ -217,6 +219,16 @@ class Checker:
             places += [(entry.offset, 0) for entry in log.entries]  # where a batch ended before
             for _ in range(min(resumes_max, len(places))):
                 self._check_resume(partition, log, *places.pop(draw_below(len(places))))
+
+    def check_totals(self) -> None:
+        """Check that the product's own count over the pointers, from which lag is taken, finds what lies there."""
+        for partition, log in self.logs.items():
+            progress, stored = Progress(), Totals()
+            for entry in log.entries:
+                progress.pass_over(entry.offset, entry.pointer)
+                stored = stored.plus(entry.pointer.records, entry.pointer.stored_bytes)
+            if progress.totals != stored:
+                self._fail(f"totals of {partition} are {progress.totals}, stored are {stored}")
 
     def _check_order(self) -> None:
         last: dict[tuple[str, int], int] = {}

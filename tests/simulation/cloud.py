@@ -34,8 +34,8 @@ class Observer(Protocol):
         """An object is gone."""
         ...
 
-    def published(self, publication: Publication, offset: int, node: Node) -> None:
-        """A pointer of `node` is in the queue."""
+    def published(self, publication: Publication, offset: int, node: Node, read_to: int) -> None:
+        """A pointer of `node` is in the queue; its owner had read below `read_to` when it was handed over."""
         ...
 
 

@@ -131,7 +131,7 @@ def sleepy() -> Faults:
     call = CallFaults(latency_s_min=0.02, latency_s_max=0.3, after_rate=0.02, stall_rate=0.05, stall_s_max=3.0)
     return Faults(
         store=call,
-        queue=call,
+        queue=replace(call, late_rate=0.05, late_s_max=2.0),
         coordinator=replace(call, latency_s_max=0.05, stall_rate=0.0),
         chaos=ChaosFaults(pause_every_s=1.5, pause_s_max=7.0),
     )

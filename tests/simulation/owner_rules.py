@@ -32,10 +32,11 @@ class OwnerRules:
     refuse: Refusal
     brokers: dict[int, Epoch] = field(default_factory=dict)
     highest: int = 0
+    _offsets: dict[tuple[Source, int], int] = field(default_factory=dict)  # where a block lies first
     _landed: dict[Source, RangeSet] = field(default_factory=dict)
 
-    def take(self, entry: LogEntry, publication: Publication, node: Node) -> None:
-        """Check one pointer as it lands.
+    def take(self, entry: LogEntry, publication: Publication, node: Node, read_to: int) -> None:
+        """Check one pointer as it lands; its owner had read the queue below `read_to`.
 
         Raises: FindingError.
         """
@@ -53,7 +54,7 @@ class OwnerRules:
             raise FindingError(f"{pointer.kind} by {pointer.broker} in epoch {pointer.epoch}, which it has not opened")
         self._check_proof(pointer.epoch, publication.time_ms - node.clock.offset_ms)
         if pointer.kind == "data":
-            self._check_batch(epoch, entry)
+            self._check_batch(epoch, entry, read_to)
 
     def _open(self, number: int, broker: str, process: int, now_ms: float) -> None:
         """Note an opening. What lies in the queue at this moment, its owner reads before it takes blocks.
@@ -74,7 +75,7 @@ class OwnerRules:
                     f"epoch {epoch} is proved {proof_ms - other.opened_ms:.0f} ms after epoch {number} was opened"
                 )
 
-    def _check_batch(self, epoch: Epoch, entry: LogEntry) -> None:
+    def _check_batch(self, epoch: Epoch, entry: LogEntry, read_to: int) -> None:
         """Check the number of a batch and that it leaves out what its owner knew; a later copy is no finding."""
         number = entry.pointer.batch_sequence
         if number > epoch.next_batch:
@@ -90,5 +91,12 @@ class OwnerRules:
                     f"block {block.first} to {block.following} of {block.source} is published again by "
                     f"{epoch.broker}, which knew it"
                 )
+            read_at = self._offsets.get((block.source, block.first), read_to)
+            if not repeated and entry.pointer.epoch == self.highest and read_at < read_to:
+                raise FindingError(
+                    f"block {block.first} to {block.following} of {block.source}, which lies at {read_at}, is "
+                    f"published again by {epoch.broker}, which had read it"
+                )
             known.add(block.first, block.following)
+            self._offsets.setdefault((block.source, block.first), entry.offset)
             self._landed.setdefault(block.source, RangeSet()).add(block.first, block.following)

@@ -30,7 +30,7 @@ class Planted:
     new: str
     words: str = ""
     level: str = "stormy"
-    seed: int = 1  # the first to try
+    seed: int = 1_000  # the first to try
     producers: tuple[str, ...] = ("plain", "product")
 
 
@@ -43,14 +43,16 @@ BUGS = (
         "if stream.acks == AckLevel.ALL: self.send_ack(stream, AckLevel.ALL, stream.expected, 1)\n"
         "        if stream.acks == AckLevel.ONE and",
         level="calm",
+        words="is acked, but no pointer",
     ),
     Planted(
         "ack before pointer",
         "memq.broker.topic_processor",
         "TopicProcessor._publish_batch",
-        "await self._publisher().publish(build, slot.number)",
-        "self._ack(slot, own.epoch)\n    await self._publisher().publish(build, slot.number)",
+        "if not await self._publisher()",
+        "self._ack(slot, own.epoch)\n    if not await self._publisher()",
         level="calm",
+        words="is acked, but no pointer",
     ),
     Planted(
         "pointer before object",
@@ -63,6 +65,7 @@ BUGS = (
         "    await self.services.store.put(sealed.key, sealed.buffers, sealed.checksum)\n"
         "    return",
         level="calm",
+        words="pointer before object",
     ),
     Planted(
         "pointers out of order",
@@ -73,13 +76,15 @@ BUGS = (
         "    head = done[0] if done else None\n"
         "    if head: self.batches.remove(head); self.batches.appendleft(head)",
         level="calm",
+        seed=1001,
+        words="comes before",
     ),
     Planted(
         "dedup off",
-        "memq.broker.topic_processor",
-        "TopicProcessor.duplicate",
-        "waits_for = self.ring.find(stream.producer_id, first, next_)",
-        "return False",
+        "memq.broker.ownership",
+        "Ownership._join",
+        "producer.queued.add(first, next_)",
+        "pass",
     ),
     Planted(
         "nothing left out at publishing",
@@ -87,6 +92,8 @@ BUGS = (
         "TopicProcessor._skip",
         "skip = tuple(",
         "return ()\n    skip = tuple(",
+        level="sleepy",
+        seed=1015,
     ),
     Planted(
         "buffer reused early",
@@ -103,20 +110,24 @@ BUGS = (
         "own.prove(handed_over_s)",
         "own.prove(self._now())",
         level="sleepy",
+        seed=1012,
+        words="is proved",
     ),
     Planted(
         "publish repeated without reading the tail",
         "memq.broker.publishing",
         "Publisher.publish",
-        "must_read, tries = True, tries + 1",
+        "own.unread, tries = True, tries + 1",
         "tries = tries + 1",
+        words="without reading to the end",
     ),
     Planted(
         "cumulative ack over a refused block",
         "memq.broker.connection",
         "Connection._take_block",
         "self._turn_away(stream, first)",
-        "self._turn_away(stream, first)\n        stream.open, stream.expected = True, next_",
+        "stream.expected = next_",
+        words="is acked, but no pointer",
     ),
     Planted(
         "stale epoch accepted by its owner",
@@ -125,6 +136,7 @@ BUGS = (
         "if pointer.epoch > self.epoch",
         "if False",
         level="sleepy",
+        seed=1001,
     ),
     Planted(
         "stale epoch accepted by the queue",
@@ -133,6 +145,8 @@ BUGS = (
         "check_epoch(publication,",
         "0 and check_epoch(publication,",
         level="sleepy",
+        seed=1002,
+        words="the queue took epoch",
     ),
     Planted(
         "off-by-one seal",
@@ -149,6 +163,8 @@ BUGS = (
         "self.pump()",
         "pass",
         level="calm",
+        seed=1001,
+        words="in a calm world",
     ),
     Planted(
         "lost wake-up of a starting broker",
@@ -156,6 +172,8 @@ BUGS = (
         "Broker.start",
         "self._unwatch = services.coordinator.watch(self._coordinator_changed)",
         "pass",
+        seed=1001,
+        words="did not come to an end",
     ),
     Planted(
         "opened without reading the tail",
@@ -163,6 +181,7 @@ BUGS = (
         "_read_tail",
         "own.restart(start)",
         "own.restart(span.end)",
+        words="which knew it",
     ),
     Planted(
         "epoch used again",
@@ -170,6 +189,7 @@ BUGS = (
         "_claim",
         "epoch=max(current.epoch, seen) + 1",
         "epoch=max(current.epoch, seen, 1)",
+        words="and again by",
     ),
     Planted(
         "reader without dedup",
@@ -177,6 +197,7 @@ BUGS = (
         "Lookback.judge",
         "verdict = self._compare(source, first, next_)",
         "verdict = Verdict.NEW",
+        words="delivers",
     ),
     Planted(
         "reader without look-back",
@@ -184,6 +205,8 @@ BUGS = (
         "Places.look_back",
         "if start > span.begin:",
         "if False:",
+        seed=1002,
+        words="delivers",
     ),
 )
 

@@ -1,11 +1,13 @@
 """One node's view of the notification queue: the in-memory queue behind calls that fail, hang and come late.
 
 It also watches how owners use it (DESIGN's rule of publishing): one publish in flight, and after one that went wrong
-none before the queue was read to its end.
+none before the queue was read to its end. What owners have read goes with their pointers to the checker: they must
+leave out what they know. Owners are told from consumers' polls by the names of their tasks.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from memq.notification import Entry, GroupState, Membership, Publication, Span
@@ -14,18 +16,20 @@ from memq.topic import Committed, ReadPartition
 from tests.simulation.calls import Caller
 from tests.simulation.node import Node
 
+Published = Callable[[Publication, int, Node, int], None]
 Owner = tuple[ReadPartition, int, int]  # read partition, write partition, epoch
 
 
 class SimQueue:
     """See `memq.notification.NotificationQueue`. `published` is told what landed, at which offset."""
 
-    def __init__(self, caller: Caller, queue: MemoryQueue, published: Callable[[Publication, int, Node], None]) -> None:
+    def __init__(self, caller: Caller, queue: MemoryQueue, published: Published) -> None:
         self._caller = caller
         self._queue = queue
         self._published = published
         self._in_flight: dict[Owner, None] = {}
         self._unread: dict[Owner, int] = {}  # when a publish went wrong, counted in calls
+        self._read_to: dict[ReadPartition, int] = {}  # what the owners here have read
         self._calls = 0
 
     # ---- pointers ----------------------------------------------------------------------------
@@ -36,10 +40,11 @@ class SimQueue:
         what = f"publish {where.topic}/{publication.write_partition} epoch {publication.epoch}"
         owner = (where, publication.write_partition, publication.epoch)
         self._begin(owner, what)
+        read_to = self._read_to.get(where, 0)
 
         async def land() -> int:
             offset = await self._queue.publish(publication)
-            self._published(publication, offset, self._caller.node)
+            self._published(publication, offset, self._caller.node, read_to)
             return offset
 
         try:
@@ -67,6 +72,8 @@ class SimQueue:
             f"read {partition.topic}/{partition.partition} {offset}",
             lambda: self._queue.read(partition, offset, bytes_max),
         )
+        if entries and _is_owner():
+            self._read_to[partition] = max(self._read_to.get(partition, 0), entries[-1].offset + 1)
         if not entries:
             for owner in [one for one, when in self._unread.items() if one[0] == partition and when < begun]:
                 del self._unread[owner]
@@ -160,3 +167,8 @@ class SimQueue:
 
     async def close(self) -> None:
         """See `NotificationQueue.close`."""
+
+
+def _is_owner() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.get_name().startswith(("publish", "open "))

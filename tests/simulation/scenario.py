@@ -44,6 +44,7 @@ class Plan:
     blocks: int = 150  # per producer
     block_records_max: int = 5
     pace_s_max: float = 0.2
+    totals: bool = False  # check at the end that the totals in the pointers are exact
 
 
 @dataclass(slots=True)
@@ -70,7 +71,8 @@ def draw_plan(seed: int, level: str, producers: tuple[str, ...] = ("plain", "pro
         brokers=draw.randint(1, 3),
         partitions=draw.choice([1, 1, 2]),
         refuse=draw.choice(["epoch", "age"]),
-        session_timeout_ms=draw.choice([500, 2_000, 5_000]),
+        session_timeout_ms=draw.choice([300, 1_000, 5_000]),
+        governor_ms=draw.choice([100, 500]),
         settings=settings,
     )
     kinds = tuple(draw.choice(producers) for _ in range(draw.randint(1, 3)))
@@ -131,6 +133,8 @@ class Scenario:
         world.run(SETTLE_S, done=self._all_done)
         self._check_life()
         self.checker.finish(world.random("finish").randrange)
+        if self.plan.totals:
+            self.checker.check_totals()
         world.collect()
         world.check()
         return self._report()
@@ -297,8 +301,3 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
             return Scenario(world, plan).run()
         finally:
             logger.removeHandler(watch)
-
-
-def without_chaos(plan: Plan) -> Plan:
-    """Return the same plan in a calm world."""
-    return replace(plan, faults=LEVELS["calm"]())

@@ -82,6 +82,7 @@ class Log:
         skip: tuple[int, ...] = (),
         time_ms: int = 0,
         store: bool = True,
+        read_to: int = 0,
     ) -> None:
         """Store a batch and publish its pointer."""
         data = b"".join(one.data for one in blocks)
@@ -98,15 +99,17 @@ class Log:
             producers=ranges_of(blocks),
             skip=skip,
         )
-        self.publish(pointer, epoch, time_ms)
+        self.publish(pointer, epoch, time_ms, read_to)
 
     def pointer(self, **fields: object) -> Pointer:
         """Make a pointer."""
         return Pointer(cluster="c", topic="t", topic_id=TOPIC_ID, partition=0, **fields)  # type: ignore[arg-type]
 
-    def publish(self, pointer: Pointer, epoch: int, time_ms: int = 0) -> None:
+    def publish(self, pointer: Pointer, epoch: int, time_ms: int = 0, read_to: int = 0) -> None:
         """Let a pointer land."""
-        self.checker.published(Publication(PARTITION, 0, epoch, time_ms, encode_pointer(pointer)), self.end, self.node)
+        self.checker.published(
+            Publication(PARTITION, 0, epoch, time_ms, encode_pointer(pointer)), self.end, self.node, read_to
+        )
         self.end += 1
 
     def finish(self) -> list[str]:
@@ -223,6 +226,13 @@ def copy_that_the_tail_showed(log: Log) -> None:
     log.batch([block(0, values)], 0, epoch=2)
 
 
+def copy_that_the_owner_read(log: Log) -> None:
+    log.open(2)
+    values = log.send(0)
+    log.batch([block(0, values)], 0, epoch=1)  # late
+    log.batch([block(0, values)], 0, epoch=2, read_to=3)
+
+
 def false_proof(log: Log) -> None:
     log.open(2)
     log.batch([block(0, log.send(0))], 0, epoch=1, time_ms=EPOCH_MS + 1_000)
@@ -297,6 +307,7 @@ def group_skips_after_a_restart(log: Log) -> None:
         (epoch_of_another_broker, "which it has not opened"),
         (copy_that_the_owner_knew, "which knew it"),
         (copy_that_the_tail_showed, "which knew it"),
+        (copy_that_the_owner_read, "which had read it"),
         (false_proof, "is proved 1000 ms after epoch 2 was opened"),
         (queue_takes_a_lower_epoch, "the queue took epoch 1 after 2"),
         (epoch_not_opened, "which it has not opened"),

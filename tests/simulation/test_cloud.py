@@ -39,7 +39,7 @@ class Seen:
     def deleted(self, key: str) -> None:
         self.log.append((f"-{key}", self.world.now))
 
-    def published(self, publication: Publication, offset: int, node: Node) -> None:
+    def published(self, publication: Publication, offset: int, node: Node, read_to: int) -> None:
         self.log.append((f"{offset} {publication.body.decode()}", self.world.now))
 
 
