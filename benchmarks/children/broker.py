@@ -1,0 +1,78 @@
+"""A real broker on chosen parts: store `discard`, `memory` or `files`; a command stalls the store or lets it go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.children.commands import answer, commands_async, options, use_cubic
+from memq.broker.broker import Broker
+from memq.broker.dev import calm_collector
+from memq.clock import SystemClock
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.network import ProtocolFactory, Runtime, SocketListener, SocketNetwork
+from memq.notification.memory import MemoryQueue
+from memq.settings import BrokerSettings
+from memq.storage_handlers import Buffer, StorageHandler
+from memq.storage_handlers.filesystem import FilesystemHandler
+from memq.storage_handlers.memory import MemoryHandler
+
+
+class DiscardHandler(MemoryHandler):
+    """Keeps nothing: what is measured is the broker. While `stalled`, no put ends."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.running = asyncio.Event()
+        self.running.set()
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        await self.running.wait()
+
+
+class CubicNetwork(SocketNetwork):
+    """TCP whose accepted connections use cubic: they inherit it from the listener."""
+
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
+        listener = await super().listen(host, port, factory)
+        for listening in listener.server.sockets:
+            use_cubic(listening)
+        return listener
+
+
+def make_store(kind: str, folder: Path) -> StorageHandler:
+    if kind == "files":
+        for name in ("objects", "tmp"):
+            (folder / name).mkdir()
+        return FilesystemHandler(folder / "objects", folder / "tmp")
+    return DiscardHandler() if kind == "discard" else MemoryHandler(SystemClock())
+
+
+async def main() -> None:
+    told = options()
+    calm_collector()  # as `memq dev` does
+    network = CubicNetwork() if told.get("cubic") else SocketNetwork()
+    runtime = Runtime(random=random.Random(1), network=network)
+    settings = replace(BrokerSettings(port=0, http_port=-1), **told.get("settings", {}))
+    with tempfile.TemporaryDirectory(prefix="memq-bench-") as folder:
+        store = make_store(told["store"], Path(folder))
+        queue = MemoryQueue(runtime.clock)
+        broker = Broker(settings, runtime, {"main": store}, queue, MemoryCoordinator(MemoryCluster()))
+        await broker.start()
+        answer(address=broker.address)
+        async for command in commands_async():
+            if isinstance(store, DiscardHandler):
+                (store.running.clear if command["command"] == "stall" else store.running.set)()
+            answer(leased_bytes=broker.services.pool.leased_bytes)
+        await broker.close()
+        await store.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,156 @@
+"""confluent-kafka's producer and consumer, told the same as memq's."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from benchmarks.children.commands import Command, answer, commands, options
+from benchmarks.children.memq_client import END, LATENCY_EVERY, START_MS
+from benchmarks.children.samples import keys, lines
+
+PRODUCER: dict[str, Any] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "linger.ms": 5,
+    "queue.buffering.max.messages": 1_000_000,
+    "log_level": 0,
+}
+CONSUMER: dict[str, Any] = {
+    "group.id": "bench",
+    "enable.auto.commit": False,
+    "auto.offset.reset": "earliest",
+    "log_level": 0,
+}
+POLL_EVERY = 1_000  # callbacks of that many records are served at a time: polling after each costs 40 % more
+CONSUME_RECORDS = 10_000
+
+
+class Outcomes:
+    """The delivery callback of all records: counts what was acked, and fails at the first error."""
+
+    def __init__(self) -> None:
+        self.acked = 0
+
+    def __call__(self, error: object, message: object) -> None:
+        if error is not None:
+            raise RuntimeError(f"not delivered: {error}")
+        self.acked += 1
+
+
+def produce(address: str, told: Command) -> None:
+    """Send records and learn what became of each, by one shared callback; `how` as in memq's client, or "blind"."""
+    values, topic, how = lines(told["size"], told["records"]), told["topic"], told.get("how", "values")
+    settings = {**PRODUCER, **told.get("settings", {}), "bootstrap.servers": address}
+    settings["compression.type"] = told.get("codec", "zstd")
+    if settings["compression.type"] == "zstd":
+        settings["compression.level"] = 1
+    outcomes, latencies = Outcomes(), list[float]()
+    if how != "blind":
+        settings["on_delivery"] = outcomes
+    producer = Producer(settings)
+    producer.produce(topic, b"first", partition=0)
+    producer.flush(30)
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    if how == "keyed":
+        send_keyed(producer, topic, values)
+    elif how == "sampled":
+        send_sampled(producer, topic, values, latencies)
+    else:
+        send_values(producer, topic, values, told.get("partitions", 1))
+    producer.flush(60)
+    cpu_s, ended_s = time.process_time() - cpu_s, time.monotonic()
+    heard, sent = outcomes.acked + len(latencies), len(values) + 1 + (how == "sampled")
+    assert how == "blind" or heard == sent, f"{heard} of {sent} records acked"
+    answer(cpu_s=cpu_s, began_s=began_s, ended_s=ended_s, latencies_s=latencies)
+
+
+def send_values(producer: Producer, topic: str, values: list[bytes], partitions: int) -> None:
+    send = producer.produce
+    for number, value in enumerate(values):
+        try:
+            send(topic, value, partition=number % partitions)
+        except BufferError:
+            wait_and_send(producer, topic, value, partition=number % partitions)
+        if not number % POLL_EVERY:
+            producer.poll(0)
+
+
+def send_keyed(producer: Producer, topic: str, values: list[bytes]) -> None:
+    send = producer.produce
+    for number, value, key in zip(itertools.count(START_MS), values, keys(len(values)), strict=False):
+        try:
+            send(topic, value, key, partition=0, timestamp=number)
+        except BufferError:
+            wait_and_send(producer, topic, value, key=key, partition=0, timestamp=number)
+        if not number % POLL_EVERY:
+            producer.poll(0)
+
+
+def send_sampled(producer: Producer, topic: str, values: list[bytes], latencies: list[float]) -> None:
+    """Every `LATENCY_EVERY`th record says when it was acked; the last one tells the consumer to stop."""
+    send = producer.produce
+    for number, value in enumerate([*values, END]):
+        sample: dict[str, Any] = {} if number % LATENCY_EVERY else {"on_delivery": _noting(latencies, time.monotonic())}
+        try:
+            send(topic, value, partition=0, **sample)
+        except BufferError:
+            wait_and_send(producer, topic, value, partition=0, **sample)
+        if sample:
+            producer.poll(0)
+
+
+def wait_and_send(producer: Producer, topic: str, value: bytes, **more: Any) -> None:
+    """The queue is full: serve callbacks until it is not."""
+    while True:
+        producer.poll(0.01)
+        try:
+            producer.produce(topic, value, **more)
+        except BufferError:
+            continue
+        return
+
+
+def _noting(latencies: list[float], sent_s: float) -> Callable[[object, object], None]:
+    def note(error: object, message: object) -> None:
+        latencies.append(time.monotonic() - sent_s)
+        if error is not None:
+            raise RuntimeError(f"not delivered: {error}")
+
+    return note
+
+
+def consume(address: str, told: Command) -> None:
+    """Read `records` values from the beginning, again and again when there are fewer, or up to the end marker."""
+    consumer = Consumer({**CONSUMER, "bootstrap.servers": address})
+    places = [TopicPartition(told["topic"], number, OFFSET_BEGINNING) for number in range(told.get("partitions", 1))]
+    consumer.assign(places)
+    if told.get("connected"):
+        answer(reading=True)
+    wanted, found, ended = told["records"], 0, False
+    began_s, cpu_s = time.monotonic(), time.process_time()
+    while found < wanted and not ended:
+        values = [message.value() for message in consumer.consume(CONSUME_RECORDS, 0.2) if message.error() is None]
+        found += len(values)
+        ended = bool(values) and values[-1] == END
+        if not values and told.get("again"):
+            consumer.assign(places)
+    cpu_s, ended_s = time.process_time() - cpu_s, time.monotonic()
+    consumer.close()
+    answer(cpu_s=cpu_s, began_s=began_s, ended_s=ended_s, records=found)
+
+
+def main() -> None:
+    address = options()["address"]
+    work = {"produce": produce, "consume": consume}
+    answer(ready=True)
+    for told in commands():
+        work[told["command"]](address, told)
+
+
+if __name__ == "__main__":
+    main()

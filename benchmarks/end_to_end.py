@@ -1,0 +1,57 @@
+"""Row 5: producer, broker and consumer as three processes, 1 KB, ack=all, beside confluent-kafka on the mock cluster.
+
+The clock runs from the first `send` until the consumer has read the last record. The peer uses one partition as
+well; its mock forgets what is older than 5 MiB, so its consumer may skip records, which counts in its favour.
+"""
+
+from __future__ import annotations
+
+from benchmarks.child import Child
+from benchmarks.peers import Peers
+from benchmarks.results import Figure, Options, median, percentile
+
+NAME = "end_to_end"
+SIZE = 1_000
+BOUND = 3.0
+
+
+def run(options: Options) -> list[Figure]:
+    """Measure both in turn, with both codecs."""
+    figures = []
+    with Peers() as peers:
+        for codec in ("zstd", "none"):
+            figures.append(measure(peers, codec, options))
+            options.say(figures[-1].line())
+    return figures
+
+
+def measure(peers: Peers, codec: str, options: Options) -> Figure:
+    """Return the figure of one codec."""
+    records = 50_000 if options.quick else 150_000
+    rates: dict[str, list[float]] = {"memq": [], "kafka": []}
+    latencies: dict[str, list[float]] = {"memq": [], "kafka": []}
+    received: list[float] = []
+    for number in range(options.rounds + 1):
+        sides = {"memq": (peers.memq, peers.memq_reader), "kafka": (peers.kafka, peers.kafka_reader)}
+        for name, (writer, reader) in sides.items():
+            rate, seconds, share = flow(writer, reader, f"flow-{codec}-{number}", records, codec)
+            if number:  # the first round warms up
+                rates[name].append(rate)
+                latencies[name] += seconds
+                received += [share] if name == "kafka" else []
+    ours, theirs = median(rates["memq"]), median(rates["kafka"])
+    detail: dict[str, float | str] = {"memq k/s": ours / 1e3, "memq MB/s": ours * SIZE / 1e6, "kafka k/s": theirs / 1e3}
+    for name, found in latencies.items():
+        detail[f"{name} ack p50 ms"] = percentile(found, 0.5) * 1e3
+        detail[f"{name} ack p99 ms"] = percentile(found, 0.99) * 1e3
+    detail["kafka received"] = median(received)
+    return Figure(NAME, f"1 KB, ack=all, {codec}", ours / theirs, "x more", BOUND, "higher", detail)
+
+
+def flow(writer: Child, reader: Child, topic: str, records: int, codec: str) -> tuple[float, list[float], float]:
+    """Return records per second, ack latencies in seconds, and the share of the records that was received."""
+    writer.ask("produce", topic=topic, size=SIZE, records=1, partitions=1)  # the topic is there
+    reader.ask("consume", topic=topic, records=1 << 60, partitions=1, connected=True)
+    wrote = writer.ask("produce", topic=topic, size=SIZE, records=records, partitions=1, how="sampled", codec=codec)
+    read = reader.answer()
+    return records / (read["ended_s"] - wrote["began_s"]), wrote["latencies_s"], read["records"] / records

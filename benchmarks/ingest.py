@@ -1,0 +1,64 @@
+"""Row 1: what the broker costs per GB received, beside a plain `recv_into` loop over the same bytes.
+
+The broker checks every block, keeps it, builds objects and pointers, and acks; its store discards. Both
+receivers are processes of their own, the sender is the same one, and the rounds alternate.
+"""
+
+from __future__ import annotations
+
+from benchmarks.child import Child
+from benchmarks.results import Figure, Options, median
+from memq.limits import KIB, MIB
+
+NAME = "ingest"
+CASES = [
+    (4 * KIB, 1, 2.0),
+    (4 * KIB, 64, 2.0),
+    (64 * KIB, 1, 1.4),
+    (64 * KIB, 64, 1.4),
+    (1 * MIB, 1, 1.4),
+    (1 * MIB, 64, 1.4),
+]
+
+
+def run(options: Options) -> list[Figure]:
+    """Measure every case."""
+    figures = []
+    with (
+        Child("broker", store="discard", cubic=True) as broker,
+        Child("sink") as sink,
+        Child("sender") as sender,
+    ):
+        for block_bytes, connections, bound in CASES:
+            total = (128 if options.quick else 512) * MIB
+            costs: dict[str, list[float]] = {"broker": [], "sink": []}
+            rates: list[float] = []
+            for number in range(options.rounds + 1):
+                for name, receiver in (("broker", broker), ("sink", sink)):
+                    cost, rate = measure(receiver, sender, block_bytes, connections, total)
+                    if number:  # the first round warms up
+                        costs[name].append(cost)
+                        rates += [rate] if name == "broker" else []
+            ours, plain = median(costs["broker"]), median(costs["sink"])
+            case = f"{block_bytes // KIB} KiB blocks, {connections} conn"
+            detail = {"broker CPU-s/GB": ours, "loop CPU-s/GB": plain, "broker GB/s": median(rates)}
+            figures.append(Figure(NAME, case, ours / plain, "x", bound, detail={**detail}))
+            options.say(figures[-1].line())
+    return figures
+
+
+def measure(receiver: Child, sender: Child, block_bytes: int, connections: int, total: int) -> tuple[float, float]:
+    """Return the receiver's CPU seconds per GB and the rate in GB/s."""
+    told = sender.ask(
+        "prepare",
+        address=receiver.ready["address"],
+        topic="bench",
+        block_bytes=block_bytes,
+        connections=connections,
+        total_bytes=total,
+        acked=receiver.name == "broker",
+    )
+    before = receiver.cpu_s()
+    seconds = sender.ask("run")["seconds"]
+    gigabytes = told["total_bytes"] / 1e9
+    return (receiver.cpu_s() - before) / gigabytes, gigabytes / seconds
