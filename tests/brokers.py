@@ -106,22 +106,31 @@ class BareClient:
         self.write(encode_frame(Api.METADATA, 0, 1, encode_message(MetadataRequest(topics=[name], create=True))))
         return decode_message((await self.frame()).body, Metadata).topics[0].topic
 
-    async def open(self, topic: Topic, *, stream: int = 1, acks: int = AckLevel.ALL, sequence: int = 0) -> OpenAnswer:
-        """Open a stream for partition 0 and the test's producer."""
-        self.send_open(topic, stream=stream, acks=acks, sequence=sequence)
+    async def open(
+        self, topic: Topic, *, stream: int = 1, acks: int = AckLevel.ALL, sequence: int = 0, producer: int = PRODUCER
+    ) -> OpenAnswer:
+        """Open a stream for partition 0 and one producer."""
+        self.send_open(topic, stream=stream, acks=acks, sequence=sequence, producer=producer)
         frame = await self.frame()
         assert frame.api == Api.OPEN, bytes(frame.body)
         return decode_message(frame.body, OpenAnswer)
 
     def send_open(
-        self, topic: Topic, *, stream: int = 1, acks: int = AckLevel.ALL, sequence: int = 0, partition: int = 0
+        self,
+        topic: Topic,
+        *,
+        stream: int = 1,
+        acks: int = AckLevel.ALL,
+        sequence: int = 0,
+        partition: int = 0,
+        producer: int = PRODUCER,
     ) -> None:
         """Ask for a stream without taking the answer."""
         ask = Open(
             topic=topic.name,
             topic_id=topic.id,
             partition=partition,
-            producer=f"{PRODUCER:016x}",
+            producer=f"{producer:016x}",
             acks=acks,
             sequence=sequence,
         )

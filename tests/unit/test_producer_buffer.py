@@ -341,6 +341,26 @@ def test_a_block_that_cannot_be_sealed_fails_alone() -> None:
     assert (following.error, following.first) == (None, 1)
 
 
+def test_a_refused_first_record_leaves_no_block_that_nobody_looks_at() -> None:
+    hands = Hands()
+    many = check_many([b"v"], None, None, "t" * 70_000)
+    for refused in (
+        lambda: hands.buffer.put(hands.route, check_fields(b"v", tag="t" * 70_000), None),
+        lambda: hands.buffer.put_many(hands.route, many, []),
+    ):
+        with pytest.raises(TooLargeError, match="70000 bytes"):
+            refused()
+        assert hands.buffer.pending_bytes == 0
+        hands.buffer.take_dirty()  # the I/O side looks, and finds nothing to do
+        wakes = hands.wakes
+        hands.send(b"next")
+        assert hands.wakes == wakes + 1
+        (partition,) = hands.buffer.take_dirty()
+        hands.buffer.seal_open(partition)
+        (taken,) = hands.buffer.take_ready(partition)
+        hands.buffer.release(taken)
+
+
 @given(st.binary(max_size=20), st.integers(1, 40))
 def test_a_key_has_one_place_that_holds_its_slot(key: bytes, count: int) -> None:
     topic = toy_topic(partitions=count)

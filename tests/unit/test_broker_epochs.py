@@ -1,0 +1,365 @@
+"""Owners at the edges of their epochs: openings, repeated publishing, fences, drains, and what they must still know."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from memq.broker.broker import Broker
+from memq.broker.hot import HotBatches
+from memq.broker.ownership import Ownership
+from memq.broker.publishing import Publisher
+from memq.broker.services import Services
+from memq.broker.slabs import SlabPool
+from memq.broker.topic_processor import TopicProcessor
+from memq.errors import QueueError, StoreError
+from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.limits import MIB, POINTER_RANGES_MAX
+from memq.network import Runtime
+from memq.notification import Publication
+from memq.notification.memory import MemoryQueue
+from memq.protocol.frames import Api, encode_frame
+from memq.protocol.messages import Close, MetadataRequest, OpenAnswer, decode_message, encode_message
+from memq.settings import BrokerSettings
+from memq.storage_handlers import Buffer
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import ReadPartition, Topic, TopicSettings
+from tests.brokers import PRODUCER, TIMEOUT_S, BareClient, block_of, running_broker, write_frame
+from tests.contract.manual_clock import ManualClock
+
+READ = ReadPartition("clicks", "0" * 32, 0)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(3 * TIMEOUT_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+class Store(MemoryHandler):
+    """A store whose puts wait for a gate, and whose first reads fail."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.gate = asyncio.Event()
+        self.failing_reads = 0
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        await self.gate.wait()
+        await super().put(key, buffers, checksum)
+
+    async def get(self, key: str) -> bytes:
+        if self.failing_reads:
+            self.failing_reads -= 1
+            raise StoreError("not now")
+        return await super().get(key)
+
+
+def gated(broker: Broker) -> Store:
+    store = broker.services.stores["main"] = Store(ManualClock())
+    return store
+
+
+async def connected(broker: Broker, settings: TopicSettings, partitions: int = 1) -> tuple[BareClient, Topic]:
+    topic = await broker.partitions.create("clicks", partitions, settings, exist_ok=False)
+    return await BareClient.connect(broker), topic
+
+
+def control(topic: Topic, kind: str, epoch: int) -> Publication:
+    """A pointer of an owner that nobody here knows."""
+    pointer = Pointer(kind=kind, cluster="c", topic=topic.name, topic_id=topic.id, partition=0, epoch=epoch)
+    return Publication(ReadPartition(topic.name, topic.id, 0), 0, epoch, 1, encode_pointer(pointer))
+
+
+def processor_of(broker: Broker, topic: Topic, partition: int = 0) -> TopicProcessor:
+    return broker.partitions.processors[topic.id, partition]
+
+
+async def pointers(broker: Broker, topic: Topic, partition: int = 0) -> list[Pointer]:
+    entries = await broker.services.queue.read(ReadPartition(topic.name, topic.id, partition), 0, 64 * MIB)
+    return [decode_pointer(entry.body) for entry in entries]
+
+
+async def until_sealed(processor: TopicProcessor) -> None:
+    """Let the loop turn until the open batch is on its way to the store."""
+    while not processor.pending_keys():  # noqa: ASYNC110 - the processor has no event for this
+        await asyncio.sleep(0)
+
+
+# ---- openings ------------------------------------------------------------------------------------
+
+
+def test_an_epoch_that_the_queue_shows_already_is_not_used_again() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await broker.services.queue.publish(control(topic, "opened", 1))  # the coordinator knows nothing of it
+            assert (await client.open(topic)).epoch == 2
+            await client.close()
+
+    run(work())
+
+
+def test_altered_settings_are_taken_with_the_next_epoch() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            changed = TopicSettings(ring_slots=2, delivery_timeout_ms=60_000, stale_publish_ms=1_000)
+            await broker.partitions.alter("clicks", changed)
+            processor = processor_of(broker, topic)
+            assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (16, 120_000)
+            await broker.services.queue.publish(control(topic, "opened", 7))
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            assert (await client.frame()).api == Api.REDIRECT
+            assert (await client.open(topic)).epoch == 8
+            assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (2, 60_000)
+            assert processor.own is not None
+            assert processor.own.stale_publish_s == 1.0
+            await client.close()
+
+    run(work())
+
+
+# ---- publishing ----------------------------------------------------------------------------------
+
+
+class SickQueue(MemoryQueue):
+    """Each publish takes ten seconds, and the first ones fail."""
+
+    def __init__(self, clock: ManualClock, failing: int) -> None:
+        super().__init__(clock)
+        self.clock = clock
+        self.failing = failing
+        self.tries = 0
+
+    async def publish(self, publication: Publication) -> int:
+        self.tries += 1
+        self.clock.advance(10_000)
+        if self.tries <= self.failing:
+            raise QueueError("not now")
+        return await super().publish(publication)
+
+
+class Owner:
+    """One owner of one partition on a manual clock, with what it publishes through."""
+
+    def __init__(self, failing: int = 0) -> None:
+        self.clock = ManualClock()
+        self.store = Store(self.clock)
+        self.store.gate.set()
+        self.queue = SickQueue(self.clock, failing)
+        pool = SlabPool(MIB, MIB // 4)
+        services = Services(
+            settings=BrokerSettings(),
+            session="s",
+            runtime=Runtime(self.clock, random.Random(1)),
+            stores={"main": self.store},
+            store_name="main",
+            queue=self.queue,
+            coordinator=MemoryCoordinator(MemoryCluster()),
+            pool=pool,
+            hot=HotBatches(MIB, pool.release),
+        )
+        now_s = self.clock.monotonic()
+        self.own = Ownership(
+            partition=0,
+            epoch=1,
+            opened_s=now_s,
+            opened_wall_ms=self.clock.wall_ms(),
+            stale_publish_s=30.0,
+            dedup_window_ms=300_000,
+            proof_s=now_s,
+            stated=True,
+        )
+        self.publisher = Publisher(services, self.own, READ)
+
+    def batch(self) -> Pointer:
+        return Pointer(
+            kind="data",
+            cluster="c",
+            topic="clicks",
+            topic_id=READ.topic_id,
+            partition=0,
+            epoch=1,
+            locations=(Location(store="main", key="k", offset=0, length=100),),
+            records=1,
+            stored_bytes=100,
+            producers=(ProducerRanges(7, ((0, 1),)),),
+        )
+
+
+def test_the_last_hand_over_is_that_of_the_last_try() -> None:
+    async def work() -> None:
+        owner = Owner(failing=3)
+        start_s = owner.clock.monotonic()
+        await owner.queue.create([READ], 30_000)
+        assert await owner.publisher.publish(owner.batch, 0)
+        assert owner.own.handed_over_s == start_s + 30.0
+
+    run(work())
+
+
+def test_nothing_is_handed_over_when_the_object_has_grown_old() -> None:
+    async def work() -> None:
+        owner = Owner(failing=100)
+        await owner.queue.create([READ], 30_000)
+        assert not await owner.publisher.publish(owner.batch, 0, owner.clock.monotonic() + 25)
+        assert owner.queue.tries == 3
+        assert owner.own.unread, "one of the tries may land: read before the next one"
+        owner.queue.failing = 0
+        assert await owner.publisher.publish(owner.batch, 0, owner.clock.monotonic() + 25)
+        assert owner.queue.tries == 4
+
+    run(work())
+
+
+# ---- what an owner knows --------------------------------------------------------------------------
+
+
+def test_a_block_of_a_producer_that_its_pointer_does_not_name_is_known() -> None:
+    producers = range(1, POINTER_RANGES_MAX + 3)
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            client, topic = await connected(broker, TopicSettings(uploads_in_flight_max=1))
+            await client.open(topic, stream=1_000)
+            client.write(write_frame(block_of(topic, 0, [b"v"]), stream=1_000))  # on its way, so the others gather
+            await until_sealed(processor_of(broker, topic))
+            for producer in producers:
+                await client.open(topic, stream=producer, producer=producer)
+                client.write(write_frame(block_of(topic, 0, [b"v"], producer=producer), stream=producer))
+            store.gate.set()
+            acked = {(await client.frame()).stream for _ in range(1 + len(producers))}
+            assert acked == {1_000, *producers}
+            large = (await pointers(broker, topic))[-1]
+            assert (large.records, large.producers_complete) == (len(producers), False)
+            await client.open(topic, stream=2_000, producer=producers[-1])
+            client.write(write_frame(block_of(topic, 0, [b"v"], producer=producers[-1]), stream=2_000))
+            assert (await client.frame()).argument == 1
+            assert broker.services.counters.duplicate_blocks == 1
+            assert (await pointers(broker, topic))[-1] == large
+            # The next owner reads it out of the object, and waits for a store that does not answer.
+            store.failing_reads = 2
+            await broker.services.queue.publish(control(topic, "opened", 7))
+            client.write(write_frame(block_of(topic, 1, [b"v"], producer=producers[-1]), stream=2_000))
+            while (await client.frame()).api != Api.REDIRECT:
+                pass
+            await client.close()
+            again = await BareClient.connect(broker)
+            await again.open(topic, producer=producers[-1])
+            assert store.failing_reads == 0
+            again.write(write_frame(block_of(topic, 0, [b"v"], producer=producers[-1])))
+            assert (await again.frame()).argument == 1
+            assert broker.services.counters.duplicate_blocks == 2
+            await again.close()
+
+    run(work())
+
+
+# ---- streams --------------------------------------------------------------------------------------
+
+
+def test_an_ack_does_not_go_to_the_next_stream_of_the_same_number() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            client, topic = await connected(broker, TopicSettings(), partitions=2)
+            await client.open(topic)
+            client.write(write_frame(block_of(topic, 0, [b"a", b"b", b"c"])))
+            await until_sealed(processor_of(broker, topic))
+            client.send_open(topic, partition=1)
+            assert (await client.frame()).api == Api.OPEN
+            client.write(write_frame(block_of(topic, 0, [b"d"], partition=1)))
+            store.gate.set()
+            ack = await client.frame()
+            assert (ack.api, ack.argument) == (Api.ACK, 1), "three records of another partition are not acked here"
+            client.write(encode_frame(Api.METADATA, 0, 9, encode_message(MetadataRequest())))
+            assert (await client.frame()).api == Api.METADATA
+            assert [each.records for each in await pointers(broker, topic)] == [0, 3]
+            await client.close()
+
+    run(work())
+
+
+def test_the_end_of_a_producer_is_recorded_across_a_fence() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            assert (await client.frame()).argument == 1
+            await broker.services.queue.publish(control(topic, "opened", 7))
+            client.write(encode_frame(Api.CLOSE, 1, 3, encode_message(Close(next_sequence=1))))
+            answer = await client.frame()
+            assert (answer.api, answer.argument) == (Api.CLOSE, 3)
+            last = (await pointers(broker, topic))[-1]
+            assert (last.kind, last.epoch, [end.producer for end in last.ended]) == ("ended", 8, [PRODUCER])
+            await client.close()
+
+    run(work())
+
+
+# ---- the end --------------------------------------------------------------------------------------
+
+
+def test_a_partition_that_fails_does_not_keep_the_others_from_draining() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            client, topic = await connected(broker, TopicSettings(), partitions=2)
+            for partition in (0, 1):
+                client.send_open(topic, stream=1 + partition, partition=partition)
+                assert decode_message((await client.frame()).body, OpenAnswer).epoch == 1
+                block = block_of(topic, 0, [b"v"], partition=partition)
+                client.write(write_frame(block, stream=1 + partition))
+                await until_sealed(processor_of(broker, topic, partition))
+            processor_of(broker, topic).fail(StoreError("gone for good"))
+            assert len(broker.held_blocks()) == 2
+            drain = asyncio.create_task(broker.drain())
+            asyncio.get_running_loop().call_later(0, store.gate.set)
+            with pytest.raises(StoreError, match="gone for good"):
+                await drain
+            assert [each.kind for each in await pointers(broker, topic, 1)] == ["opened", "data", "closed"]
+            await client.close()
+
+    run(work())
+
+
+def test_a_partition_that_was_moved_is_drained_or_ended_with_the_broker() -> None:
+    async def moved(broker: Broker, store: Store) -> Topic:
+        client, topic = await connected(broker, TopicSettings())
+        await client.open(topic)
+        client.write(write_frame(block_of(topic, 0, [b"v"])))
+        processor = processor_of(broker, topic)
+        await until_sealed(processor)
+        current = await broker.services.coordinator.assignment(topic.id, 0)
+        elsewhere = msgspec.structs.replace(current, broker="another")
+        await broker.services.coordinator.set_assignment(elsewhere)
+        broker.partitions._governs = False  # the other broker is alive, as far as this one is to know
+        await broker.partitions.refresh()
+        assert not broker.partitions.processors
+        assert len(broker.held_blocks()) == 1
+        await client.close()
+        return topic
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            await moved(broker, gated(broker))  # the close ends it: its memory is back
+        async with running_broker() as broker:
+            store = gated(broker)
+            topic = await moved(broker, store)
+            asyncio.get_running_loop().call_later(0, store.gate.set)
+            await broker.drain()
+            assert [each.kind for each in await pointers(broker, topic)] == ["opened", "data", "closed"]
+
+    run(work())

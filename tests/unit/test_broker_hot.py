@@ -1,0 +1,105 @@
+"""Published batches in memory: what READ gets of them, in which order they go, and that every slab comes back."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.broker.hot import UNREAD_BOUNDS, UNREAD_SHARE, HotBatch, HotBatches
+from memq.broker.slabs import Slab, SlabPool
+from memq.limits import KIB
+
+SLAB = 4 * KIB
+
+
+@dataclass
+class Memory:
+    """A pool, and batches cut out of its slabs."""
+
+    pool: SlabPool = field(default_factory=lambda: SlabPool(64 * SLAB, SLAB))
+    bytes: dict[str, bytes] = field(default_factory=dict)
+
+    def batch(self, key: str, slabs: int, dice: random.Random) -> HotBatch:
+        """A batch of a few blocks in each of some slabs, which it holds one reference of each."""
+        leased: list[Slab] = []
+        views: list[memoryview] = []
+        for _ in range(slabs):
+            slab = self.pool.lease(SLAB)
+            assert slab is not None
+            leased.append(slab)
+            slab.view[:] = dice.randbytes(SLAB)
+            cuts = sorted(dice.sample(range(SLAB), 4))
+            views += [slab.view[cuts[0] : cuts[1]], slab.view[cuts[2] : cuts[3]]]
+        self.bytes[key] = b"".join(views)
+        return HotBatch(key, views, leased, len(self.bytes[key]))
+
+
+@given(seed=st.integers(0, 1 << 32))
+def test_any_range_is_the_bytes_of_the_object(seed: int) -> None:
+    dice, memory = random.Random(seed), Memory()
+    hot = HotBatches(64 * SLAB, memory.pool.release)
+    hot.add(memory.batch("a", dice.randrange(1, 5), dice))
+    whole = memory.bytes["a"]
+    for _ in range(20):
+        first, end = sorted(dice.choices(range(len(whole) + 1), k=2))
+        assert hot.read("a", first, end - first) == whole[first:end]
+    assert hot.read("a", 0, len(whole)) == whole
+    assert hot.read("a", 1, len(whole)) is None, "the index is not here: the store has it"
+    assert hot.read("b", 0, 1) is None
+
+
+def test_the_oldest_go_first_and_each_slab_comes_back() -> None:
+    dice, memory = random.Random(1), Memory()
+    hot = HotBatches(8 * SLAB, memory.pool.release)
+    for number in range(6):
+        hot.add(memory.batch(f"{number}", 2, dice))
+        assert hot.pinned_bytes <= hot.bytes_max
+        assert memory.pool.leased_bytes == hot.pinned_bytes
+    assert [hot.read(f"{number}", 0, 1) is not None for number in range(6)] == [False, False, True, True, True, True]
+    hot.reclaim(1)
+    assert hot.read("2", 0, 1) is None
+    assert hot.read("3", 0, 1) is not None
+    hot.clear()
+    assert (hot.pinned_bytes, memory.pool.leased_bytes) == (0, 0)
+
+
+def test_a_batch_above_the_bound_is_not_kept() -> None:
+    memory = Memory()
+    hot = HotBatches(2 * SLAB, memory.pool.release)
+    hot.add(memory.batch("a", 3, random.Random(1)))
+    assert hot.read("a", 0, 1) is None
+    assert memory.pool.leased_bytes == 0
+
+
+def test_a_key_that_comes_again_replaces_what_was_there() -> None:
+    dice, memory = random.Random(1), Memory()
+    hot = HotBatches(8 * SLAB, memory.pool.release)
+    hot.add(memory.batch("a", 2, dice))
+    hot.add(memory.batch("a", 1, dice))
+    assert hot.pinned_bytes == memory.pool.leased_bytes == SLAB
+    assert hot.read("a", 0, len(memory.bytes["a"])) == memory.bytes["a"]
+
+
+def test_what_was_read_is_a_copy() -> None:
+    memory = Memory()
+    hot = HotBatches(8 * SLAB, memory.pool.release)
+    batch = memory.batch("a", 1, random.Random(1))
+    hot.add(batch)
+    read = hot.read("a", 0, 9)
+    batch.slabs[0].view[:] = bytes(SLAB)
+    assert read == memory.bytes["a"][:9]
+
+
+def test_while_nobody_reads_little_is_kept_and_the_next_read_ends_that() -> None:
+    dice, memory = random.Random(2), Memory()
+    hot = HotBatches(2 * UNREAD_SHARE * SLAB, memory.pool.release)
+    while sum(map(len, memory.bytes.values())) <= UNREAD_BOUNDS * hot.bytes_max:
+        hot.add(memory.batch(f"{len(memory.bytes)}", 1, dice))
+    assert (hot.pinned_bytes, memory.pool.leased_bytes) == (2 * SLAB, 2 * SLAB)
+    assert hot.read("long gone", 0, 1) is None
+    for number in range(3 * UNREAD_SHARE):
+        hot.add(memory.batch(f"later {number}", 1, dice))
+    assert hot.pinned_bytes == hot.bytes_max

@@ -1,0 +1,177 @@
+"""The HTTP port under clients of every kind: garbage, half requests, slow ones, large heads, too many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from memq.broker import http
+from memq.broker.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpPort
+from memq.broker.metrics import CounterCollector, Counters
+from memq.errors import StoreError
+from memq.network import Address, SocketNetwork
+
+TIMEOUT_S = 20.0
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+async def sound() -> None:
+    """Nothing stands in the way."""
+
+
+@asynccontextmanager
+async def http_port(check: Callable[[], Awaitable[None]] = sound) -> AsyncIterator[Address]:
+    registry = CollectorRegistry()
+    registry.register(CounterCollector(Counters(acks=7), {"open_connections": ("now", lambda: 3)}))
+    port = HttpPort(SocketNetwork(), check, registry)
+    address = await port.start("127.0.0.1", 0)
+    try:
+        yield address
+    finally:
+        await port.stop()
+
+
+async def ask(address: Address, data: bytes, *, pieces: int = 1, eof: bool = False) -> bytes:
+    """Send bytes, return all that comes back until the port closes."""
+    reader, writer = await asyncio.open_connection(*address)  # noqa: TID251 - a bare peer
+    try:
+        for at in range(0, len(data), -(-len(data) // pieces) or 1):
+            writer.write(data[at : at + -(-len(data) // pieces)])
+            await writer.drain()
+        if eof:
+            writer.write_eof()
+        return await reader.read(-1)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "body"),
+    [
+        (GET, 200, b"alive\n"),
+        (b"GET /healthz?x=1 HTTP/1.0\r\n\r\n", 200, b"alive\n"),
+        (b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n", 200, b"ready\n"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 200, b"memq_broker_acks_total 7.0"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 404, b"/healthz"),
+        (b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", 404, b"/healthz"),
+        (b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello", 405, b"only GET and HEAD"),
+        (b"DELETE /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 405, b"only GET and HEAD"),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400, b"bad request"),
+        (b"memqP1\r\n\r\n\r\n", 400, b"bad request"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400, b"bad request"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 2 * REQUEST_BYTES_MAX + b"\r\n\r\n", 400, b"bad request"),
+        (b"GET /" + b"z" * 2 * REQUEST_BYTES_MAX, 400, b"bad request"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 200, b"alive\n"),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n", 200, b"alive\n"),
+        (GET + GET + b"garbage", 200, b"alive\n"),
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_every_request_gets_its_status(request_: bytes, status: int, body: bytes, pieces: int) -> None:
+    async def work() -> None:
+        async with http_port() as address:
+            answer = await ask(address, request_, pieces=pieces)
+            assert answer.startswith(b"HTTP/1.1 %d " % status) or (status == 400 and not answer), answer[:200]
+            if answer:
+                assert body in answer
+                head, _, sent = answer.partition(b"\r\n\r\n")
+                assert b"Content-Length: %d\r\n" % len(sent) in head
+                assert b"Connection: close" in head
+
+    run(work())
+
+
+def test_head_has_the_length_and_no_body() -> None:
+    async def work() -> None:
+        async with http_port() as address:
+            answer = await ask(address, GET.replace(b"GET", b"HEAD"))
+            assert b"Content-Length: 6\r\n" in answer
+            assert answer.endswith(b"\r\n\r\n")
+
+    run(work())
+
+
+def test_what_is_not_ready_is_said_with_the_cause_and_alive_all_the_same() -> None:
+    async def broken() -> None:
+        raise StoreError("object 'x' not stored: no space left on device")
+
+    async def work() -> None:
+        async with http_port(broken) as address:
+            answer = await ask(address, GET.replace(b"healthz", b"readyz"))
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"no space left on device" in answer
+            assert b"alive" in await ask(address, GET)
+
+    run(work())
+
+
+def test_a_check_that_hangs_is_not_ready_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.05)
+
+    async def hanging() -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with http_port(hanging) as address:
+            assert b"did not answer in time" in await ask(address, GET.replace(b"healthz", b"readyz"))
+
+    run(work())
+
+
+def test_half_a_request_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.05)
+
+    async def work() -> None:
+        async with http_port() as address:
+            assert await ask(address, b"GET /hea") == b""
+            assert await ask(address, b"") == b""
+            assert await ask(address, b"GET /hea", eof=True) == b""
+            assert b"alive" in await ask(address, GET)
+
+    run(work())
+
+
+def test_too_many_connections_are_closed_and_the_port_goes_on() -> None:
+    async def work() -> None:
+        async with http_port() as address:
+            opened = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]  # noqa: TID251 - bare peers
+            writers = [writer for _, writer in opened]
+            assert await ask(address, GET) == b""
+            for writer in writers:
+                writer.close()
+                await writer.wait_closed()
+            while not await ask(address, GET):
+                pass  # until the port has noticed that they are gone
+
+    run(work())
+
+
+@settings(max_examples=40)
+@given(data=st.binary(min_size=1, max_size=400), start=st.sampled_from([b"", b"GET ", b"GET / HTTP/1.1\r\n", GET[:-2]]))
+def test_any_garbage_is_answered_or_closed(data: bytes, start: bytes) -> None:
+    async def work() -> None:
+        async with http_port() as address:
+            _, writer = await asyncio.open_connection(*address)  # noqa: TID251 - a bare peer
+            writer.write(start + data)
+            await writer.drain()
+            writer.close()
+            assert b"alive" in await ask(address, GET)
+
+    run(work())

@@ -1,0 +1,397 @@
+"""Retention and sweep: pointers first, never what a pointer names or a ring holds, and the last pointer stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.broker.broker import Broker
+from memq.broker.partitions import read_partitions
+from memq.broker.retention import expired, look_after, retire, sweep
+from memq.clock import SystemClock
+from memq.errors import NotFoundError, StoreError
+from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.notification import Entry
+from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import CLOCK_ERROR_MS, Topic, TopicSettings
+from tests.brokers import TIMEOUT_S, BareClient, block_of, running_broker, write_frame
+
+HOUR_MS = 3_600_000
+NOW_MS = 1_000 * HOUR_MS
+SETTINGS = TopicSettings(retention_ms=HOUR_MS)
+YOUNG_MS = SETTINGS.dedup_window_ms + CLOCK_ERROR_MS
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(3 * TIMEOUT_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+# ---- what is decided --------------------------------------------------------------------------
+
+
+def pointer(number: int, partition: int = 0, size: int = 100, key: str = "") -> Pointer:
+    return Pointer(
+        kind="data",
+        cluster="c",
+        topic="clicks",
+        topic_id="0" * 32,
+        partition=partition,
+        epoch=1,
+        batch_sequence=number,
+        locations=(Location(store="main", key=key or f"k{number}", offset=0, length=size),),
+        stored_bytes=size,
+    )
+
+
+def entries(*ages_ms: int, partitions: tuple[int, ...] = (0,)) -> list[tuple[Entry, Pointer | None]]:
+    return [
+        (Entry(10 + n, NOW_MS - age, b""), pointer(n, partitions[n % len(partitions)])) for n, age in enumerate(ages_ms)
+    ]
+
+
+def test_what_is_too_old_goes_and_nothing_younger() -> None:
+    found = expired(entries(3 * HOUR_MS, 2 * HOUR_MS, HOUR_MS, 0), SETTINGS, NOW_MS)
+    assert (found.before, found.keys) == (12, ("k0", "k1"))
+
+
+def test_the_last_pointer_of_every_write_partition_stays_however_old() -> None:
+    assert expired(entries(9 * HOUR_MS), SETTINGS, NOW_MS).keys == ()
+    shared = entries(9 * HOUR_MS, 8 * HOUR_MS, 0, 0, partitions=(0, 1))
+    shared[3] = (shared[3][0], pointer(3, partition=0))  # so 1 is the last of write partition 1
+    found = expired(shared, SETTINGS, NOW_MS)
+    assert (found.before, found.keys) == (11, ("k0",))
+
+
+def test_what_is_too_much_goes_from_the_front() -> None:
+    known = entries(*[2 * YOUNG_MS] * 6)
+    settings = TopicSettings(retention_ms=0, retention_bytes=250)
+    found = expired(known, settings, NOW_MS)
+    assert found.keys == ("k0", "k1", "k2"), "at least 250 bytes stay: three of a hundred"
+
+
+def test_too_much_never_takes_what_the_dedup_window_is_rebuilt_from() -> None:
+    """Else a failover under load would forget what was sent already, and store it twice."""
+    settings = TopicSettings(retention_bytes=1)
+    found = expired(entries(YOUNG_MS + 1, YOUNG_MS, YOUNG_MS - 1, 0, 0), settings, NOW_MS)
+    assert (found.before, found.keys) == (11, ("k0",))
+
+
+def test_an_object_that_a_younger_pointer_names_too_stays() -> None:
+    known = entries(3 * HOUR_MS, 0, 0)
+    known[1] = (known[1][0], pointer(1, key="k0"))
+    assert expired(known, SETTINGS, NOW_MS).keys == ()
+
+
+def test_damaged_entries_go_with_what_is_around_them() -> None:
+    known = entries(3 * HOUR_MS, 3 * HOUR_MS, 3 * HOUR_MS, 0)
+    known[1] = (known[1][0], None)
+    found = expired(known, SETTINGS, NOW_MS)
+    assert (found.before, found.keys) == (13, ("k0", "k2"))
+
+
+def test_without_bounds_and_without_entries_nothing_goes() -> None:
+    assert expired([], SETTINGS, NOW_MS).keys == ()
+    assert expired(entries(9 * HOUR_MS, 9 * HOUR_MS), TopicSettings(retention_ms=0), NOW_MS).keys == ()
+
+
+@given(
+    ages_ms=st.lists(st.integers(0, 3 * HOUR_MS), max_size=12).map(lambda ages: sorted(ages, reverse=True)),
+    owners=st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    retention_ms=st.sampled_from([0, HOUR_MS]),
+    retention_bytes=st.sampled_from([0, 1, 350]),
+)
+def test_what_goes_is_a_prefix_without_any_last_pointer(
+    ages_ms: list[int], owners: list[int], retention_ms: int, retention_bytes: int
+) -> None:
+    known = entries(*ages_ms, partitions=tuple(owners))
+    settings = TopicSettings(retention_ms=retention_ms, retention_bytes=retention_bytes)
+    found = expired(known, settings, NOW_MS)
+    taken = [item for item in known if item[0].offset < found.before]
+    left = known[len(taken) :]
+    assert taken == known[: len(taken)]
+    assert {part.partition for _, part in known if part} == {part.partition for _, part in left if part}
+    assert list(found.keys) == [part.locations[0].key for _, part in taken if part]
+    for entry, _ in taken:
+        assert entry.time_ms < NOW_MS - min(retention_ms or YOUNG_MS, YOUNG_MS)
+
+
+# ---- what is done ------------------------------------------------------------------------------
+
+
+class SlowStore(MemoryHandler):
+    """A memory store whose clock the test turns, and that calls the test in the middle of a listing or a delete."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.listed: Callable[[], Awaitable[None]] = nothing
+        self.deleting: Callable[[str], Awaitable[None]] = nothing_of
+        self.gate: asyncio.Event | None = None
+        self.reached = asyncio.Event()
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+        async for entry in super().list(prefix):
+            yield entry
+        await self.listed()
+
+    async def put(self, key: str, buffers: Any, checksum: int) -> None:
+        await super().put(key, buffers, checksum)
+        if self.gate is not None:
+            self.reached.set()
+            await self.gate.wait()  # stored, but the broker does not know yet
+
+    async def delete(self, key: str) -> None:
+        await self.deleting(key)
+        await super().delete(key)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until the broker is there; the test's deadline ends it otherwise."""
+    while not condition():  # noqa: ASYNC110 - the broker has no event for this: a test may look at every turn
+        await asyncio.sleep(0)
+
+
+async def nothing() -> None: ...
+
+
+async def nothing_of(key: str) -> None: ...
+
+
+@dataclass
+class Rig:
+    """A broker with a topic, a client that writes one batch after another, and a store with hooks."""
+
+    broker: Broker
+    store: SlowStore
+    client: BareClient
+    topic: Topic
+    sequence: int = 0
+
+    @classmethod
+    async def make(cls, broker: Broker) -> Rig:
+        store = broker.services.stores["main"] = SlowStore()
+        client = await BareClient.connect(broker)
+        topic = await client.topic()
+        await client.open(topic)
+        return cls(broker, store, client, topic)
+
+    def send(self) -> None:
+        self.client.write(write_frame(block_of(self.topic, self.sequence, [b"%d" % self.sequence])))
+        self.sequence += 1
+
+    async def batch(self) -> str:
+        """Write one batch and return the key of its object."""
+        self.send()
+        assert (await self.client.frame()).argument == self.sequence
+        return next(reversed(self.store.objects))
+
+    async def pointers(self) -> list[Pointer]:
+        (partition,) = read_partitions(self.topic)
+        return [decode_pointer(entry.body) for entry in await self.broker.services.queue.read(partition, 0, 1 << 20)]
+
+    async def age(self, by_ms: int) -> None:
+        """Let everything that is there grow older."""
+        (partition,) = read_partitions(self.topic)
+        log = self.broker.services.queue._log(partition)  # type: ignore[attr-defined]  # the memory queue
+        log.entries[:] = [Entry(entry.offset, entry.time_ms - by_ms, entry.body) for entry in log.entries]
+        self.age_objects(by_ms)
+
+    def age_objects(self, by_ms: int) -> None:
+        for key in self.store.objects:
+            self.store._modified_ms[key] -= by_ms
+
+
+def test_retention_takes_pointers_first_then_their_objects() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            keys = [await rig.batch() for _ in range(3)]
+            await rig.age(8 * 24 * HOUR_MS)
+            keys.append(await rig.batch())
+            named: list[int] = []
+
+            async def deleting(key: str) -> None:
+                named.append(sum(place.key == key for each in await rig.pointers() for place in each.locations))
+
+            rig.store.deleting = deleting
+            await retire(broker.services, broker.partitions)
+            assert named == [0, 0, 0], "an object went while a pointer named it"
+            assert list(rig.store.objects) == keys[3:]
+            assert [place.key for each in await rig.pointers() for place in each.locations] == keys[3:]
+            assert broker.services.counters.retired_objects == 3
+            await rig.client.close()
+
+    run(work())
+
+
+def test_what_a_store_error_left_over_goes_with_the_sweep() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            for _ in range(2):
+                await rig.batch()
+            await rig.age(8 * 24 * HOUR_MS)
+            kept = await rig.batch()
+
+            async def failing(key: str) -> None:
+                raise StoreError("not now")
+
+            rig.store.deleting = failing
+            with pytest.raises(StoreError):
+                await retire(broker.services, broker.partitions)
+            assert len(rig.store.objects) == 3
+            await look_after(broker.services, broker.partitions)  # logs it, and does not raise
+            rig.store.deleting = nothing_of
+            await look_after(broker.services, broker.partitions)
+            assert list(rig.store.objects) == [kept]
+            await rig.client.close()
+
+    run(work())
+
+
+def test_an_old_last_pointer_is_restated_and_then_goes() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            await rig.batch()
+            await rig.age(8 * 24 * HOUR_MS)
+            await retire(broker.services, broker.partitions)
+            assert len(rig.store.objects) == 1, "the totals of the partition are in its last pointer only"
+            await until(lambda: broker.services.counters.published_pointers == 2)
+            await retire(broker.services, broker.partitions)
+            assert rig.store.objects == {}
+            assert [(each.kind, each.totals.records) for each in await rig.pointers()] == [("opened", 1)]
+            assert (await rig.batch()) in rig.store.objects
+            assert (await rig.pointers())[-1].totals.records == 1
+            await rig.client.close()
+
+    run(work())
+
+
+def test_a_sweep_takes_only_what_nothing_names_and_what_is_old() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            named = await rig.batch()
+            old, young = (named[:-2] + ending for ending in ("8a", "8b"))
+            foreign = "other/topics/clicks/00000000/aa/key"
+            for key in (old, foreign):
+                rig.store.objects[key], rig.store._modified_ms[key] = b"x", 0
+            rig.store.objects[young] = b"x"
+            rig.store._modified_ms[young] = SystemClock().wall_ms()
+            await rig.age(2 * HOUR_MS)
+            rig.store._modified_ms[young] += 2 * HOUR_MS
+            assert await sweep(broker.services, broker.partitions, HOUR_MS) == (1, 1)
+            assert list(rig.store.objects) == [named, foreign, young]
+            await rig.client.close()
+
+    run(work())
+
+
+def test_objects_of_a_deleted_topic_go_after_the_safety_age() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            await rig.batch()
+            await broker.partitions.delete("clicks")
+            assert await sweep(broker.services, broker.partitions, HOUR_MS) == (0, 0)
+            rig.age_objects(2 * HOUR_MS)
+            assert (await sweep(broker.services, broker.partitions, HOUR_MS))[0] == 1
+            assert rig.store.objects == {}
+            again = await BareClient.connect(broker)
+            assert (await again.topic()).id != rig.topic.id
+            await again.close()
+            await rig.client.close()
+
+    run(work())
+
+
+def test_a_sweep_leaves_what_a_ring_holds() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            rig.store.gate = asyncio.Event()
+            rig.send()
+            await rig.store.reached.wait()
+            assert await sweep(broker.services, broker.partitions, 0) == (0, 0)
+            rig.store.gate.set()
+            assert (await rig.client.frame()).argument == 1
+            await rig.client.close()
+
+    run(work())
+
+
+def test_a_sweep_leaves_what_is_published_behind_its_reading_of_the_pointers() -> None:
+    """Held when the pointers were read, published before the delete: no pointer seen, and in no ring any more."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            gate = rig.store.gate = asyncio.Event()
+            rig.send()
+            await rig.store.reached.wait()
+            (held,) = rig.store.objects
+            parts = held.split("/")
+            unnamed = "/".join([*parts[:4], "0", *parts[5:]])  # before it in the listing
+            rig.store.objects[unnamed], rig.store._modified_ms[unnamed] = b"x", 0
+
+            async def publish(key: str) -> None:
+                assert key == unnamed, "a batch lost its object"
+                gate.set()
+                assert (await rig.client.frame()).argument == 1
+
+            rig.store.deleting = publish
+            assert await sweep(broker.services, broker.partitions, 0) == (1, 1)
+            assert held in rig.store.objects
+            await rig.client.close()
+
+    run(work())
+
+
+def test_a_sweep_leaves_what_a_partition_that_was_let_go_of_still_holds() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            gate = rig.store.gate = asyncio.Event()
+            rig.send()
+            await rig.store.reached.wait()
+            coordinator = broker.services.coordinator
+            (current,) = await coordinator.assignments()
+            broker.partitions._governs = False  # else it takes the partition back at once
+            await coordinator.set_assignment(type(current)(**{**fields_of(current), "broker": "another"}))
+            await broker.partitions.refresh()
+            assert not broker.partitions.processors
+            assert await sweep(broker.services, broker.partitions, 0) == (0, 0)
+            gate.set()
+            await until(lambda: broker.services.counters.published_pointers > 0)
+            await rig.client.close()
+
+    run(work())
+
+
+def fields_of(struct: Any) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def test_a_topic_whose_queue_is_gone_is_an_error_that_stops_nothing() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            await rig.batch()
+            await broker.services.queue.drop(read_partitions(rig.topic))
+            with pytest.raises(NotFoundError):
+                await retire(broker.services, broker.partitions)
+            await look_after(broker.services, broker.partitions)
+            await rig.client.close()
+
+    run(work())

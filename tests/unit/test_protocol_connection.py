@@ -1,0 +1,75 @@
+"""The connection's states: every (state, side, api) is either in the table or a ProtocolError that changes nothing."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from memq.errors import ProtocolError
+from memq.protocol.connection import ALLOWED, NEXT, Conversation, Side, State
+from memq.protocol.frames import Api
+
+ROUTES: dict[State, list[tuple[Side, Api]]] = {
+    State.GREETING: [],
+    State.READY: [(Side.CLIENT, Api.HELLO), (Side.BROKER, Api.HELLO)],
+    State.DRAINING: [(Side.CLIENT, Api.HELLO), (Side.BROKER, Api.HELLO), (Side.BROKER, Api.DRAINING)],
+    State.CLOSED: [(Side.BROKER, Api.ERROR)],
+}
+
+
+def conversation_in(state: State) -> Conversation:
+    conversation = Conversation()
+    for side, api in ROUTES[state]:
+        conversation.said(side, api)
+    assert conversation.state is state
+    return conversation
+
+
+@pytest.mark.parametrize(("state", "side", "api"), list(product(State, Side, range(20))))
+def test_all_that_may_be_said_and_all_that_may_not(state: State, side: Side, api: int) -> None:
+    conversation = conversation_in(state)
+    if api in ALLOWED[state][side]:
+        conversation.said(side, api)
+        assert conversation.state is NEXT.get((state, side, Api(api)), state)
+    else:
+        with pytest.raises(ProtocolError, match=f"{side.name.lower()} said .* in state {state.name}"):
+            conversation.said(side, api)
+        assert conversation.state is state
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_can_close_and_then_nothing_may_be_said(state: State) -> None:
+    conversation = conversation_in(state)
+    conversation.close()
+    for side, api in product(Side, Api):
+        with pytest.raises(ProtocolError, match="CLOSED"):
+            conversation.said(side, api)
+
+
+def test_hello_is_said_once() -> None:
+    conversation = Conversation()
+    conversation.said(Side.CLIENT, Api.HELLO)
+    with pytest.raises(ProtocolError, match="HELLO twice"):
+        conversation.said(Side.CLIENT, Api.HELLO)
+    conversation.said(Side.BROKER, Api.HELLO)
+    for side in Side:
+        with pytest.raises(ProtocolError, match="HELLO in state READY"):
+            conversation.said(side, Api.HELLO)
+
+
+def test_a_draining_broker_answers_and_never_takes_it_back() -> None:
+    conversation = conversation_in(State.DRAINING)
+    conversation.said(Side.BROKER, Api.DRAINING)
+    conversation.said(Side.CLIENT, Api.WRITE)
+    conversation.said(Side.BROKER, Api.ACK)
+    assert conversation.state is State.DRAINING
+
+
+def test_every_api_is_somebodys_and_every_step_of_the_table_is_allowed() -> None:
+    said = {api for sides in ALLOWED.values() for apis in sides.values() for api in apis}
+    assert said == set(Api)
+    for state, side, api in NEXT:
+        assert api in ALLOWED[state][side]
+    assert set(ALLOWED) == set(State)
+    assert not ALLOWED[State.CLOSED][Side.CLIENT] | ALLOWED[State.CLOSED][Side.BROKER]
