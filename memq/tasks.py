@@ -21,6 +21,11 @@ class TaskOwner:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing may be started any more."""
+        return self._stopped
+
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `work` as a task until it ends or the owner stops."""
         assert not self._stopped, f"task '{name}' started after the stop"

@@ -42,16 +42,12 @@ class SealedBatch:
     checksum: int  # crc32c of the whole object
     batch_checksum: int  # crc32c of the blocks alone
     headers: HeaderTable
+    object_bytes: int
 
     @property
     def buffers(self) -> list[bytes | memoryview]:
         """The object's bytes, in order."""
         return [*self.blocks, self.index]
-
-    @property
-    def object_bytes(self) -> int:
-        """How long the object is."""
-        return sum(map(len, self.blocks)) + len(self.index)
 
 
 def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
@@ -78,7 +74,7 @@ def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
         created_ms=slot.sealed_ms,
     )
     index = encode_packed_index(meta, [batch], headers.entries(lengths), slot.bytes)
-    body_checksum = _body_checksum(views, lengths, headers.checksums)
+    body_checksum = _body_checksum(views, headers)
     key = object_key(
         origin.cluster,
         origin.topic.name,
@@ -88,10 +84,10 @@ def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
         slot.number,
         slot.sealed_ms,
     )
-    return SealedBatch(key, views, index, crc32c(index, body_checksum), body_checksum, headers)
+    return SealedBatch(key, views, index, crc32c(index, body_checksum), body_checksum, headers, slot.bytes + len(index))
 
 
-def _body_checksum(views: list[memoryview], lengths: list[int], checksums: list[int]) -> int:
+def _body_checksum(views: list[memoryview], headers: HeaderTable) -> int:
     """Return the crc32c of all blocks; that of large ones from the checksums that were verified when they came in.
 
     Theory: the crc of two pieces follows from theirs and the second's length, so only the 8 bytes before what a
@@ -100,11 +96,12 @@ def _body_checksum(views: list[memoryview], lengths: list[int], checksums: list[
     meanwhile does not pass. Small blocks are read again: that is 0.3 µs for 4 KiB, the sum of two checksums 0.8.
     """
     value = 0
-    for view, length, checksum in zip(views, lengths, checksums, strict=True):
+    for view, (start,), checksum in zip(views, headers.starts(), headers.checksums, strict=True):
+        length = len(view)
         if length < COMBINED_BYTES_MIN:
             value = crc32c(view, value)
         else:
-            value = combine_crc32c(crc32c(view[:CHECKED_FROM], value), checksum, length - CHECKED_FROM)
+            value = combine_crc32c(crc32c(start, value), checksum, length - CHECKED_FROM)
     return value
 
 
@@ -118,7 +115,7 @@ def data_pointer(
 ) -> Pointer:
     """Return the pointer of a stored batch."""
     headers = sealed.headers
-    producers, complete = bounded_ranges(producer_ranges(_sequences(slot)), POINTER_RANGES_MAX)
+    producers, complete = bounded_ranges(producer_ranges(sequences_of(slot)), POINTER_RANGES_MAX)
     return control_pointer(
         "data",
         origin,
@@ -165,7 +162,8 @@ def ended_pointer(origin: Origin, totals: Totals, ends: tuple[ProducerEnd, ...],
     return control_pointer("ended", origin, totals, (), now_ms, ended=ends)
 
 
-def _sequences(slot: Slot) -> list[tuple[int, int, int]]:
+def sequences_of(slot: Slot) -> list[tuple[int, int, int]]:
+    """Return whose sequences a batch holds: producer id, first and next of each run."""
     return [(run.stream.producer_id, run.first, run.next) for run in slot.runs]
 
 

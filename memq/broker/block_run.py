@@ -32,11 +32,12 @@ from memq.protocol.frames import Api
 
 # A WRITE's prefix: length | api, flags, stream as one | first sent. The header: magic, checksum | version, codec, flags
 # as one | payload, raw, count | (producer epoch) scope | producer, first sequence, base | (delta) slots | (tag bits)
-_HEAD = struct.Struct("<IIq 4sI I III 4xI QQq 4xHH 8x")
+_HEAD = struct.Struct("<IIq II I III 4xI QQq 4xHH 8x")
 _HEAD_BYTES = FRAME_PREFIX_BYTES + BLOCK_HEADER_BYTES
 assert _HEAD.size == _HEAD_BYTES
 _unpack = _HEAD.unpack_from
 _BODY_FROM = FRAME_PREFIX_BYTES + CHECKED_FROM
+_MAGIC = int.from_bytes(MAGIC, "little")
 _CODEC = 0xFF00  # the codec in the word below
 # version, codec and flags of every block that can be sound, as the word that they form
 _KINDS = frozenset(
@@ -87,7 +88,7 @@ def sound_run(
             and first == next_
             and producer == producer_id
             and block_scope == scope
-            and magic == MAGIC
+            and magic == _MAGIC
             and block_kind in _KINDS
             and payload + BLOCK_HEADER_BYTES == length
             and (payload == raw or (payload < raw and block_kind & _CODEC))

@@ -66,6 +66,7 @@ class Broker:
         )
         self.partitions = Partitions(self.services, governs=governs)
         self.intake = Intake(pool)
+        self.intake.starving = self._memory_short
         self.address = ""
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
@@ -123,7 +124,7 @@ class Broker:
 
     def held_blocks(self) -> list[str]:
         """Describe what was taken but is not yet in the queue."""
-        return [line for processor in self.partitions.processors.values() for line in processor.held_blocks()]
+        return [line for processor in self.partitions.at_work() for line in processor.held_blocks()]
 
     async def check(self) -> None:
         """Prove that store and queue answer. Raises: what stands in the way."""
@@ -145,6 +146,10 @@ class Broker:
 
     def _memory_freed(self) -> None:
         asyncio.get_running_loop().call_soon(self.intake.feed)
+
+    def _memory_short(self) -> None:
+        for processor in self.partitions.at_work():
+            processor.hurry()
 
     async def _coordinator_changed(self) -> None:
         self._refresh.set()
@@ -170,7 +175,7 @@ class Broker:
             for connection in connections:
                 _close_overdue(connection, now_s, settings)
             _shed(connections, settings.memory_bytes_max // UNSENT_SHARE)
-            for processor in self.partitions.processors.values():
+            for processor in self.partitions.at_work():
                 processor.forget_silent(services.runtime.clock.wall_ms())
             services.pool.trim(4 * services.pool.slab_bytes)
 
@@ -182,8 +187,8 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
     since_s = connection.half_since_s
     if since_s is not None and not connection.paused and now_s - since_s > settings.frame_timeout_ms / 1000:
         connection.refuse(ProtocolError(f"a frame was not whole within {settings.frame_timeout_ms} ms"))
-    since_s = connection.congested_since_s
-    if since_s is not None and now_s - since_s > settings.frame_timeout_ms / 1000:
+    connection.outbox.look(now_s)
+    if connection.outbox.stands(now_s, settings.frame_timeout_ms):
         connection.abort()  # it does not read: there is no use in telling it
     if connection.leaving_since_s is not None and now_s - connection.leaving_since_s > settings.frame_timeout_ms / 1000:
         connection.abort()  # it was told why, and does not even read that
@@ -191,10 +196,10 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
 
 def _shed(connections: list[Connection], bytes_max: int) -> None:
     """Abort who has not read its answers for longest, while more than `bytes_max` bytes wait in sockets."""
-    slow = [(connection.congested_since_s, connection) for connection in connections]
-    unsent = sum(connection.unsent_bytes for since_s, connection in slow if since_s is not None)
-    for _, connection in sorted(((since_s, c) for since_s, c in slow if since_s is not None), key=lambda item: item[0]):
+    slow = [connection for connection in connections if connection.outbox.congested]
+    unsent = sum(connection.outbox.unsent_bytes for connection in slow)
+    for connection in sorted(slow, key=lambda each: each.outbox.standing_since_s):
         if unsent <= bytes_max:
             return
-        unsent -= connection.unsent_bytes
+        unsent -= connection.outbox.unsent_bytes
         connection.abort()

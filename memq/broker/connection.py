@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 from memq.broker.block_run import sound_run
 from memq.broker.intake import Intake, Region
+from memq.broker.outbox import Outbox
 from memq.broker.services import Services
 from memq.broker.slabs import Slab
 from memq.broker.streams import Stream
@@ -69,24 +70,21 @@ class Connection(asyncio.BufferedProtocol):
         self.ready_s = 0.0
         self.peer = ""
         self.turned_away = False  # over the broker's bound on connections
+        self.paused = False  # by the intake: memory is short, and a silence is not the client's
+        self.outbox = Outbox(services.runtime.clock)
         self._services = services
         self._intake = intake
         self._handler = handler
         self._transport: asyncio.Transport | None = None
         self._region: Region | None = None
         self._waiting: tuple[bytes, int] | None = None  # a frame's beginning that found no place, and its length
-        self._paused = False  # by the intake: the memory budget is used up
-        self._congested = False  # by the socket: the client does not read its answers
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self.congested_since_s: float | None = None
         self.leaving_since_s: float | None = None  # closed by the broker, which waits until the client has read why
 
     # ---- asyncio.BufferedProtocol ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the broker's connections."""
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = self.outbox.transport = cast(asyncio.Transport, transport)
         self.peer = str(transport.get_extra_info("peername"))
         self._services.counters.connections += 1
         self._intake.readers[self] = None
@@ -95,6 +93,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where received bytes go."""
+        if self._region is not None:
+            self._region = self._intake.follow(self._region)
         return self._intake.buffer(self._region)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -137,23 +137,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The client does not read: take nothing more from it until it does."""
-        self._congested = True
-        self._writable.clear()
-        self.congested_since_s = self._services.runtime.clock.monotonic()
+        self.outbox.stop()
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client reads again."""
-        self._congested = False
-        self._writable.set()
-        self.congested_since_s = None
-        if not self._paused and self._transport is not None and not self._transport.is_closing():
+        self.outbox.go_on()
+        if not self.paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-
-    async def writable(self) -> None:
-        """Wait until the socket takes more, or the connection is closed."""
-        await self._writable.wait()
 
     def eof_received(self) -> bool:
         """The client closed its side: so does this one."""
@@ -162,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave: what was received stays, streams are forgotten."""
         self.conversation.close()
-        self._writable.set()
+        self.outbox.go_on()
         if self._region is not None:
             self._services.pool.release(self._region.slab)
             self._region = None
@@ -189,20 +181,10 @@ class Connection(asyncio.BufferedProtocol):
         """Whether it may read while memory is short: its frame has a place already, or it sends no blocks."""
         return self._region is not None or not (self.streams or self._waiting)
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes of answers that the socket has not taken yet."""
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
-
-    @property
-    def paused(self) -> bool:
-        """Whether the broker does not read it for want of memory: its silence is not the client's."""
-        return self._paused
-
     def pause(self) -> None:
         """Stop reading the socket: the memory budget is used up."""
-        if not self._paused and self._transport is not None:
-            self._paused = True
+        if not self.paused and self._transport is not None:
+            self.paused = True
             self._transport.pause_reading()
 
     def take_place(self) -> bool:
@@ -223,9 +205,9 @@ class Connection(asyncio.BufferedProtocol):
         """Read the socket again; a frame that is half there has its time from now on."""
         if self.half_since_s is not None:
             self.half_since_s = self._services.runtime.clock.monotonic()
-        if self._paused and self._transport is not None and not self._transport.is_closing():
-            self._paused = False
-            if not self._congested:
+        if self.paused and self._transport is not None and not self._transport.is_closing():
+            self.paused = False
+            if not self.outbox.congested:
                 self._transport.resume_reading()
 
     def bind(self, stream: Stream) -> None:
@@ -341,31 +323,34 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._services.counters.throttled_blocks += 1
         throttle = Throttle(retry_after_ms=THROTTLE_MS, text="the ring of the partition is full")
-        self._write(encode_frame(Api.THROTTLE, stream.number, first, encode_message(throttle)))
+        self.outbox.write(encode_frame(Api.THROTTLE, stream.number, first, encode_message(throttle)))
 
     def _refuse_block(self, stream: Stream, error: MemqError) -> None:
         """Close the stream: what follows is ignored until it is opened again."""
         stream.open = False
         self._services.counters.refused_blocks += 1
         log.warning("block-refused: %s topic '%s': %s", self.peer, stream.processor.topic.name, error)
-        self._write(encode_frame(Api.NACK, stream.number, stream.expected, encode_message(nack_of(error))))
+        self.outbox.write(encode_frame(Api.NACK, stream.number, stream.expected, encode_message(nack_of(error))))
 
     def _take_control(self, frame: Frame) -> None:
-        if self.unsent_bytes > UNSENT_BYTES_MAX:  # reading stops at once, but one read may hold thousands of requests
-            raise ThrottledError(f"{self.unsent_bytes} bytes of answers wait until this client reads them")
+        unsent = self.outbox.unsent_bytes
+        if unsent > UNSENT_BYTES_MAX:  # reading stops at once, but one read may hold thousands of requests
+            raise ThrottledError(f"{unsent} bytes of answers wait until this client reads them")
         self.conversation.said(Side.CLIENT, frame.api)
         self._handler.request(self, frame)
 
     # ---- out -----------------------------------------------------------------------------------------
 
     def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
-        """See `memq.broker.streams.AckSink`."""
+        """See `memq.broker.streams.AckSink`. Its number may be that of another stream by now: then nobody waits."""
+        if self.streams.get(stream.number) is not stream:
+            return
         self._services.counters.acks += 1
-        self._write(encode_ack(level, stream.number, next_sequence, epoch))
+        self.outbox.write(encode_ack(level, stream.number, next_sequence, epoch))
 
     def send_redirect(self, stream: Stream) -> None:
         """See `memq.broker.streams.AckSink`."""
-        self._write(encode_frame(Api.REDIRECT, stream.number, stream.expected, encode_message(Redirect())))
+        self.outbox.write(encode_frame(Api.REDIRECT, stream.number, stream.expected, encode_message(Redirect())))
 
     def send(self, frame: bytes) -> None:
         """Send an answer; HELLO's starts the connection's clock."""
@@ -373,7 +358,7 @@ class Connection(asyncio.BufferedProtocol):
         self.conversation.said(Side.BROKER, api)
         if api == Api.HELLO:
             self.ready_s = self._services.runtime.clock.monotonic()
-        self._write(frame)
+        self.outbox.write(frame)
 
     def refuse(self, error: MemqError) -> None:
         """Tell the client what is wrong with the connection as a whole, and close it."""
@@ -383,9 +368,9 @@ class Connection(asyncio.BufferedProtocol):
         self._services.counters.rejected_connections += 1
         log.warning("connection-refused: %s: %s", self.peer, error)
         if isinstance(error, ForeignProtocolError) and str(error).endswith("HTTP"):
-            self._write(_http_answer(error))
+            self.outbox.write(_http_answer(error))
         else:
-            self._write(encode_frame(Api.ERROR, 0, 0, encode_message(nack_of(error))))
+            self.outbox.write(encode_frame(Api.ERROR, 0, 0, encode_message(nack_of(error))))
         self.conversation.close()
         self._transport.close()
 
@@ -398,10 +383,6 @@ class Connection(asyncio.BufferedProtocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
-
-    def _write(self, frame: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
 
 
 def _checked_block(stream: Stream, block: memoryview) -> BlockHeader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import logging
 import signal
 from collections.abc import Callable, Coroutine
@@ -26,6 +27,17 @@ from memq.storage_handlers.filesystem import FilesystemHandler
 
 log = logging.getLogger("memq.broker")
 STORE_NAME = "main"
+
+
+def calm_collector() -> None:
+    """Let Python look for reference cycles less often; for a process that is a broker and nothing else.
+
+    Theory: views and extents of blocks come and go by thousands, and no cycle is among them. With Python's defaults
+    the collector walks through them again and again: 11 % of all CPU at 4 KiB blocks. What exists after the imports
+    is never looked at again.
+    """
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 async def serve(settings: BrokerSettings, ready: Callable[[str], None], *, runtime: Runtime | None = None) -> int:
@@ -149,6 +161,6 @@ def _gauges(broker: Broker) -> dict[str, tuple[str, Callable[[], float]]]:
         "open_partitions": ("partitions that are open here", lambda: len(broker.partitions.processors)),
         "ring_batches": (
             "batches that are not yet published",
-            lambda: sum(len(processor.ring) for processor in broker.partitions.processors.values()),
+            lambda: sum(len(processor.ring) for processor in broker.partitions.at_work()),
         ),
     }

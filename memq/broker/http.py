@@ -122,8 +122,8 @@ class _HttpConnection(asyncio.BufferedProtocol):
             self._port.answer(self, event.method, event.target)
 
     def eof_received(self) -> bool:
-        """Keep the connection open for the answer."""
-        return True
+        """Keep the connection open for the answer; who leaves without a request is not waited for."""
+        return self._asked
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave."""

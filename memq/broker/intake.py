@@ -7,12 +7,14 @@ thing in the current slab its connection reads on behind it; otherwise it reads 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from memq.broker.slabs import READ_BYTES_MIN, Slab, SlabPool
 from memq.limits import KIB
 
 ASIDE_BYTES = 64 * KIB
+MOVED_BYTES_MAX = 16 * KIB  # a frame up to this size moves to where its connection reads on
 
 
 class Region:
@@ -63,6 +65,7 @@ class Intake:
         self.readers: dict[Reader, None] = {}
         self.waiting: dict[Reader, None] = {}  # with a frame that has begun and found no place
         self.aside = Slab(ASIDE_BYTES)
+        self.starving: Callable[[], None] = lambda: None  # called when memory has become short
         self._leave_bytes = max(pool.budget_bytes // 8, 2 * pool.slab_bytes)
         slab = pool.lease(pool.slab_bytes)
         assert slab is not None, "budget below one slab"
@@ -76,6 +79,23 @@ class Intake:
         if region.slab is self.slab and region.end == self.cursor and not self.starved:
             return self.slab.view[region.filled :]
         return region.slab.view[region.filled : region.end]
+
+    def follow(self, region: Region) -> Region:
+        """Move the beginning of a small frame to the cursor, so that the next read goes on behind it; or leave it.
+
+        In place only the frame's rest can be read: with many connections that send small blocks, every second
+        read would be of some hundred bytes, for the price of one of 100 KiB.
+        """
+        need, length = region.end - region.start, region.filled - region.start
+        fits = self.slab.size - self.cursor >= need + READ_BYTES_MIN
+        if need > MOVED_BYTES_MAX or not fits or self.starved or self.at_cursor(region):
+            return region
+        at = self.cursor
+        self.slab.view[at : at + length] = region.slab.view[region.start : region.filled]
+        self.cursor += need
+        self.slab.references += 1
+        self.pool.release(region.slab)
+        return Region(self.slab, at, at + length, at + need)
 
     def at_cursor(self, region: Region | None) -> bool:
         """Whether `buffer` returned the end of the current slab for this region."""
@@ -147,6 +167,7 @@ class Intake:
         for reader in list(self.readers):
             if not reader.reads_on:
                 reader.pause()
+        self.starving()
 
     def feed(self) -> None:
         """Memory came back: frames that wait get their places, then all connections read again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 import msgspec
 
@@ -50,14 +51,13 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
 
 async def _claim(services: Services, topic: Topic, partition: int, seen: int) -> int:
     """Compare-and-set the assignment: the next epoch, above `seen`, with this broker's session. Return it."""
-    current = await services.coordinator.assignment(topic.id, partition)
-    if current.broker != services.settings.broker_id:
-        raise _moved(topic, partition, current)
-    claimed = msgspec.structs.replace(current, epoch=max(current.epoch, seen) + 1, session=services.session)
-    try:
-        return (await services.coordinator.set_assignment(claimed)).epoch
-    except VersionConflictError:
-        return await _claim(services, topic, partition, seen)
+    while True:
+        current = await services.coordinator.assignment(topic.id, partition)
+        if current.broker != services.settings.broker_id:
+            raise _moved(topic, partition, current)
+        claimed = msgspec.structs.replace(current, epoch=max(current.epoch, seen) + 1, session=services.session)
+        with suppress(VersionConflictError):  # somebody was faster: look again
+            return (await services.coordinator.set_assignment(claimed)).epoch
 
 
 def _moved(topic: Topic, partition: int, current: Assignment) -> MovedError:
@@ -90,6 +90,8 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
     """Read the tail, publish `opened`, and read up to it. Raises: EpochFencedError, RetryableError, TimeoutError."""
     clock = services.runtime.clock
     await _read_tail(services, own, publisher)
+    if own.highest_epoch >= own.epoch:  # a coordinator that was set back: its keys lie in the store already
+        raise EpochFencedError(f"the queue shows epoch {own.highest_epoch}")
     own.state()
     adopted = own.next_adopted()
     pointer = control_pointer(

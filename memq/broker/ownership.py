@@ -8,6 +8,7 @@ answer was read: an owner that was paused in between would date its pointers too
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -57,6 +58,7 @@ class Ownership:
     landed: dict[int, Pointer] = field(default_factory=dict)  # own batches met by reading, by batch sequence
     highest_epoch: int = 0
     unread: bool = False  # something may lie between the own pointers: read before the next publish
+    handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, whatever came of it
     _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
     _published: int = -1  # highest own batch sequence that is counted
     _late: dict[int, Adopted] = field(default_factory=dict)  # while opening: late pointers nobody counted yet
@@ -100,7 +102,7 @@ class Ownership:
         if pointer.epoch > self.epoch and self.phase is not Phase.FENCED:
             self.become(Phase.FENCED)
         if pointer.kind == "data":
-            self._join(pointer.producers, time_ms)
+            self.join(pointer.producers, time_ms)
         if not self.stated:
             self._count_tail(offset, pointer)
         elif pointer.kind == "data":
@@ -115,7 +117,8 @@ class Ownership:
         self._tail_batch = -1
         self.totals = Totals()
 
-    def _join(self, producers: Iterable[ProducerRanges], time_ms: int) -> None:
+    def join(self, producers: Iterable[ProducerRanges], time_ms: int) -> None:
+        """Note sequences that the queue holds since `time_ms`."""
         for entry in producers:
             producer = self.producer(entry.producer)
             producer.seen_ms = max(producer.seen_ms, time_ms)
@@ -177,7 +180,7 @@ class Ownership:
             self._own[offset] = None
             self.unread = True
         self._count_own(pointer)
-        self._join(pointer.producers, time_ms)
+        self.join(pointer.producers, time_ms)
 
     def take_landed(self, batch_sequence: int) -> None:
         """Count an earlier try of an own pointer, met by reading: what it says is what the queue holds."""

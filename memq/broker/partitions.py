@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 from memq.broker.services import Services
 from memq.broker.topic_processor import TopicProcessor
@@ -31,6 +34,7 @@ class Partitions:
         self._assignments: dict[tuple[str, int], Assignment] = {}
         self._addresses: dict[str, str] = {}
         self._leaving = TaskOwner(lambda error: log.error("drain-failed: %r", error, exc_info=error))
+        self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # let go of, but still at work
 
     # ---- what the coordinator says --------------------------------------------------------------
 
@@ -58,13 +62,28 @@ class Partitions:
         if entry is None:
             del self.processors[key]
             processor.fail(NotFoundError(f"topic '{processor.topic.name}' was deleted"))
-            self._leaving.start(processor.stop(), "stop")
+            self._let_go(processor, processor.stop())
         elif entry.broker != self._services.settings.broker_id:
             del self.processors[key]
-            self._leaving.start(processor.drain(), "drain")
+            self._let_go(processor, processor.drain())
         elif processor.failure is not None:
             del self.processors[key]  # the next stream opens it anew
-            self._leaving.start(processor.stop(), "stop")
+            self._let_go(processor, processor.stop())
+        else:
+            processor.topic = self._topics.get(processor.topic.name, processor.topic)  # for its next epoch
+
+    def _let_go(self, processor: TopicProcessor, work: Coroutine[Any, Any, None]) -> None:
+        task = self._leaving.start(work, f"leave {processor.topic.name}/{processor.partition}")
+        self._left[processor] = task
+        task.add_done_callback(lambda _: self._left.pop(processor, None))
+
+    def at_work(self) -> list[TopicProcessor]:
+        """Return the processors of all partitions that are ours, and those that were let go of and are not done."""
+        return [*self.processors.values(), *self._left]
+
+    def pending_keys(self) -> set[str]:
+        """Return the keys of the objects whose pointers are still to come."""
+        return {key for processor in self.at_work() for key in processor.pending_keys()}
 
     # ---- what connections ask -------------------------------------------------------------------
 
@@ -169,11 +188,20 @@ class Partitions:
     # ---- the end --------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Take nothing new and return when everything that was taken is acked."""
-        self.draining = True
-        for processor in list(self.processors.values()):
-            await processor.drain()
+        """Take nothing new and return when everything that was taken is acked.
+
+        Raises: what stood in the way of a partition; the others are drained all the same.
+        """
+        self.start_draining()
+        left = list(self._left.values())
+        drains = [processor.drain() for processor in self.processors.values()]
+        ends = await asyncio.gather(*drains, return_exceptions=True)
         self.processors.clear()
+        if left:
+            await asyncio.wait(left)  # what goes wrong there is logged
+        for end in ends:
+            if end is not None:
+                raise end
 
     def start_draining(self) -> None:
         """Refuse what is new from now on, in all partitions at once."""
@@ -183,9 +211,10 @@ class Partitions:
 
     async def stop(self) -> None:
         """End at once."""
-        for processor in list(self.processors.values()):
-            await processor.stop()
+        at_work = self.at_work()
         await self._leaving.stop()
+        for processor in at_work:
+            await processor.stop()
 
 
 def read_partitions(topic: Topic) -> list[ReadPartition]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -30,29 +31,36 @@ class Publisher:
         self.partition = partition
         self._services = services
 
-    async def publish(self, build: Callable[[], Pointer], batch_sequence: int | None) -> None:
+    async def publish(
+        self, build: Callable[[], Pointer], batch_sequence: int | None, until_s: float = math.inf
+    ) -> bool:
         """Bring the pointer that `build` makes into the queue; it is built anew for every try.
 
         Before each try the queue is read when the proof is old or the last try went wrong: refused does not
-        mean absent, and what landed is recognised by its batch sequence. Raises: EpochFencedError; it
-        returns normally when the pointer is in the queue, even if a higher epoch was met beside it.
+        mean absent, and what landed is recognised by its batch sequence. Returns True when the pointer is in the
+        queue, even if a higher epoch was met beside it; False when it was not known to be there at `until_s`
+        (monotonic), after which nothing is handed over. Raises: EpochFencedError.
         """
         own, counters = self.own, self._services.counters
-        must_read, tries = own.unread, 0
-        started = self._now()
+        tries, started = 0, self._now()
         while True:
-            if must_read or own.needs_proof(self._now()):
+            if own.unread or own.needs_proof(self._now()):
                 await self.read_to_end()
             if batch_sequence is not None and batch_sequence in own.landed:
                 own.take_landed(batch_sequence)
-                return
+                return True
             pointer, time_ms, handed_over_s = build(), own.queue_time_ms(), self._now()
+            if handed_over_s > until_s:
+                own.unread = tries > 0  # a try may land yet: it is looked for before the next one
+                return False
+            if batch_sequence is not None:
+                own.handed_over_s = handed_over_s
             try:
                 offset = await self._hand_over(pointer, time_ms)
             except (RetryableError, EpochFencedError, TimeoutError) as error:
                 if isinstance(error, EpochFencedError):
                     log.warning("epoch-refused: %s: %s", self._name(), error)
-                must_read, tries = True, tries + 1
+                own.unread, tries = True, tries + 1
                 counters.publish_retries += 1
                 await asyncio.sleep(self._services.runtime.random.uniform(0, min(BACKOFF_S_MAX, 0.05 * 2.0**tries)))
                 continue
@@ -61,7 +69,7 @@ class Publisher:
             own.published(offset, pointer, time_ms)
             counters.published_pointers += 1
             counters.publish_seconds.observe(self._now() - started)
-            return
+            return True
 
     async def _hand_over(self, pointer: Pointer, time_ms: int) -> int:
         publication = Publication(self.partition, self.own.partition, self.own.epoch, time_ms, encode_pointer(pointer))
@@ -71,7 +79,7 @@ class Publisher:
     async def read_to_end(self) -> None:
         """Read the queue to its end and join what it shows; a proof, dated when the last read was handed over.
 
-        Raises: EpochFencedError once a higher epoch was met. Errors of the queue are tried again for ever.
+        Raises: EpochFencedError once a higher epoch was met. Passing errors are tried again for ever.
         """
         tries = 0
         while True:
@@ -79,13 +87,13 @@ class Publisher:
             try:
                 async with asyncio.timeout(self.own.stale_publish_s):
                     entries = await self._services.queue.read(self.partition, self.own.read_to, READ_BYTES)
+                    for entry in entries:
+                        await self._meet(entry)
             except (RetryableError, TimeoutError) as error:
                 tries += 1
                 log.warning("queue-retry: %s, try %d: %s", self._name(), tries, error)
                 await asyncio.sleep(self._services.runtime.random.uniform(0, min(BACKOFF_S_MAX, 0.05 * 2.0**tries)))
                 continue
-            for entry in entries:
-                await self._meet(entry)
             if self.own.phase is Phase.FENCED:
                 raise EpochFencedError(f"{self._name()}: epoch {self.own.epoch} met {self.own.highest_epoch}")
             if not entries:
@@ -102,18 +110,24 @@ class Publisher:
             log.error("pointer-damaged: %s offset %d: %s", self._name(), entry.offset, error)
             self.own.read_to = entry.offset + 1
             return
+        pointer = await self._completed(pointer)
         if self.own.stated and pointer.kind == "data" and pointer.epoch < self.own.epoch:
             self._services.counters.late_pointers += 1
-        self.own.meet(entry.offset, entry.time_ms, await self._completed(pointer))
+        self.own.meet(entry.offset, entry.time_ms, pointer)
 
     async def _completed(self, pointer: Pointer) -> Pointer:
-        """Return the pointer with all its producers: one that names too many is completed from its object."""
+        """Return the pointer with all its producers: one that names too many is completed from its object.
+
+        Raises: RetryableError: without what may be read later, a block that is sent again would pass for new.
+        """
         if pointer.producers_complete or not pointer.locations:
             return pointer
         place = pointer.locations[0]
         try:
             data = await self._services.stores[place.store].get(place.key)
             blocks = open_object(data).blocks
+        except RetryableError:
+            raise
         except (MemqError, KeyError) as error:
             log.error("index-unread: %s object %s: %s", self._name(), place.key, error)
             return pointer

@@ -128,10 +128,10 @@ class Requests:
             return
         if frame.api == Api.POLL:
             await self._groups.wait(frame)
-        await connection.writable()
+        await connection.outbox.writable()
         async with self._lent.lend(_answer_bytes(frame)):
             await self._answer_now(connection, frame)
-            await connection.writable()  # until then the answer is in memory
+            await connection.outbox.writable()  # until then the answer is in memory
 
     async def _answer_now(self, connection: Connection, frame: Frame) -> None:
         try:

@@ -13,7 +13,7 @@ from memq.format.key import topic_prefix
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry
 from memq.storage_handlers import ObjectEntry
-from memq.topic import ReadPartition, Topic
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings
 
 log = logging.getLogger("memq.broker")
 READ_BYTES = 1 << 20
@@ -27,14 +27,14 @@ class Expired:
     keys: tuple[str, ...]
 
 
-def expired(
-    entries: Iterable[tuple[Entry, Pointer | None]], settings_ms: int, settings_bytes: int, now_ms: int
-) -> Expired:
+def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSettings, now_ms: int) -> Expired:
     """Decide what of a partition's entries (all of them, in order) is too old or too much. Pure.
 
     The last pointer of each write partition stays: it has the totals and the epoch that the next opening needs.
+    So does what is younger than the dedup window, however much it is: an opening rebuilds the window from it.
     Damaged entries (None) go with what is around them.
     """
+    window_ms = now_ms - settings.dedup_window_ms - CLOCK_ERROR_MS
     known = list(entries)
     last = {pointer.partition: number for number, (_, pointer) in enumerate(known) if pointer is not None}
     bound = min(last.values(), default=0)
@@ -42,8 +42,8 @@ def expired(
     taken = 0
     for entry, pointer in known[:bound]:
         bytes_behind -= pointer.stored_bytes if pointer is not None else 0
-        too_old = settings_ms > 0 and entry.time_ms < now_ms - settings_ms
-        too_much = settings_bytes > 0 and bytes_behind >= settings_bytes
+        too_old = settings.retention_ms > 0 and entry.time_ms < now_ms - settings.retention_ms
+        too_much = 0 < settings.retention_bytes <= bytes_behind and entry.time_ms < window_ms
         if not (too_old or too_much):
             break
         taken += 1
@@ -74,7 +74,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
         return  # the usual case costs one small read
     known = [item async for item in _pointers(services, partition)]
     await _restate_last(partitions, topic, known, now_ms)
-    found = expired(known, settings.retention_ms, settings.retention_bytes, now_ms)
+    found = expired(known, settings, now_ms)
     if found.before <= span.begin:
         return
     await services.queue.trim(partition, found.before)
@@ -118,22 +118,24 @@ async def _pointers(services: Services, partition: ReadPartition) -> AsyncIterat
 async def sweep(services: Services, partitions: Partitions, age_ms: int) -> tuple[int, int]:
     """Delete the objects of this cluster that are older than `age_ms` and that no pointer names.
 
-    The listing comes first and the pointers last, so that a pointer that is published meanwhile counts; what a
-    ring still holds is left alone, however old it is.
+    The listing comes first and the pointers last, so that a pointer that is published meanwhile counts. What a ring
+    holds is left alone, however old it is: what it held before the pointers were read, for that may have been
+    published behind the reading, and what it holds at the delete.
     Return how many objects and bytes went. Raises: MemqError of queue and store.
     """
     now_ms = services.runtime.clock.wall_ms()
-    topics = {topic_prefix(services.settings.cluster, topic.name, topic.id): topic for topic in partitions.topics()}
     objects = bytes_ = 0
     candidates: dict[str, list[ObjectEntry]] = {}
     async for entry in services.store.list(f"{services.settings.cluster}/topics/"):
         if entry.modified_ms <= now_ms - age_ms:
             candidates.setdefault("/".join(entry.key.split("/")[:4]) + "/", []).append(entry)
+    known = await services.coordinator.topics()  # not what was known: another broker may have made a topic meanwhile
+    topics = {topic_prefix(services.settings.cluster, topic.name, topic.id): topic for topic in known}
     for prefix, entries in candidates.items():
-        named = await _named(services, topics.get(prefix))
+        kept = partitions.pending_keys()
+        kept |= await _named(services, topics.get(prefix))
         for entry in entries:
-            pending = (processor.pending_keys() for processor in partitions.processors.values())
-            if entry.key not in named and not any(entry.key in keys for keys in pending):
+            if entry.key not in kept and entry.key not in partitions.pending_keys():
                 await services.store.delete(entry.key)
                 objects, bytes_ = objects + 1, bytes_ + entry.size
     services.counters.swept_objects += objects

@@ -196,6 +196,11 @@ class Ring:
         self.batches.append(slot)
         self.open = None
 
+    def hurry(self) -> None:
+        """Memory is short: seal the open batch when no other is on its way that would bring some back."""
+        if self.open is not None and not self.batches:
+            self.seal()
+
     def find(self, producer_id: int, first: int, next_: int) -> Slot | None:
         """Return the slot that holds these sequences of a producer, the youngest one when several do."""
         for slot in reversed(tuple(self)):

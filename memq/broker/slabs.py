@@ -14,6 +14,7 @@ from collections.abc import Callable
 from memq.limits import MIB
 
 SLAB_BYTES = 1 * MIB
+TRIM_SHARE = 8  # of what is not wanted, this part goes back at a time
 READ_BYTES_MIN = 16 * 1024  # a read into less room than this is not worth its system call
 
 
@@ -100,9 +101,12 @@ class SlabPool:
             self.freed()
 
     def trim(self, keep_bytes: int) -> None:
-        """Return to the system, beyond `keep_bytes`, the spare slabs that nobody wanted since the last call.
+        """Return to the system, beyond `keep_bytes`, a part of the spare slabs that nobody wanted since the last call.
 
-        What comes and goes with every batch stays: made anew it would cost as much as receiving into it.
+        Made anew, a slab costs as much as receiving into it: what comes and goes with every batch stays, and so does,
+        for some calls, what the next burst wants.
         """
-        del self._spare[: max(0, self._spare_least - keep_bytes // self.slab_bytes)]
+        unwanted = self._spare_least - keep_bytes // self.slab_bytes
+        if unwanted > 0:
+            del self._spare[: unwanted // TRIM_SHARE + 1]
         self._spare_least = len(self._spare)

@@ -17,6 +17,8 @@ from memq.broker.batch import (
     data_pointer,
     ended_pointer,
     ends_that_fit,
+    producer_ranges,
+    sequences_of,
 )
 from memq.broker.hot import HotBatch
 from memq.broker.opening import open_partition, release_partition
@@ -28,6 +30,7 @@ from memq.broker.streams import AckSink, Stream
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, OutOfSequenceError
 from memq.format.block import parse_header, scope_of
 from memq.format.pointer import Pointer, ProducerEnd
+from memq.limits import POINTER_RANGES_MAX
 from memq.protocol.frames import AckLevel
 from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic
@@ -84,7 +87,6 @@ class TopicProcessor:
         self._streams: dict[Stream, None] = {}
         self._restate = False
         self._held: list[Slot] = []  # batches with ack=1 blocks whose epoch was lost before their pointer
-        self._last_publish_s = -1e9
         self._tasks = TaskOwner(self._failed)
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -115,7 +117,10 @@ class TopicProcessor:
         self.pump()
 
     async def drain(self) -> None:
-        """Take nothing new; return when everything is acked and the partition is released."""
+        """Take nothing new; return when everything is acked and the partition is released.
+
+        Raises: what ended the partition before that, when blocks are given up with it.
+        """
         self.start_draining()
         async with self._drain_once:  # a planned move may drain it while the whole broker drains
             while self.failure is None and (len(self.ring) or self._ends or self._held or self._publishing):
@@ -124,9 +129,12 @@ class TopicProcessor:
             if self.own is not None and self.failure is None:
                 self._released = True
                 await release_partition(self.services, self._publisher(), self.topic)
-            if self.failure is not None and self.held_blocks():
-                raise self.failure
+            error, held = self.failure, self.held_blocks()
             await self.stop()
+            for line in held:
+                log.error("given-up: %s", line)
+            if error is not None and held:
+                raise error
 
     def fail(self, error: MemqError) -> None:
         """Take nothing more, for the reason that `error` names: streams are closed, waiters get it."""
@@ -163,15 +171,17 @@ class TopicProcessor:
     async def _run(self) -> None:
         """Open the partition, serve until fenced, open again while the assignment is ours."""
         while True:
+            topic = self.topic
             try:
-                self.own = await open_partition(self.services, self.topic, self.partition, self.read_partition)
+                self.own = await open_partition(self.services, topic, self.partition, self.read_partition)
             except MovedError as error:
-                self.failure = error
-                self._ready.set()
+                self.fail(error)
                 return
-            self.ring = Ring(_limits(self.topic))
-            self.ring.flushing = self.draining
+            self.delivery_timeout_ms = topic.settings.delivery_timeout_ms
+            self.ring = Ring(self.ring.limits)  # what was held fits into as many slots as it came from
             self._take_back_held()
+            self.ring.limits = _limits(topic)
+            self.ring.flushing = self.draining
             self._fenced.clear()
             self._ready.set()
             self.pump()
@@ -251,6 +261,11 @@ class TopicProcessor:
             self._pump_scheduled = True
             asyncio.get_running_loop().call_soon(self.pump)
 
+    def hurry(self) -> None:
+        """Memory is short: do not wait for more blocks before the open batch is stored."""
+        self.ring.hurry()
+        self.pump_soon()
+
     # ---- the ring's work -------------------------------------------------------------------------
 
     def pump(self) -> None:
@@ -303,9 +318,7 @@ class TopicProcessor:
     async def _publish(self, head: Slot | None) -> None:
         """Publish the head, or a control pointer that is due; ack; go on with the next."""
         try:
-            if head is not None and self._waited_long(head):
-                self.ring.store_again(head)
-            elif head is not None:
+            if head is not None:
                 await self._publish_batch(head)
             else:
                 await self._publish_control()
@@ -322,11 +335,8 @@ class TopicProcessor:
         else:
             self.pump()
 
-    def _waited_long(self, slot: Slot) -> bool:
-        """Whether a sweep may have taken the object meanwhile: half its safety age has passed since the put."""
-        return self._now() - slot.stored_s > self.services.settings.sweep_age_ms / 2000
-
     async def _publish_batch(self, slot: Slot) -> None:
+        """Publish the head's pointer and ack; store it again when a sweep may have taken its object meanwhile."""
         own, origin, sealed = self._owned(), self._origin(), self._sealed[slot.number]
 
         def build() -> Pointer:
@@ -334,8 +344,12 @@ class TopicProcessor:
             skip = self._skip(slot, sealed, own)
             return data_pointer(slot, sealed, origin, own.totals_with(adopted), adopted, skip)
 
-        self._last_publish_s = self._now()
-        await self._publisher().publish(build, slot.number)
+        young_until_s = slot.stored_s + self.services.settings.sweep_age_ms / 2000
+        if not await self._publisher().publish(build, slot.number, young_until_s):
+            self.ring.store_again(slot)
+            return
+        if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names
+            own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
         self._ack(self.ring.published(), own.epoch)
         del self._sealed[slot.number]
         batch = HotBatch(sealed.key, sealed.blocks, slot.let_go(), slot.bytes)
@@ -360,8 +374,7 @@ class TopicProcessor:
         self.services.counters.ack_seconds.observe(self._now() - slot.opened_s)
 
     async def _publish_control(self) -> None:
-        count = ends_that_fit([end for end, _ in self._ends])
-        ends, self._ends = self._ends[:count], self._ends[count:]
+        ends = self._ends[: ends_that_fit([end for end, _ in self._ends])]
         own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
         facts = tuple(end for end, _ in ends)
 
@@ -371,14 +384,9 @@ class TopicProcessor:
             adopted = own.next_adopted()
             return control_pointer("opened", origin, own.totals_with(adopted), adopted, now_ms)
 
+        await self._publisher().publish(build, None)
         self._restate = self._restate and bool(facts)
-        try:
-            await self._publisher().publish(build, None)
-        except MemqError as error:
-            for _, future in ends:
-                if not future.done():
-                    future.set_exception(error)
-            raise
+        del self._ends[: len(ends)]
         for _, future in ends:
             if not future.done():
                 future.set_result(None)
@@ -387,7 +395,7 @@ class TopicProcessor:
 
     async def _give_up_epoch(self) -> None:
         """Give the whole ring up, from the head on: ack=all producers send again, ack=1 blocks are kept."""
-        assert self.own is not None, "gave up an epoch that was never opened"
+        own = self._owned()
         self.services.counters.fenced += 1
         self._redirect_streams()
         for task in list(self._uploads.values()):
@@ -401,7 +409,7 @@ class TopicProcessor:
             else:
                 self._release(slot)
         self.own = None
-        wait_s = self._last_publish_s + self.topic.settings.stale_publish_ms / 1000 - self._now()
+        wait_s = own.handed_over_s + own.stale_publish_s - self._now()
         if self._held and wait_s > 0:
             await asyncio.sleep(wait_s)  # until then a publish that is under way may still land
 
@@ -422,7 +430,8 @@ class TopicProcessor:
             if producer.id not in kept or producer.queued.covers(header.first_sequence, header.next_sequence):
                 continue
             stream = streams.setdefault(producer.id, Stream(0, _NOBODY, self, producer, AckLevel.NONE, 0))
-            self.ring.append(stream, header.first_sequence, header.count, slab, start, end, self._now())
+            taken = self.ring.append(stream, header.first_sequence, header.count, slab, start, end, self._now())
+            assert taken, f"{self._name()}: what was held does not fit into a new ring"
             producer.next = max(producer.next, header.next_sequence)
 
     def _redirect_streams(self) -> None:

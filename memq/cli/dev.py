@@ -28,8 +28,9 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     log_to_stderr(settings.log_level, settings.log_format)
     import uvloop
 
-    from memq.broker.dev import serve
+    from memq.broker.dev import calm_collector, serve
 
+    calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings, _say_ready))
 
