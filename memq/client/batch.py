@@ -104,17 +104,15 @@ class Batch:
         return self._lists(BlockReader.memoryviews)
 
     def arrow(self) -> pyarrow.Table:
-        """Return value, key, headers, timestamp and tag as an Arrow table with one chunk per block, without a copy.
+        """Return value, key, headers, timestamp and tag as an Arrow table, values in one chunk per block, uncopied.
 
         Raises: ImportError when the extra [arrow] is not installed.
         """
-        import pyarrow
+        from memq.format.arrow import block_rows, table
 
-        from memq.format.arrow import SCHEMA
-
-        batches = [self._read(part, _arrow_rows) for part in self._slices]
+        blocks = [self._read(part, block_rows) for part in self._slices]
         self._finished = True
-        return pyarrow.Table.from_batches([batch for batch in batches if batch is not None], SCHEMA)
+        return table([rows for rows in blocks if rows is not None])
 
     def _lists(self, column: Callable[[BlockReader], list[Any]]) -> list[Any]:
         found: list[Any] = []
@@ -150,7 +148,3 @@ class Batch:
 def _rows(reader: BlockReader, *, low: int, high: int, column: Callable[[BlockReader], list[Any]]) -> list[Any]:
     rows = column(reader)
     return rows if high - low == len(rows) else rows[low:high]
-
-
-def _arrow_rows(reader: BlockReader, *, low: int, high: int) -> pyarrow.RecordBatch:
-    return reader.arrow().slice(low, high - low)

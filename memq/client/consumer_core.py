@@ -18,6 +18,7 @@ from memq.client.flow import Counts, Delivery
 from memq.client.group_session import GroupSession
 from memq.client.link_pool import LinkPool
 from memq.client.membership import Changes
+from memq.client.memory import keep_freed_blocks
 from memq.client.metadata import ClusterMetadata
 from memq.client.opener import Opener
 from memq.client.places import Lag, Places
@@ -50,6 +51,7 @@ class ConsumerCore:
     """One consumer. `next` is for one caller at a time; it returns batches, and changes that the caller must take."""
 
     def __init__(self, settings: ConsumerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
+        keep_freed_blocks()
         self.settings = settings.check()
         self._runtime = runtime
         self._pool = LinkPool(runtime, addresses)

@@ -98,7 +98,7 @@ class Producer:
         acks: AcksLike = "all",
         codec: str = "zstd",
         linger_ms: float = 5,
-        block_bytes: int = 256 * KIB,
+        block_bytes: int = 512 * KIB,
         pending_bytes_max: int = 64 * MIB,
         when_full: WhenFull = "block",
         delivery_timeout_ms: float = 120_000,

@@ -28,14 +28,14 @@ _LEVELS: dict[object, AckLevel] = {
 class ProducerSettings:
     """What a producer promises and how much it holds.
 
-    `block_bytes` is the raw size at which a block is sealed: 256 KiB cost the producer 30 % less than 1 MiB, and the
-    broker does not care. `full_wait_s` is how long `send` waits for room: None as long as the delivery timeout.
+    `block_bytes` is the raw size at which a block is sealed: 512 KiB cost both clients 5 to 20 % less than 256 KiB, and
+    the broker does not care. `full_wait_s` is how long `send` waits for room: None as long as the delivery timeout.
     """
 
     acks: AckLevel = AckLevel.ALL
     codec: str = "zstd"
     linger_s: float = 0.005
-    block_bytes: int = 256 * KIB
+    block_bytes: int = 512 * KIB
     pending_bytes_max: int = 64 * MIB
     full_wait_s: float | None = None
     delivery_timeout_s: float = 120.0

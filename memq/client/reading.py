@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from memq.client.fetcher import Fetcher
 from memq.client.flow import Counts, Delivery, FlowState, PartitionFlow, Slot
@@ -208,10 +209,11 @@ class Reading:
 
     # ---- work for one partition ----------------------------------------------------------------------
 
-    def _work(self, assigned: Assigned, work: object, name: str) -> None:
-        task = self._tasks.start(work, name)  # type: ignore[arg-type]
+    def _work(self, assigned: Assigned, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._tasks.start(work, name)
         assigned.tasks[task] = None
         task.add_done_callback(lambda done: assigned.tasks.pop(done, None))
+        return task
 
     async def _begin(self, assigned: Assigned) -> None:
         failures = 0
@@ -244,21 +246,23 @@ class Reading:
                 started = True
                 self._fetches += 1
                 assigned.flow.start_fetch(slot)
-                self._work(assigned, self._fetch(assigned, slot), "consumer fetches")
+                task = self._work(assigned, self._fetch(assigned, slot), "consumer fetches")
+                task.add_done_callback(self._fetch_ended)
+
+    def _fetch_ended(self, _task: asyncio.Task[None]) -> None:
+        """Count a fetch out: here, since a task that is cancelled before its first step runs no `finally`."""
+        self._fetches -= 1
+        if not self._tasks.stopped:
+            self._advance()
 
     async def _fetch(self, assigned: Assigned, slot: Slot) -> None:
         failures = 0
-        try:
-            while slot.fetching:
-                try:
-                    await self._fetch_once(assigned, slot)
-                except MemqError as error:
-                    failures += 1
-                    await self._back_off(error, failures)
-        finally:
-            self._fetches -= 1
-            if not self._tasks.stopped:
-                self._advance()
+        while slot.fetching:
+            try:
+                await self._fetch_once(assigned, slot)
+            except MemqError as error:
+                failures += 1
+                await self._back_off(error, failures)
         self._changed()
 
     async def _fetch_once(self, assigned: Assigned, slot: Slot) -> None:

@@ -175,7 +175,11 @@ class SendBuffer:
                 else:
                     buffer = self._keyless_home(route, size, cut)
                 block = self._block_with_room(buffer, size, cut, shape_of(fields))
-                block.append(fields)
+                try:
+                    block.append(fields)
+                except MemqError:
+                    self._drop_empty(block)
+                    raise
                 if partition is not None:
                     block.slots_hold = False
                 self._keep_sticky(route, block, keyless=fields.key is None and partition is None)
@@ -249,7 +253,11 @@ class SendBuffer:
                     home = buffer or self._keyless_home(route, sizes[done] + row, cut)
                     block = self._block_with_room(home, sizes[done] + row, cut, shape, left)
                     fits, size = _prefix(sizes, done, row, left, block.limit - block.raw_bytes)
-                    block.extend(many, start + done, start + done + fits, size)
+                    try:
+                        block.extend(many, start + done, start + done + fits, size)
+                    except MemqError:
+                        self._drop_empty(block)
+                        raise
                     if not delivered or delivered[-1] is not block.delivery:
                         delivered.append(block.delivery)
                     self._keep_sticky(route, block, keyless=buffer is None)
@@ -305,8 +313,18 @@ class SendBuffer:
         new = RowBlock(buffer, delivery, limit, now_s, shape) if shape else MixedBlock(buffer, delivery, limit, now_s)
         buffer.open = new
         self.opened_blocks += 1
-        self._tell(buffer)
+        if not buffer.cut:  # else the I/O side is told, or will be by the seal: one wake less for each full block
+            self._tell(buffer)
         return new
+
+    def _drop_empty(self, block: RowBlock | MixedBlock) -> None:
+        """Take back a block whose first record was refused: the I/O side was told of it, and finds nothing."""
+        if block.count:
+            return
+        block.close()
+        self._unstick(block, None)
+        block.home.open = None
+        self.pending_bytes -= block.limit + BLOCK_COST_BYTES
 
     def _mix(self, block: RowBlock | MixedBlock, shape: int) -> RowBlock | MixedBlock:
         """Return the block, or, for a record of another shape, the mixed block that it becomes."""

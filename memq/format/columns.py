@@ -307,13 +307,13 @@ class BlockReader:
         return zip(values, keys, headers, times, tags, strict=False)  # repeat() has no end
 
     def arrow(self) -> pyarrow.RecordBatch:
-        """Return the records as an Arrow batch; see `memq.format.arrow`.
+        """Return the records as an Arrow batch; see `memq.format.arrow`, which makes a table of many blocks.
 
         Raises: ImportError, when pyarrow is not installed (extra `arrow`).
         """
-        from memq.format.arrow import record_batch  # pyarrow is an extra, and takes long to import
+        from memq.format.arrow import block_rows, table  # pyarrow is an extra, and takes long to import
 
-        return record_batch(self)
+        return table([block_rows(self)]).to_batches()[0]
 
 
 def open_block(buffer: Buffer) -> BlockReader:

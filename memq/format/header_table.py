@@ -7,16 +7,18 @@ entry 16 and 8, and no field straddles a word.
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import accumulate
 from operator import add, or_
 
-from memq.format.block import DELTA_SATURATED, BlockHeader, parse_header
+from memq.format.block import CHECKED_FROM, DELTA_SATURATED, BlockHeader, parse_header
 from memq.limits import BLOCK_ENTRY_BYTES, BLOCK_HEADER_BYTES, TIME_MS_END
 
+_START = struct.Struct(f"{CHECKED_FROM}s{BLOCK_HEADER_BYTES - CHECKED_FROM}x")
 assert sys.byteorder == "little", "memoryview.cast and array read words in the machine's order"
 assert (array("I").itemsize, array("Q").itemsize) == (4, 8)
 
@@ -24,13 +26,14 @@ assert (array("I").itemsize, array("Q").itemsize) == (4, 8)
 class HeaderTable:
     """The headers of blocks that were checked already, in order; nothing is checked here."""
 
-    __slots__ = ("_16", "_32", "_64", "_64_signed", "headers")
+    __slots__ = ("_16", "_32", "_64", "_64_signed", "_greatest", "headers")
 
     def __init__(self, headers: Iterable[bytes | memoryview]) -> None:
         self.headers = b"".join(headers)
         assert len(self.headers) % BLOCK_HEADER_BYTES == 0, f"{len(self.headers)} bytes are no headers"
         view = memoryview(self.headers)
         self._16, self._32, self._64, self._64_signed = view.cast("H"), view.cast("I"), view.cast("Q"), view.cast("q")
+        self._greatest = self._greatest_ms()
 
     def __len__(self) -> int:
         """How many blocks there are."""
@@ -39,6 +42,10 @@ class HeaderTable:
     def __getitem__(self, number: int) -> BlockHeader:
         """Return one header as a value."""
         return parse_header(self.headers, number * BLOCK_HEADER_BYTES)
+
+    def starts(self) -> Iterator[tuple[bytes]]:
+        """Iterate over the first 8 bytes of each block, which its own checksum does not cover."""
+        return _START.iter_unpack(self.headers)
 
     @property
     def checksums(self) -> list[int]:
@@ -63,7 +70,7 @@ class HeaderTable:
     @property
     def greatest_ms(self) -> int:
         """The greatest timestamp of all, or an upper bound of it."""
-        return max(self._greatest())
+        return max(self._greatest)
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -90,7 +97,7 @@ class HeaderTable:
         by_64[1::8] = self._64[4::9]  # producer id
         by_64[2::8] = self._64[5::9]  # first sequence
         by_64[3::8] = self._64[6::9]  # least timestamp
-        entries.cast("q")[4::8] = memoryview(array("q", self._greatest()))
+        entries.cast("q")[4::8] = memoryview(array("q", self._greatest))
         by_32[10::16] = memoryview(array("I", lengths))
         by_32[11::16] = self._32[5::18]  # count
         by_32[12::16] = self._32[1::18]  # checksum
@@ -98,11 +105,11 @@ class HeaderTable:
         by_64[7::8] = self._64[8::9]  # tag bits
         return packed
 
-    def _greatest(self) -> list[int]:
+    def _greatest_ms(self) -> list[int]:
         """Return what `BlockHeader.greatest_ms` is, of each block."""
         deltas = self._32[14::18].tolist()
         greatest = list(map(add, self._64_signed[6::9].tolist(), deltas))
-        if DELTA_SATURATED in deltas or max(greatest) >= TIME_MS_END:
+        if DELTA_SATURATED in deltas or max(greatest, default=0) >= TIME_MS_END:
             last = TIME_MS_END - 1
             greatest = [
                 last if delta == DELTA_SATURATED else min(found, last)
