@@ -50,7 +50,8 @@ class ObjectWriter(Protocol):
 
     Promises: `put` is put-if-absent: when two race, one wins and the other's bytes are nowhere. When it
     returns, the object survives the loss of power. Putting the same bytes again under the same key
-    succeeds, so a put whose answer was lost can be repeated. `delete` of what is absent succeeds.
+    succeeds, so a put whose answer was lost can be repeated, and makes the time of writing new, so a sweep
+    by age leaves the object alone. `delete` of what is absent succeeds.
     Non-promises: after StoreError or a cancelled call the object may be there or appear later.
     Raises: ObjectExistsError when other bytes lie under the key; StoreError for what may pass (also a
     full disk); DeniedError for missing permissions.
