@@ -28,7 +28,7 @@ from tests.simulation.world import World
 
 ACTIVE_S = 150.0
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value beside its name
-CALM_ACK_S = 3.0  # with the opening of the partition, and all rounds of the scripted governor
+CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
 SETTLE_S = 180.0  # hanging calls last 40 s, silent peers up to 120 s
 
 

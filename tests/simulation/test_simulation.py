@@ -44,4 +44,3 @@ def test_a_cluster_has_the_same_trace_in_every_process() -> None:
 def test_a_planted_bug_is_found(bug: Planted) -> None:
     count, found = find(bug, range(bug.seed, bug.seed + SEEDS_MAX))
     assert found, f"not found within {count} seeds"
-    assert bug.words in found
