@@ -27,6 +27,7 @@ from memq.storage_handlers.filesystem import FilesystemHandler
 
 log = logging.getLogger("memq.broker")
 STORE_NAME = "main"
+SWEEPS_PER_AGE = 4
 
 
 def calm_collector() -> None:
@@ -118,9 +119,15 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: _Signals) -> i
 
 
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
+    """Look after retention at its interval, and sweep a few times within the safety age: it lists the whole store."""
+    clock = broker.services.runtime.clock
+    swept_s = clock.monotonic()
     while True:
         await asyncio.sleep(settings.retention_interval_ms / 1000)
-        await look_after(broker.services, broker.partitions)
+        sweeps = clock.monotonic() - swept_s >= settings.sweep_age_ms / 1000 / SWEEPS_PER_AGE
+        if sweeps:
+            swept_s = clock.monotonic()
+        await look_after(broker.services, broker.partitions, sweeps=sweeps)
 
 
 async def _first(*works: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:

@@ -57,10 +57,13 @@ def _keys(pointer: Pointer | None) -> list[str]:
 
 
 async def retire(services: Services, partitions: Partitions) -> None:
-    """Apply retention to every topic. Raises: MemqError of queue and store; what was not done is done next time."""
+    """Apply retention to every topic; what fails of one is logged, and done the next time."""
     for topic in partitions.topics():
         for partition in read_partitions(topic):
-            await _retire_partition(services, partitions, topic, partition)
+            try:
+                await _retire_partition(services, partitions, topic, partition)
+            except MemqError as error:
+                log.warning("retention-failed: topic '%s' partition %d: %s", topic.name, partition.partition, error)
 
 
 async def _retire_partition(services: Services, partitions: Partitions, topic: Topic, partition: ReadPartition) -> None:
@@ -123,19 +126,14 @@ async def sweep(services: Services, partitions: Partitions, age_ms: int) -> tupl
     published behind the reading, and what it holds at the delete.
     Return how many objects and bytes went. Raises: MemqError of queue and store.
     """
-    now_ms = services.runtime.clock.wall_ms()
     objects = bytes_ = 0
-    candidates: dict[str, list[ObjectEntry]] = {}
-    async for entry in services.store.list(f"{services.settings.cluster}/topics/"):
-        if entry.modified_ms <= now_ms - age_ms:
-            candidates.setdefault("/".join(entry.key.split("/")[:4]) + "/", []).append(entry)
-    known = await services.coordinator.topics()  # not what was known: another broker may have made a topic meanwhile
-    topics = {topic_prefix(services.settings.cluster, topic.name, topic.id): topic for topic in known}
-    for prefix, entries in candidates.items():
+    async for prefix, entries in _old_objects(services, age_ms):
         kept = partitions.pending_keys()
-        kept |= await _named(services, topics.get(prefix))
+        named = await _named(services, prefix)
+        if named is None:
+            continue
         for entry in entries:
-            if entry.key not in kept and entry.key not in partitions.pending_keys():
+            if entry.key not in kept | named and entry.key not in partitions.pending_keys():
                 await services.store.delete(entry.key)
                 objects, bytes_ = objects + 1, bytes_ + entry.size
     services.counters.swept_objects += objects
@@ -143,25 +141,51 @@ async def sweep(services: Services, partitions: Partitions, age_ms: int) -> tupl
     return objects, bytes_
 
 
-async def _named(services: Services, topic: Topic | None) -> set[str]:
-    """Return the keys that the pointers of a topic name; none for a topic that was deleted."""
+async def _old_objects(services: Services, age_ms: int) -> AsyncIterator[tuple[str, list[ObjectEntry]]]:
+    """Yield the objects older than `age_ms`, one topic's prefix at a time: a listing comes by key."""
+    bound_ms = services.runtime.clock.wall_ms() - age_ms
+    prefix, entries = "", list[ObjectEntry]()
+    async for entry in services.store.list(f"{services.settings.cluster}/topics/"):
+        if entry.modified_ms > bound_ms:
+            continue
+        if not entry.key.startswith(prefix) or not prefix:
+            if entries:
+                yield prefix, entries
+            prefix, entries = "/".join(entry.key.split("/")[:4]) + "/", []
+        entries.append(entry)
+    if entries:
+        yield prefix, entries
+
+
+async def _named(services: Services, prefix: str) -> set[str] | None:
+    """Return the keys that pointers name under a topic's prefix: none of a topic that was deleted.
+
+    None when a pointer is damaged or a partition of the queue is gone: nobody knows what was named, so nothing of
+    the topic is swept.
+    """
     named: set[str] = set()
-    if topic is None:
-        return named
-    for partition in read_partitions(topic):
-        try:
-            async for _, pointer in _pointers(services, partition):
-                named.update(_keys(pointer))
-        except NotFoundError:
-            continue  # never opened, so nothing was published
+    known = await services.coordinator.topics()  # not what was known: another broker may have made a topic meanwhile
+    for topic in known:
+        if topic_prefix(services.settings.cluster, topic.name, topic.id) != prefix:
+            continue
+        for partition in read_partitions(topic):
+            try:
+                async for _, pointer in _pointers(services, partition):
+                    if pointer is None:
+                        log.warning("not-swept: a pointer of topic '%s' is damaged", topic.name)
+                        return None
+                    named.update(_keys(pointer))
+            except NotFoundError as error:
+                log.warning("not-swept: topic '%s': %s", topic.name, error)
+                return None
     return named
 
 
-async def look_after(services: Services, partitions: Partitions) -> None:
-    """One round of retention and sweep; errors are logged, the next round tries again."""
+async def look_after(services: Services, partitions: Partitions, *, sweeps: bool = True) -> None:
+    """One round of retention, and of the sweep when it is due; errors are logged, the next round tries again."""
     try:
         await retire(services, partitions)
-        objects, bytes_ = await sweep(services, partitions, services.settings.sweep_age_ms)
+        objects, bytes_ = await sweep(services, partitions, services.settings.sweep_age_ms) if sweeps else (0, 0)
         if objects:
             log.info("swept: %d unnamed objects, %d bytes", objects, bytes_)
     except MemqError as error:
