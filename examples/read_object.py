@@ -21,7 +21,7 @@ from typing import Any
 import zstandard
 
 KEY, TIMESTAMP, HEADERS, TAG, NULL_KEYS, NULL_VALUES, EXTENSIONS = 1, 2, 4, 8, 16, 32, 64
-VERSIONS = (0, 1)
+VERSIONS = (1,)
 RAW_BYTES_MAX = 1 << 24
 
 

@@ -6,8 +6,8 @@ KIB = 1 << 10
 MIB = 1 << 20
 
 # The version byte of block, object and pointer: what is written, and what can be read.
-FORMAT_VERSION = 0
-FORMAT_VERSIONS = (0,)
+FORMAT_VERSION = 1  # for ever readable from here on
+FORMAT_VERSIONS = (1,)
 
 # Block (docs/formats.md).
 BLOCK_HEADER_BYTES = 72

@@ -15,7 +15,7 @@ from memq.format.builder import BlockBuilder
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime, parse_address
 from memq.notification.memory import MemoryQueue
-from memq.protocol.frames import HELLO_MAGIC, WRITE_PREFIX, AckLevel, Api, Frame, FrameReader, encode_frame
+from memq.protocol.frames import HELLO_MAGIC, VERSIONS, WRITE_PREFIX, AckLevel, Api, Frame, FrameReader, encode_frame
 from memq.protocol.messages import (
     Hello,
     Metadata,
@@ -68,7 +68,7 @@ class BareClient:
         """Connect; with `hello` say it and take the answer."""
         client = cls(*await asyncio.open_connection(*parse_address(broker.address)))  # noqa: TID251 - a bare peer
         if hello:
-            greeting = encode_message(Hello(least_version=0, greatest_version=0))
+            greeting = encode_message(Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1]))
             client.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, greeting))
             assert (await client.frame()).api == Api.HELLO
         return client

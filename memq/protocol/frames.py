@@ -14,7 +14,7 @@ WRITE_PREFIX = struct.Struct("<IBBHq")  # a WRITE's argument is signed
 ACK = struct.Struct("<IBBHQII")  # the whole frame: prefix, epoch, 0
 HELLO_MAGIC = int.from_bytes(b"memqP1\r\n", "little")
 HELLO_BODY_BYTES_MAX = 4 * KIB
-VERSIONS = (0, 0)  # least and greatest protocol version that this package speaks
+VERSIONS = (1, 1)  # least and greatest protocol version that this package speaks
 
 
 class Api(IntEnum):

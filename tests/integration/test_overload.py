@@ -17,7 +17,7 @@ import memq
 from memq.errors import OutcomeUnknownError
 from memq.limits import KIB, MIB
 from memq.network import parse_address
-from memq.protocol.frames import HELLO_MAGIC, Api, encode_frame
+from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, encode_frame
 from memq.protocol.messages import Hello, ReadRequest, encode_message
 from tests.memory import peak_bytes, resident_bytes
 from tests.servers import DevServer, dev_server
@@ -28,7 +28,9 @@ pytestmark = pytest.mark.skipif(
 )
 TIMEOUT_S = 60.0
 BUDGET = 64 * MIB
-HELLO = encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(Hello(least_version=0, greatest_version=0)))
+HELLO = encode_frame(
+    Api.HELLO, 0, HELLO_MAGIC, encode_message(Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1]))
+)
 
 
 def value_of(producer: int, number: int, size: int) -> bytes:

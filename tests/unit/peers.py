@@ -21,7 +21,7 @@ from memq.format.block import check_block, scope_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
-from memq.protocol.frames import HELLO_MAGIC, AckLevel, Api, Frame, encode_frame
+from memq.protocol.frames import HELLO_MAGIC, VERSIONS, AckLevel, Api, Frame, encode_frame
 from memq.protocol.messages import Hello, HelloAnswer, encode_message
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
@@ -29,7 +29,9 @@ from memq.topic import Topic, equal_slots
 from tests.brokers import block_of, write_frame
 
 TOPIC = Topic(name="clicks", id="00" * 16, created_ms=0, partitions=equal_slots(1))
-HELLO = encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(Hello(least_version=0, greatest_version=0)))
+HELLO = encode_frame(
+    Api.HELLO, 0, HELLO_MAGIC, encode_message(Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1]))
+)
 
 
 class HoldingPartition:

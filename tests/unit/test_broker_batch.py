@@ -19,7 +19,7 @@ from memq.format.builder import BlockBuilder
 from memq.format.header_table import HeaderTable
 from memq.format.object import BLOCK_ENTRY, BlockEntry, open_object
 from memq.format.pointer import Pointer
-from memq.limits import TIME_MS_END
+from memq.limits import FORMAT_VERSION, TIME_MS_END
 from memq.protocol.frames import AckLevel
 from memq.topic import Topic, Totals, equal_slots
 
@@ -29,7 +29,7 @@ ORIGIN = Origin("c", "b", "main", TOPIC, 0, 3)
 any_headers = st.lists(
     st.builds(
         lambda payload, count, producer, first, base, delta, slots, tags: HEADER.pack(
-            *(b"mqB1", payload ^ 0x5555, 0, 0, 0, payload, payload, count, 0, 9),
+            *(b"mqB1", payload ^ 0x5555, FORMAT_VERSION, 0, 0, payload, payload, count, 0, 9),
             *(producer, first, base, delta, min(slots), max(slots), tags),
         ),
         payload=st.integers(400, 1 << 24),

@@ -203,7 +203,7 @@ def test_the_schema_knows_exactly_the_fields_of_the_code() -> None:
 
 
 def test_the_defaults_of_the_schema_are_those_of_the_code() -> None:
-    body = {"version": 0, "kind": "opened", "cluster": "c", "topic": "t", "topic_id": "ab" * 16}
+    body = {"version": limits.FORMAT_VERSION, "kind": "opened", "cluster": "c", "topic": "t", "topic_id": "ab" * 16}
     body |= {"partition": 1, "epoch": 2}
     bare = pointer.decode_pointer(json.dumps(body).encode())
     defaults = {name: rule["default"] for name, rule in SCHEMA["properties"].items() if "default" in rule}

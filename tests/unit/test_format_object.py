@@ -32,7 +32,7 @@ from memq.format.object import (
     parse_trailer,
     scan_object,
 )
-from memq.limits import KIB, OBJECT_BATCHES_MAX, OBJECT_BLOCKS_MAX, OBJECT_META_BYTES_MAX
+from memq.limits import FORMAT_VERSION, KIB, OBJECT_BATCHES_MAX, OBJECT_BLOCKS_MAX, OBJECT_META_BYTES_MAX
 from tests.unit.blocks import build, damaged, seal
 
 DAMAGE = (CorruptDataError, UnsupportedFormatError)
@@ -63,13 +63,13 @@ def make_object(shape: list[list[int]]) -> tuple[bytes, ObjectIndex]:
 def rebuilt(index: ObjectIndex, body_length: int, **head: int) -> bytes:
     """Write an index as it is given, right or wrong, under a right checksum, behind an empty body."""
     encoded = msgspec.json.encode(index.meta)
-    fields: dict[str, Any] = {"magic": b"mqI1", "version": 0, "codec": 0, "zero": 0, "meta": len(encoded)}
+    fields: dict[str, Any] = {"magic": b"mqI1", "version": FORMAT_VERSION, "codec": 0, "zero": 0, "meta": len(encoded)}
     fields |= {"batches": len(index.batches), "blocks": len(index.blocks), "batch_size": 64, "block_size": 64}
     entries = [BATCH_ENTRY.pack(*batch) for batch in index.batches] + [BLOCK_ENTRY.pack(*b) for b in index.blocks]
     return finished(b"".join((INDEX_HEAD.pack(*{**fields, **head}.values()), encoded, *entries)), body_length)
 
 
-def finished(index: bytes, body_length: int, version: int = 0) -> bytes:
+def finished(index: bytes, body_length: int, version: int = FORMAT_VERSION) -> bytes:
     """Put a body of zeros before an index, and a right trailer behind it."""
     length = body_length + len(index) + 32
     trailer = TRAILER.pack(body_length, length, len(index), version, 0, b"mqT1")
@@ -128,7 +128,7 @@ def test_a_scan_passes_over_damage_when_its_length_still_leads_on() -> None:
 
 def test_fields_that_a_newer_writer_added_are_passed_over() -> None:
     meta = msgspec.json.encode({**msgspec.to_builtins(INDEX.meta), "colour": {"a": [1]}})
-    head = INDEX_HEAD.pack(b"mqI1", 0, 0, 0, len(meta), len(INDEX.batches), len(INDEX.blocks), 70, 96)
+    head = INDEX_HEAD.pack(b"mqI1", FORMAT_VERSION, 0, 0, len(meta), len(INDEX.batches), len(INDEX.blocks), 70, 96)
     entries = [BATCH_ENTRY.pack(*batch) + b"!" * 6 for batch in INDEX.batches]
     entries += [BLOCK_ENTRY.pack(*entry) + b"?" * 32 for entry in INDEX.blocks]
     assert open_object(finished(b"".join((head, meta, *entries)), BODY)) == INDEX
@@ -227,15 +227,15 @@ def test_an_index_head_beyond_its_bounds_is_refused(head: dict[str, Any], error:
         (b"{}", CorruptDataError),
         (b"", CorruptDataError),
         (b"[" * 100_000, CorruptDataError),
-        (b'{"format":0,"cluster":"\xff","broker":"b","topics":[],"created_ms":1}', CorruptDataError),
-        (b'{"format":0,"cluster":"c","broker":"b","topics":[],"created_ms":"x"}', CorruptDataError),
+        (b'{"format":1,"cluster":"\xff","broker":"b","topics":[],"created_ms":1}', CorruptDataError),
+        (b'{"format":1,"cluster":"c","broker":"b","topics":[],"created_ms":"x"}', CorruptDataError),
         (b'{"format":2,"cluster":{}}', UnsupportedFormatError),
-        (b'{"format":0,"requires":["colours"]}', UnsupportedFormatError),
+        (b'{"format":1,"requires":["colours"]}', UnsupportedFormatError),
     ],
 )
 def test_meta_that_can_t_be_read_is_named(meta: bytes, error: type[MemqError]) -> None:
     with pytest.raises(error):
-        open_object(finished(INDEX_HEAD.pack(b"mqI1", 0, 0, 0, len(meta), 0, 0, 64, 64) + meta, 0))
+        open_object(finished(INDEX_HEAD.pack(b"mqI1", FORMAT_VERSION, 0, 0, len(meta), 0, 0, 64, 64) + meta, 0))
 
 
 def test_a_trailer_says_where_it_stands() -> None:
