@@ -31,6 +31,8 @@ class MemqError(Exception):
     def __init__(self, message: str, *, hint: str = "", retry_after_ms: int = 0) -> None:
         super().__init__(message)
         self.hint = hint or self.default_hint
+        if self.hint:
+            self.add_note(f"hint: {self.hint}")  # tracebacks show it
         self.retry_after_ms = retry_after_ms
 
 
@@ -174,7 +176,7 @@ class AlreadyExistsError(InvalidRequestError):
     """Something of that name exists already."""
 
     code = "already-exists"
-    default_hint = "choose another name, or pass exist_ok"
+    default_hint = "choose another name, or pass exist_ok (--exist-ok)"
 
 
 class ObjectExistsError(InvalidRequestError):

@@ -37,8 +37,9 @@ OBJECT_BATCHES_MAX = 1 << 16
 POINTER_BYTES_MAX = 64 * KIB
 POINTER_RANGES_MAX = 512
 
-# Names.
-NAME_CHARS_MAX = 249
+# Topics.
+NAME_CHARS_MAX = 249  # of clusters, brokers and groups too
+PARTITIONS_MAX = 4_096
 
 # Frames.
 FRAME_PREFIX_BYTES = 16

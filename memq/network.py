@@ -7,6 +7,7 @@ three in place of these.
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,10 +73,7 @@ class SocketNetwork:
         try:
             server = await loop.create_server(factory, host, port, backlog=4096)
         except OSError as error:
-            raise UnreachableError(
-                f"can't listen on {host}:{port}: {error.strerror or error}",
-                hint="choose another port, or 0 for any free one",
-            ) from error
+            raise _listen_error(host, port, error) from error
         bound = server.sockets[0].getsockname()
         return SocketListener(server, (bound[0], bound[1]))
 
@@ -94,6 +92,17 @@ class SocketNetwork:
         return protocol
 
 
+def _listen_error(host: str, port: int, error: OSError) -> UnreachableError:
+    """Return what to say: the loop puts the address into the text of its errors, in its own way."""
+    if error.errno == errno.EADDRINUSE:
+        reason, hint = "another process listens there", "choose another port, or 0 for any free one"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        reason, hint = "this machine has no such address", "choose one of this machine's, or 0.0.0.0"
+    else:
+        reason, hint = error.strerror or str(error), "choose another address or port"
+    return UnreachableError(f"can't listen on {host}:{port}: {reason}", hint=hint)
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """What a shell needs of the outside: time, randomness, network."""
@@ -106,8 +115,10 @@ class Runtime:
 def parse_address(text: str, default_port: int = 9876) -> Address:
     """Parse `host`, `host:port` or `[v6]:port`.
 
-    Raises: UnreachableError when the port is not a number from 0 to 65535.
+    Raises: UnreachableError when the port is not a number from 0 to 65535, or there is a scheme or a path.
     """
+    if "/" in text:
+        raise UnreachableError(f"bad address '{text[:120]}'", hint="write HOST:PORT, without a scheme or a path")
     host, separator, port = text.strip().rpartition(":")
     if not separator or (host.count(":") and not host.endswith("]")):
         return text.strip().strip("[]"), default_port

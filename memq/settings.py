@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from memq.errors import InvalidSettingError, UnknownSettingError
-from memq.limits import KIB, MIB
+from memq.limits import KIB, MIB, PARTITIONS_MAX
 from memq.topic import check_name
 
 PREFIX = "MEMQ_"
@@ -62,7 +62,7 @@ class BrokerSettings:
     port: int = _setting(9876, "port of the memq protocol; 0 for any free one", 0, 65_535)
     http_port: int = _setting(9877, "port of /healthz, /readyz, /metrics; 0 for any free one, -1 for none", -1, 65_535)
     advertise: str = _setting("", "HOST:PORT that clients are told, when it is not the one listened on")
-    cluster: str = _setting("memq", "name of the cluster; the first part of every object's key")
+    cluster: str = _setting("memq", "begins the name of a new cluster, which begins every object's key")
     broker_id: str = _setting("broker-1", "name of this broker in its cluster")
     memory_bytes_max: int = _setting(256 * MIB, "budget for blocks in memory; at it sockets wait", 32 * MIB, 1 << 44)
     connections_max: int = _setting(10_000, "connections at once; further ones are closed", 1, 1_000_000)
@@ -71,7 +71,7 @@ class BrokerSettings:
     retention_interval_ms: int = _setting(30_000, "how often retention looks", 100, 86_400_000)
     sweep_age_ms: int = _setting(3_600_000, "an object that no pointer names is deleted at this age", 1_000)
     auto_create_topics: bool = _setting(True, "make a topic when somebody first sends to it")
-    partitions: int = _setting(1, "partitions of a topic that is made without a number", 1, 4_096)
+    partitions: int = _setting(1, "partitions of a topic that is made without a number", 1, PARTITIONS_MAX)
     log_level: str = _setting("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting("text", "lines for people or JSON objects", choices=("text", "json"))
 
@@ -105,7 +105,7 @@ DEFAULTS: dict[str, Value] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings with the origin of each: `flag`, `MEMQ_PORT`, `memq.toml`, `memq.toml [profile.x]`, `default`."""
+    """All settings with the origin of each: `--port`, `MEMQ_PORT`, `memq.toml`, `memq.toml [profile.x]`, `default`."""
 
     values: Mapping[str, Value]
     origins: Mapping[str, str]
@@ -139,7 +139,7 @@ def load_settings(
     values, origins = dict(DEFAULTS), dict.fromkeys(DEFAULTS, "default")
     layers = _file_layers(config or _find_file(folder or Path(), environment), profile)
     layers.append(_environment_layer(environment))
-    layers.append({name: (value, "flag") for name, value in flags.items() if value is not None})
+    layers.append({name: (value, _flag(name)) for name, value in flags.items() if value is not None})
     for layer in layers:
         for name, (raw, origin) in layer.items():
             values[name] = parse_value(name, raw, origin)
@@ -147,7 +147,7 @@ def load_settings(
     return Settings(values, origins)
 
 
-def parse_value(name: str, raw: object, origin: str = "flag") -> Value:
+def parse_value(name: str, raw: object, origin: str = "here") -> Value:
     """Return the value of setting `name`, checked. Sizes as 64MiB, times as 5s, plain numbers in the name's unit.
 
     Raises: UnknownSettingError, InvalidSettingError.
@@ -163,8 +163,10 @@ def parse_value(name: str, raw: object, origin: str = "flag") -> Value:
     if rule.choices and text not in rule.choices:
         raise InvalidSettingError(
             f"setting {name} = '{text[:60]}' from {origin} is not one of {', '.join(rule.choices)}",
-            hint=did_you_mean(text, rule.choices),
+            hint=did_you_mean(text, rule.choices, known=False),
         )
+    if name == "advertise" and text and not re.fullmatch(r"[^\s/]+:\d{1,5}", text):
+        raise InvalidSettingError(f"setting advertise = '{text[:60]}' from {origin} is no HOST:PORT")
     if name in ("cluster", "broker_id"):
         check_name(text, name.replace("_id", ""))
     return text
@@ -180,10 +182,16 @@ def parse_time_ms(text: str) -> int | None:
     return _parse_quantity(text, _TIME_UNITS_MS)
 
 
-def did_you_mean(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    """Return `did you mean 'port'?`, or the names there are when none is near."""
-    near = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+def did_you_mean(word: str, names: Mapping[str, object] | tuple[str, ...], *, known: bool = True) -> str:
+    """Return `did you mean 'port'?`; when no name is near, the names there are if `known`, else nothing."""
+    near = difflib.get_close_matches(word.lower().replace("-", "_"), list(names), n=1, cutoff=0.6)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    return f"known are {', '.join(names)}" if known else ""
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def config_folder(environment: Mapping[str, str], platform: str = sys.platform) -> Path:
@@ -273,12 +281,14 @@ def _parse_number(name: str, raw: object, origin: str, rule: Rule) -> int:
         value = parse_size(text)
     elif value is None and name.endswith("_ms"):
         value = parse_time_ms(text)
-    if value is None or not rule.low <= value <= rule.high:
+    if value is None:
         example = "64MiB" if "bytes" in name else "5s" if name.endswith("_ms") else "a whole number"
         raise InvalidSettingError(
-            f"setting {name} = '{text[:60]}' from {origin} is not within {rule.low} to {rule.high}",
-            hint=f"write it as {example}",
+            f"setting {name} = '{text[:60]}' from {origin} can't be read", hint=f"write it as {example}"
         )
+    if not rule.low <= value <= rule.high:
+        bounds = f"{rule.low} to {rule.high}" if rule.high < _INT_END else f"{rule.low} and above"
+        raise InvalidSettingError(f"setting {name} = '{text[:60]}' from {origin} is not within {bounds}")
     return value
 
 

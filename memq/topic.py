@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, UnknownSettingError
-from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, SLOTS
+from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, SLOTS
 
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
@@ -19,8 +19,10 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str:
     """Return `name` when it is in Kafka's grammar; `internal` allows the reserved prefix `_memq`.
 
-    Raises: InvalidNameError, with a shortened name when it is long.
+    Raises: InvalidNameError, with a shortened name when it is long; TypeError for what is no str.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is of type str, not {type(name).__name__}")
     shown = ascii(name if len(name) <= 60 else name[:57] + "...")
     if len(name) > NAME_CHARS_MAX:
         raise InvalidNameError(f"{what} name {shown} has {len(name)} characters, {NAME_CHARS_MAX} are allowed")
@@ -103,7 +105,7 @@ def parse_settings(settings: dict[str, int | bool | str], base: TopicSettings) -
     try:
         return msgspec.convert(values, TopicSettings, strict=False).check()
     except msgspec.ValidationError as error:
-        raise InvalidSettingError(f"bad topic setting: {error}") from error
+        raise InvalidSettingError(f"bad topic setting: {error}", hint="sizes are bytes, times are ms") from error
 
 
 class PartitionSlots(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +138,10 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         """How many read partitions the topic has."""
         return 1 + max(part.read_partition for part in self.partitions)
 
+    def writers_of(self, partition: ReadPartition) -> list[int]:
+        """Return the write partitions whose pointers go to a read partition."""
+        return [part.partition for part in self.partitions if part.read_partition == partition.partition]
+
     def partition_of_slot(self, slot: int) -> int:
         """Return the write partition whose slot range holds `slot`."""
         for part in self.partitions:
@@ -146,8 +152,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
 
 def equal_slots(count: int) -> tuple[PartitionSlots, ...]:
     """Share the 65,536 slots among `count` write partitions as evenly as possible, each with its own read partition."""
-    if not 1 <= count <= 4_096:
-        raise InvalidRequestError(f"{count} partitions are outside 1 to 4096")
+    if not 1 <= count <= PARTITIONS_MAX:
+        raise InvalidRequestError(f"{count} partitions are outside 1 to {PARTITIONS_MAX}")
     edges = [SLOTS * number // count for number in range(count + 1)]
     return tuple(
         PartitionSlots(partition=n, slot_first=edges[n], slot_last=edges[n + 1] - 1, read_partition=n)
@@ -190,6 +196,11 @@ class ReadPartition:
     topic: str
     topic_id: str
     partition: int
+
+
+def read_partitions(topic: Topic) -> list[ReadPartition]:
+    """Return the read partitions of a topic."""
+    return [ReadPartition(topic.name, topic.id, number) for number in range(topic.read_partitions)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def _blocks_by_index(
 ) -> Iterator[BlockCheck]:
     for number, entry in enumerate(entries):
         try:
-            header = _checked(view[entry.offset : entry.offset + entry.length], scope)
+            header = check_block(view[entry.offset : entry.offset + entry.length], scope)
             if header.count != entry.count:  # readers refuse it too: all later record indexes would be wrong
                 raise CorruptDataError(f"block has {header.count} records, the index says {entry.count}")
         except MemqError as error:
@@ -168,19 +168,12 @@ def _blocks_by_headers(batch: memoryview, scope: int) -> Iterator[BlockCheck]:
             yield BlockCheck(number, 0, 0, 0, error)
             return
         try:
-            _checked(batch[at : at + header.length], scope)
+            check_block(batch[at : at + header.length], scope)
         except MemqError as error:
             yield BlockCheck(number, 0, 0, 0, error)  # its own sequences are among what can't be trusted
         else:
             yield BlockCheck(number, header.producer_id, header.first_sequence, header.next_sequence, header=header)
         at, number = at + header.length, number + 1
-
-
-def _checked(block: memoryview, scope: int) -> BlockHeader:
-    header = check_block(block)
-    if header.scope != scope:
-        raise CorruptDataError(f"{header.describe()} belongs to scope {header.scope:08x}, not to {scope:08x}")
-    return header
 
 
 # ---- what the pointer says -----------------------------------------------------------------------

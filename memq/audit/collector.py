@@ -14,7 +14,7 @@ from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableErr
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.limits import MIB, POLL_BYTES_MAX
 from memq.notification import Entry, PointerReader, Span
-from memq.topic import ReadPartition, Topic
+from memq.topic import ReadPartition, Topic, read_partitions
 
 Answer = TypeVar("Answer")
 READS_MAX = 4  # objects that are read at once
@@ -56,14 +56,13 @@ class Collector:
 
     async def run(self, now_ms: int) -> Verdict:
         """Read everything and return the verdict."""
-        for number in dict.fromkeys(part.read_partition for part in self._topic.partitions):
-            partition = ReadPartition(self._topic.name, self._topic.id, number)
+        for partition in read_partitions(self._topic):
             try:
                 await self._read_partition(partition)
             except TooLargeError:
                 raise  # the auditor's own bound
             except MemqError as error:
-                self._auditor.fail_partition(number, error)
+                self._auditor.fail_partition(partition.partition, error)
         return self._auditor.verdict(now_ms)
 
     # ---- pointers ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -129,16 +130,20 @@ class Coverage:
             f"{part.partition}: {part.error or f'pointers {part.begin} to {part.end}'}" for part in self.partitions[:8]
         )
         more = f" and {len(self.partitions) - 8} more" if len(self.partitions) > 8 else ""
-        parts = (
-            f"partition {spans}{more}",
-            f"{self.objects:,} objects of {self.bytes:,} bytes with {self.blocks:,} sound blocks, from {self.through}",
-            f"{self.producers_proven:,} of {self.producers:,} producers proved their end",
-            f"{self.copies_dropped:,} records in copies that readers drop",
-            f"{self.burned:,} given up by producers",
-            f"{self.expired:,} taken by retention",
-            f"{self.unread:,} places not read",
+        return "; ".join((f"partition {spans}{more}", *self._counts()))
+
+    def _counts(self) -> Iterator[str]:
+        """Give what was counted; of what should not be there, only what is."""
+        objects, blocks = _count(self.objects, "object"), _count(self.blocks, "sound block")
+        yield f"{objects} of {self.bytes:,} bytes with {blocks}, from {self.through}"
+        yield f"{self.producers_proven:,} of {self.producers:,} producers proved their end"
+        rare = (
+            (self.copies_dropped, f"{_count(self.copies_dropped, 'record')} in copies that readers drop"),
+            (self.burned, f"{self.burned:,} given up by producers"),
+            (self.expired, f"{self.expired:,} taken by retention"),
+            (self.unread, f"{_count(self.unread, 'place')} not read"),
         )
-        return "; ".join(parts)
+        yield from (text for count, text in rare if count)
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields."""
@@ -177,8 +182,12 @@ class Verdict:
         }
 
     def __str__(self) -> str:
-        records = f"{self.coverage.records:,} records of {self.coverage.producers:,} producers"
+        records = f"{_count(self.coverage.records, 'record')} of {_count(self.coverage.producers, 'producer')}"
         return f"{self.outcome.value}: topic '{self.topic}', {records}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _balance_json(balance: Balance) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from memq.errors import CorruptDataError, DeniedError
 from memq.format.block import Buffer
-from memq.format.object import INDEX_HEAD
+from memq.format.object import index_bytes
 from memq.format.pointer import Location
 from memq.limits import INDEX_HEAD_BYTES, MIB, TRAILER_BYTES
 from memq.storage_handlers import ObjectReader
@@ -59,10 +59,9 @@ async def _stated_size(read: ReadRange, location: Location) -> int:
     at = location.offset + location.length
     try:
         head = await read(location.store, location.key, at, INDEX_HEAD_BYTES)
+        size = at + index_bytes(head) + TRAILER_BYTES
     except CorruptDataError:
         return 0
-    _, _, _, _, meta, batches, blocks, batch_bytes, block_bytes = INDEX_HEAD.unpack(head)
-    size: int = at + INDEX_HEAD_BYTES + meta + batches * batch_bytes + blocks * block_bytes + TRAILER_BYTES
     return size if size <= OBJECT_BYTES_MAX else 0
 
 

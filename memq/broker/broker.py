@@ -10,7 +10,7 @@ from memq.broker.connection import Connection
 from memq.broker.hot import HotBatches
 from memq.broker.intake import Intake
 from memq.broker.metrics import Counters
-from memq.broker.partitions import Partitions, read_partitions
+from memq.broker.partitions import Partitions
 from memq.broker.requests import Requests
 from memq.broker.services import Services
 from memq.broker.slabs import SLAB_BYTES, SlabPool
@@ -23,6 +23,7 @@ from memq.protocol.messages import Draining, encode_message
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.tasks import TaskOwner
+from memq.topic import read_partitions
 
 log = logging.getLogger("memq.broker")
 HOUSEKEEPING_S = 1.0

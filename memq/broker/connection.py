@@ -17,7 +17,6 @@ from memq.broker.services import Services
 from memq.broker.slabs import Slab
 from memq.broker.streams import Stream
 from memq.errors import (
-    CorruptDataError,
     ForeignProtocolError,
     MemqError,
     OutOfSequenceError,
@@ -387,14 +386,9 @@ class Connection(asyncio.BufferedProtocol):
 
 def _checked_block(stream: Stream, block: memoryview) -> BlockHeader:
     """Return the header of a block that is sound and belongs on this stream. Raises: MemqError that says what not."""
-    header = check_block(block)
+    header = check_block(block, stream.processor.scope)
     if header.producer_id != stream.producer_id:
         raise ProtocolError(f"block of producer {header.producer_id:016x} on a stream of {stream.producer_id:016x}")
-    if header.scope != stream.processor.scope:
-        raise CorruptDataError(
-            f"{header.describe()} has scope {header.scope:08x}, topic '{stream.processor.topic.name}' "
-            f"partition {stream.processor.partition} has {stream.processor.scope:08x}"
-        )
     return header
 
 

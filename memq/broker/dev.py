@@ -49,7 +49,7 @@ async def serve(settings: BrokerSettings, ready: Callable[[str], None], *, runti
     Raises: MemqError for what stands in the way of the start.
     """
     runtime = runtime or Runtime()
-    folder = DataFolder.open(Path(settings.data), runtime.random)
+    folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)
     try:
         return await _serve(dataclasses.replace(settings, cluster=folder.cluster), folder, runtime, ready)
     finally:

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
+from memq.backoff import backoff_s
 from memq.broker.batch import Origin, control_pointer
 from memq.broker.ownership import Ownership, Phase
 from memq.broker.publishing import Publisher
@@ -46,7 +47,7 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
                 return own
             seen = max(seen, own.highest_epoch)
         tries += 1
-        await asyncio.sleep(services.runtime.random.uniform(0.0, min(BACKOFF_S_MAX, 0.02 * 2.0**tries)))
+        await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.02, most_s=BACKOFF_S_MAX))
 
 
 async def _claim(services: Services, topic: Topic, partition: int, seen: int) -> int:

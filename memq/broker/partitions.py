@@ -14,7 +14,7 @@ from memq.governor import Assignment
 from memq.governor.assignment import plan
 from memq.protocol.messages import Owner
 from memq.tasks import TaskOwner
-from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots
+from memq.topic import Topic, TopicSettings, check_name, equal_slots, read_partitions
 
 log = logging.getLogger("memq.broker")
 
@@ -99,7 +99,7 @@ class Partitions:
         """Return a topic. Raises: NotFoundError, also when the id is that of an earlier topic of this name."""
         found = self._topics.get(name)
         if found is None:
-            raise NotFoundError(f"topic {name[:60]!a} does not exist", hint="create it: memq topic create NAME")
+            raise NotFoundError(f"topic {name[:60]!a} does not exist")
         if topic_id and topic_id != found.id:
             raise NotFoundError(
                 f"topic '{name}' with id {topic_id[:8]} was deleted; the one of this name now is {found.id[:8]}",
@@ -215,8 +215,3 @@ class Partitions:
         await self._leaving.stop()
         for processor in at_work:
             await processor.stop()
-
-
-def read_partitions(topic: Topic) -> list[ReadPartition]:
-    """Return the read partitions of a topic."""
-    return [ReadPartition(topic.name, topic.id, number) for number in range(topic.read_partitions)]

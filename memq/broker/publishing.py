@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from memq.backoff import backoff_s
 from memq.broker.batch import producer_ranges
 from memq.broker.ownership import Ownership, Phase
 from memq.broker.services import Services
@@ -62,7 +63,7 @@ class Publisher:
                     log.warning("epoch-refused: %s: %s", self._name(), error)
                 own.unread, tries = True, tries + 1
                 counters.publish_retries += 1
-                await asyncio.sleep(self._services.runtime.random.uniform(0, min(BACKOFF_S_MAX, 0.05 * 2.0**tries)))
+                await asyncio.sleep(self._backoff_s(tries))
                 continue
             if own.follows(offset):
                 own.prove(handed_over_s)
@@ -92,7 +93,7 @@ class Publisher:
             except (RetryableError, TimeoutError) as error:
                 tries += 1
                 log.warning("queue-retry: %s, try %d: %s", self._name(), tries, error)
-                await asyncio.sleep(self._services.runtime.random.uniform(0, min(BACKOFF_S_MAX, 0.05 * 2.0**tries)))
+                await asyncio.sleep(self._backoff_s(tries))
                 continue
             if self.own.phase is Phase.FENCED:
                 raise EpochFencedError(f"{self._name()}: epoch {self.own.epoch} met {self.own.highest_epoch}")
@@ -133,6 +134,9 @@ class Publisher:
             return pointer
         ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
         return msgspec.structs.replace(pointer, producers=tuple(ranges))
+
+    def _backoff_s(self, tries: int) -> float:
+        return backoff_s(self._services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
 
     def _now(self) -> float:
         return self._services.runtime.clock.monotonic()

@@ -6,14 +6,14 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
-from memq.broker.partitions import Partitions, read_partitions
+from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.key import topic_prefix
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry
 from memq.storage_handlers import ObjectEntry
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 
 log = logging.getLogger("memq.broker")
 READ_BYTES = 1 << 20

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from memq.backoff import backoff_s
 from memq.broker.batch import (
     Origin,
     SealedBatch,
@@ -184,6 +185,7 @@ class TopicProcessor:
             self.ring.flushing = self.draining
             self._fenced.clear()
             self._ready.set()
+            self._changed.set()  # a drain may wait for held blocks that the queue turned out to have
             self.pump()
             await self._fenced.wait()
             self._ready.clear()
@@ -306,7 +308,8 @@ class TopicProcessor:
                 tries += 1
                 self.services.counters.store_retries += 1
                 log.warning("store-retry: %s batch %d, try %d: %s", self._name(), slot.number, tries, error)
-                await asyncio.sleep(self._backoff(tries))
+                delay_s = backoff_s(self.services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
+                await asyncio.sleep(delay_s)
         counters = self.services.counters
         counters.stored_objects += 1
         counters.stored_bytes += sealed.object_bytes
@@ -474,9 +477,6 @@ class TopicProcessor:
 
     def _now(self) -> float:
         return self.services.runtime.clock.monotonic()
-
-    def _backoff(self, tries: int) -> float:
-        return self.services.runtime.random.uniform(0.0, min(BACKOFF_S_MAX, 0.05 * 2.0**tries))
 
     def _name(self) -> str:
         return f"topic '{self.topic.name}' partition {self.partition}"

@@ -11,6 +11,7 @@ import sys
 
 from memq import __version__
 
+PIPE_CLOSED = 141  # what a shell reports for a program that SIGPIPE ended
 COMPLETE_VARIABLE = "_MEMQ_COMPLETE"  # set by the shell when it asks for completions
 
 # name: (module, attribute, what it does); in the order of help
@@ -48,16 +49,24 @@ def help_text() -> str:
     )
 
 
+def _say(text: str) -> int:
+    """Print and return the exit code; a reader that has gone is no fault."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's own flush
+        return PIPE_CLOSED
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code. Without `arguments` it takes those of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if COMPLETE_VARIABLE not in os.environ:
         if arguments in (["--help"], ["-h"], ["help"]):
-            print(help_text())
-            return 0
+            return _say(help_text())
         if arguments in (["--version"], ["version"]):
-            print(f"memq {__version__}")
-            return 0
+            return _say(f"memq {__version__}")
     from memq.cli.run import run
 
     return run(arguments)

@@ -23,9 +23,10 @@ from memq.network import Runtime
 from memq.notification.remote import RemoteQueue
 from memq.settings import Value
 from memq.storage_handlers.filesystem import FilesystemHandler
-from memq.topic import ReadPartition, Topic
+from memq.topic import Topic, read_partitions
 
 PLACES_SHOWN = 3
+_BREAK = "\n" + " " * len("coverage: ")
 PLACE_CHARS_MAX = 320  # --json has all of it
 METADATA_S_MAX = 10.0
 THROUGH_BROKER = "a broker, whose memory answers for the store"
@@ -61,7 +62,8 @@ def print_verdict(verdict: Verdict) -> None:
         print_table(("finding", "count", "of", "where"), [_row(finding) for finding in verdict.findings])
         click.echo()
     click.echo(f"verdict: {verdict}")
-    click.echo(f"coverage: {verdict.coverage}")
+    parts = str(verdict.coverage).split("; ")
+    click.echo(f"coverage: {_BREAK.join(parts)}")
 
 
 def _row(finding: Finding) -> tuple[object, ...]:
@@ -99,8 +101,7 @@ async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
 
 
 async def _count_pointers(queue: RemoteQueue, topic: Topic) -> int:
-    numbers = dict.fromkeys(part.read_partition for part in topic.partitions)
-    spans = await queue.spans([ReadPartition(topic.name, topic.id, number) for number in numbers])
+    spans = await queue.spans(read_partitions(topic))
     return sum(span.end - span.begin for span in spans.values())
 
 

@@ -13,6 +13,7 @@ from memq.client.admin import Admin
 from memq.client.consumer import Consumer
 from memq.client.producer import Producer
 from memq.errors import MemqError
+from memq.limits import PARTITIONS_MAX
 from memq.network import Runtime
 from memq.settings import ClientSettings, Value
 
@@ -40,7 +41,9 @@ class Rates:
     "-n", "--records", default=200_000, type=click.IntRange(1, 100_000_000), help="How many (default 200000)."
 )
 @click.option("-s", "--size", default=1_000, type=click.IntRange(1, 1 << 20), help="Bytes of a value (default 1000).")
-@click.option("--partitions", default=1, type=click.IntRange(1, 4_096), help="Partitions of the topic (default 1).")
+@click.option(
+    "--partitions", default=1, type=click.IntRange(1, PARTITIONS_MAX), help="Partitions of the topic (default 1)."
+)
 @click.option("--keep", is_flag=True, help="Keep the topic.")
 @json_option
 def bench(
@@ -68,6 +71,9 @@ def bench(
             talk(f"memq: topic {topic}, {count_text(records, 'record')} of {size_text(size)}")
             produced = _produce(runtime, settings, topic, values, records)
             consumed, seconds = _consume(runtime, settings, topic)
+        except KeyboardInterrupt:
+            talk(f"interrupted: nothing was measured, topic {topic} is {'kept' if keep else 'deleted'}")
+            raise
         finally:
             if not keep:
                 _delete(admin, topic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from memq.cli.options import json_option, settings_of, settings_options
+from memq.cli.options import json_option, settings_of, settings_options, shown_value
 from memq.cli.output import print_json, print_table
 from memq.settings import RULES
 
@@ -25,12 +25,8 @@ def config(show_origin: bool, as_json: bool, config: str | None, profile: str | 
         print_json(full if show_origin else plain)
         return
     if show_origin:
-        rows = [(name, _shown(value), settings.origins[name]) for name, value in settings.values.items()]
+        rows = [(name, shown_value(name, value), settings.origins[name]) for name, value in settings.values.items()]
         print_table(("setting", "value", "origin"), rows)
     else:
-        rows = [(name, _shown(value), RULES[name].doc) for name, value in settings.values.items()]
+        rows = [(name, shown_value(name, value), RULES[name].doc) for name, value in settings.values.items()]
         print_table(("setting", "value", "meaning"), rows)
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -26,7 +26,7 @@ def look_up(brokers: str, topic: str, start: Start, partition: int | None) -> tu
         consumer.poll()  # returns at the end, where every partition stands
         ends: dict[tuple[str, int], Position] = {(topic, at.read_partition): at for at in consumer.position().values()}
         if partition is not None and (topic, partition) not in ends:
-            raise NotFoundError(f"topic '{topic}' has no partition {partition}, it has {len(ends)}")
+            raise NotFoundError(f"topic '{topic}' has no partition {partition}", hint=f"it has {len(ends)}, from 0 on")
         starts = dict(ends)
         for place, end in sorted(ends.items()):
             if partition is None or place == (topic, partition):

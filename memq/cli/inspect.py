@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from memq.cli.object_check import readable_blocks
-from memq.cli.object_files import path_of, read_object
+from memq.cli.object_files import files_of, path_of, read_object
 from memq.cli.options import json_option
-from memq.cli.output import print_json, print_pairs, print_table, size_text, talk, time_text
+from memq.cli.output import count_text, print_json, print_pairs, print_table, size_text, talk, time_text
 from memq.cli.record_json import encode_record
-from memq.errors import CorruptDataError, MemqError
+from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.block import CODECS
 from memq.format.columns import BlockReader
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, open_object
@@ -18,12 +20,18 @@ _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 
 
 @click.command()
-@click.argument("target", metavar="URI|FILE")
+@click.argument("target", metavar="URI|FILE|FOLDER")
 @click.option("--records", is_flag=True, help="Print the records as JSON lines; produce --input json takes them.")
 @json_option
 def inspect(target: str, records: bool, as_json: bool) -> None:
-    """Show an object's batches, blocks, producers, times and checksums."""
+    """Show an object's batches, blocks, producers, times and checksums.
+
+    Of a folder, also a data folder, it shows the objects that are below it.
+    """
     path = path_of(target)
+    if path.is_dir():
+        _inspect_folder(path, records=records, as_json=as_json)
+        return
     data = read_object(path)
     if records:
         _print_records(data)
@@ -38,12 +46,42 @@ def inspect(target: str, records: bool, as_json: bool) -> None:
             ("object", str(path)),
             ("size", f"{size_text(len(data))} ({len(data):,} bytes)"),
             ("written", f"{time_text(meta.created_ms)} by broker {meta.broker} of cluster {meta.cluster}"),
-            ("holds", f"{len(index.batches)} batches, {len(index.blocks)} blocks, {_records_of(index)} records"),
+            ("holds", _contents(index)),
         )
     )
     for number, batch in enumerate(index.batches):
         click.echo()
         _print_batch(data, index, number, batch)
+
+
+def _inspect_folder(path: Path, *, records: bool, as_json: bool) -> None:
+    """Show each object in a line, as JSON in whole, or with its records. What can't be read is said on stderr."""
+    files, damaged = files_of(path), 0
+    if not files:
+        raise NotFoundError(f"no file lies below '{path}'", hint="name an object, or a folder with some")
+    for file in files:
+        try:
+            data = read_object(file)
+            if records:
+                _print_records(data)
+                continue
+            index = open_object(data)
+        except MemqError as error:
+            damaged += 1
+            talk(f"{file}: {error}")
+            continue
+        if as_json:
+            print_json({"object": str(file), "bytes": len(data), **_index_json(index)})
+        else:
+            written = time_text(index.meta.created_ms)
+            click.echo(f"{file}: {size_text(len(data))}, {_contents(index)}, written {written}")
+    if damaged:
+        raise CorruptDataError(f"{count_text(damaged, 'object')} below '{path}' can't be read")
+
+
+def _contents(index: ObjectIndex) -> str:
+    batches, blocks = count_text(len(index.batches), "batch"), count_text(len(index.blocks), "block")
+    return f"{batches}, {blocks}, {count_text(_records_of(index), 'record')}"
 
 
 def _records_of(index: ObjectIndex) -> int:
@@ -108,7 +146,7 @@ def _print_records(data: memoryview) -> None:
             damaged += 1
             talk(f"at {at}: {error}")
     if damaged:
-        raise CorruptDataError(f"{damaged} places of the object can't be read")
+        raise CorruptDataError(f"{count_text(damaged, 'place')} of the object can't be read")
 
 
 def _print_block(reader: BlockReader) -> None:

@@ -1,8 +1,7 @@
-"""Checks one object from end to end: trailer, index, each block's checksum, header and columns."""
+"""Checks one object from end to end: trailer, index, each block's checksum, columns and header."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ from memq.errors import CorruptDataError, MemqError
 from memq.format.block import BlockHeader
 from memq.format.columns import BlockReader, open_block
 from memq.format.object import BlockEntry, ObjectIndex, open_object, scan_object
+from memq.format.verify import verify_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def check_object(data: memoryview) -> Verdict:
         try:
             reader = open_block(data[entry.offset : entry.offset + entry.length])
             _check_entry(entry, reader.header)
-            _check_columns(reader)
+            verify_block(reader)
         except MemqError as error:
             verdict.add(entry.offset, error)
         else:
@@ -78,7 +78,7 @@ def _check_without_index(data: memoryview, verdict: Verdict) -> None:
         try:
             if isinstance(found, MemqError):
                 raise found
-            _check_columns(BlockReader(data[at:], found))
+            verify_block(BlockReader(data[at:], found))
         except MemqError as error:
             verdict.add(at, error)
         else:
@@ -89,8 +89,3 @@ def _check_without_index(data: memoryview, verdict: Verdict) -> None:
 def _check_entry(entry: BlockEntry, header: BlockHeader) -> None:
     if BlockEntry.from_header(header, entry.offset) != entry:
         raise CorruptDataError(f"{header.describe()} is not the block that the index names: {entry}")
-
-
-def _check_columns(reader: BlockReader) -> None:
-    """Read every column of a block, and keep nothing of it."""
-    deque(reader.records(), maxlen=0)

@@ -38,7 +38,7 @@ def files_of(path: Path) -> list[Path]:
 def read_object(path: Path) -> memoryview:
     """Return an object's bytes. Raises: OSError; InvalidRequestError for a folder, TooLargeError over 1 GiB."""
     if path.is_dir():
-        raise InvalidRequestError(f"'{path}' is a folder", hint="name one object; memq verify takes folders")
+        raise InvalidRequestError(f"'{path}' is a folder", hint="name one object")
     size = path.stat().st_size
     if size > OBJECT_BYTES_MAX:
         raise TooLargeError(

@@ -13,7 +13,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 # Letters of settings; they are kcat's.
 _LETTERS = {"brokers": "-b", "codec": "-z"}
-
+_METAVARS = {
+    "brokers": "ADDR",
+    "data": "DIR",
+    "host": "HOST",
+    "advertise": "ADDR",
+    "cluster": "NAME",
+    "broker_id": "NAME",
+}
 
 _TIME_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))
 
@@ -72,17 +79,22 @@ def _metavar(name: str, default: Value) -> str:
         return "SIZE"
     if name.endswith("_ms"):
         return "TIME"
-    return "N" if isinstance(default, int) else "TEXT"
+    return "N" if isinstance(default, int) else _METAVARS[name]
 
 
 def shown_default(name: str) -> str:
     """Return a default as a person would write it."""
-    value = DEFAULTS[name]
+    return shown_value(name, DEFAULTS[name])
+
+
+def shown_value(name: str, value: Value) -> str:
+    """Return a setting's value as a person would write it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int) and "bytes" in name and value % (1 << 20) == 0:
         return f"{value >> 20}MiB"
     if isinstance(value, int) and name.endswith("_ms"):
-        unit, length_ms = next(((unit, ms) for unit, ms in _TIME_UNITS if value % ms == 0), ("ms", 1))
+        units = [(unit, ms) for unit, ms in _TIME_UNITS if value and value % ms == 0]
+        unit, length_ms = units[0] if units else ("ms", 1)
         return f"{value // length_ms}{unit}"
     return str(value) or "none"

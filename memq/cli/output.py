@@ -83,8 +83,9 @@ def size_text(count: int) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """Return `1 record`, `2,000 records`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return `1 record`, `2,000 records`, `2 batches`."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def _cell(value: object) -> tuple[str, bool]:

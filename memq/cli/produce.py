@@ -19,6 +19,7 @@ from memq.client.producer import Producer
 from memq.clock import SystemClock
 from memq.errors import MemqError
 from memq.settings import Value
+from memq.topic import check_name
 
 CHUNK_BYTES = 1 << 20
 # After Ctrl-C: what is on its way may still be acked, but the person does not wait for it longer than this.
@@ -62,6 +63,7 @@ def produce(
 
     Ends when every record has its ack; with --json it prints a summary then. Ctrl-C says what was acked.
     """
+    check_name(topic)  # now: without input no record would tell
     settings = settings_of(config, profile, **flags).client()
     separator = parse_delimiter(key_separator) if key_separator is not None else None
     shape = Shape(topic, partition, _encode(key), _parse_headers(header), separator, null)
@@ -93,6 +95,7 @@ def produce(
             _give_up(producer, tally)
             raise
     if tally.error:
+        talk(f"failed: {_done(tally)}")
         raise tally.error
     _summarize(tally, clock.monotonic() - started, as_json=as_json, acks=settings.acks)
 
@@ -140,7 +143,11 @@ def _give_up(producer: Producer, tally: Tally) -> None:
     """Say at once what was done; what is not acked by then has an unknown outcome."""
     with suppress(MemqError):
         producer.flush(timeout=INTERRUPTED_FLUSH_S)
-    talk(f"interrupted: {count_text(tally.records, 'record')} sent, {tally.acked:,} of them acked")
+    talk(f"interrupted: {_done(tally)}")
+
+
+def _done(tally: Tally) -> str:
+    return f"{count_text(tally.records, 'record')} sent, {tally.acked:,} of them acked"
 
 
 def _summarize(tally: Tally, seconds: float, *, as_json: bool, acks: str) -> None:

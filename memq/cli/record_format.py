@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from memq.errors import InvalidRequestError
+from memq.errors import InvalidSettingError
 
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
@@ -45,7 +45,7 @@ def parse_format(text: str, null: bytes = b"") -> Format:
     %K and %S bytes of key and value (-1 for null), %% a percent sign; \n \t \r \0 \\ and \xHH. `null`
     stands for a null key, value or header.
 
-    Raises: InvalidRequestError for an unknown letter.
+    Raises: InvalidSettingError for an unknown letter.
     """
     letters: dict[str, Part] = {
         "t": lambda record, topic, partition: topic.encode(),
@@ -77,8 +77,8 @@ def parse_format(text: str, null: bytes = b"") -> Format:
                 _close_literal(parts, literal)
                 parts.append(letters[letter])
             else:
-                raise InvalidRequestError(
-                    f"unknown letter '%{letter}' in format",
+                raise InvalidSettingError(
+                    f"unknown letter '%{letter}' in format" if letter else "the format ends with a lone '%'",
                     hint=f"known are {' '.join('%' + one for one in letters)} %%",
                 )
     _close_literal(parts, literal)
@@ -88,7 +88,7 @@ def parse_format(text: str, null: bytes = b"") -> Format:
 def parse_delimiter(text: str) -> bytes:
     r"""Return the bytes of a delimiter: plain text with the escapes of a format.
 
-    Raises: InvalidRequestError for an empty one.
+    Raises: InvalidSettingError for an empty one.
     """
     found = bytearray()
     at = 0
@@ -100,7 +100,7 @@ def parse_delimiter(text: str) -> bytes:
             found += text[at].encode()
             at += 1
     if not found:
-        raise InvalidRequestError("empty delimiter", hint=r"write it as ';' or '\n' or '\x1e'")
+        raise InvalidSettingError("empty delimiter", hint=r"write it as ';' or '\n' or '\x1e'")
     return bytes(found)
 
 

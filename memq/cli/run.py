@@ -10,7 +10,7 @@ import traceback
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from memq.cli import COMMANDS, COMPLETE_VARIABLE, help_text
+from memq.cli import COMMANDS, COMPLETE_VARIABLE, PIPE_CLOSED, help_text
 from memq.cli.output import one_line, talk
 from memq.errors import (
     DeniedError,
@@ -24,8 +24,7 @@ from memq.errors import (
 )
 
 OK, FAILED, USAGE, NOT_FOUND, DENIED, UNREACHABLE, TIMED_OUT = range(7)
-# What a shell reports for a program that SIGINT or SIGPIPE ended.
-INTERRUPTED, PIPE_CLOSED = 130, 141
+INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
 
 # The first class that fits decides.
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -137,8 +136,9 @@ def _describe(error: Exception) -> tuple[str, str]:
         return str(error), error.hint
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "memq"
-        text = error.format_message().rstrip(".")
-        return text[:1].lower() + text[1:], f"see {command} --help"
+        text, _, near = error.format_message().rstrip(".)").partition("Did you mean ")
+        text = text.rstrip(" .(")
+        return text[:1].lower() + text[1:], f"did you mean {near}" if near else f"see {command} --help"
     if isinstance(error, click.ClickException):
         return error.format_message(), ""
     if isinstance(error, OSError):

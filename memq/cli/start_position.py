@@ -6,7 +6,7 @@ import datetime
 import re
 from dataclasses import dataclass
 
-from memq.errors import InvalidRequestError
+from memq.errors import InvalidSettingError
 from memq.settings import parse_time_ms
 from memq.topic import Position
 
@@ -27,7 +27,7 @@ def parse_start(text: str, now_ms: int) -> Start:
     """Return `beginning`, `end` or `stored`, Last, a datetime in UTC, or a Position.
 
     A time is RFC 3339 (without a zone: UTC), epoch milliseconds, or `-1h` before `now_ms`.
-    Raises: InvalidRequestError.
+    Raises: InvalidSettingError.
     """
     if text in ("beginning", "end", "stored"):
         return text
@@ -37,7 +37,7 @@ def parse_start(text: str, now_ms: int) -> Start:
         return _parse_time(text[1:], now_ms)
     if re.fullmatch(r"\d+:\d+:\d+", text):
         return Position.parse(text)
-    raise InvalidRequestError(f"bad start '{text[:60]}'", hint=_HINT)
+    raise InvalidSettingError(f"bad start '{text[:60]}'", hint=_HINT)
 
 
 def _parse_time(text: str, now_ms: int) -> datetime.datetime:
@@ -52,8 +52,8 @@ def _parse_time(text: str, now_ms: int) -> datetime.datetime:
             moment = datetime.datetime.fromisoformat(text)
             return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise InvalidRequestError(f"bad time '@{text[:60]}': {error}", hint=_HINT) from error
-    raise InvalidRequestError(f"bad time '@{text[:60]}'", hint=_HINT)
+        raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=_HINT) from error
+    raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=_HINT)
 
 
 def _moment(time_ms: int) -> datetime.datetime:

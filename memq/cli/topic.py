@@ -9,6 +9,7 @@ from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import confirm, count_text, print_json, print_pairs, print_table, size_text, talk, time_text
 from memq.client.admin import Admin
 from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.limits import PARTITIONS_MAX
 from memq.protocol.messages import TopicMetadata
 from memq.settings import Value, did_you_mean, parse_size, parse_time_ms
 from memq.topic import Topic, TopicSettings
@@ -40,7 +41,7 @@ def list_topics(as_json: bool, config: str | None, profile: str | None, **flags:
 
 @topic.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1, 4_096), default=1, help="Write partitions (default 1).")
+@click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), default=1, help="Write partitions (default 1).")
 @click.option("--exist-ok", is_flag=True, help="An existing topic is no error.")
 @set_option
 @broker_options
@@ -155,9 +156,8 @@ def _parse(key: str, value: str, *, is_flag: bool) -> int | bool:
     else:
         parsed = parse_time_ms(value) if key.endswith(("_ms", "_ms_max")) else None
     if parsed is None:
-        raise InvalidSettingError(
-            f"topic setting {key} = '{value[:60]}' can't be read", hint="as 64MiB, 5s, 10 or true"
-        )
+        example = "true" if is_flag else "64MiB" if "bytes" in key else "5s" if "_ms" in key else "a whole number"
+        raise InvalidSettingError(f"topic setting {key} = '{value[:60]}' can't be read", hint=f"write it as {example}")
     return parsed
 
 

@@ -107,9 +107,7 @@ def _report(tally: Tally, *, as_json: bool) -> None:
         records = count_text(tally.records, "record")
         click.echo(f"{count_text(tally.objects, 'object')}{blocks}, {records}: {verdict}")
     if damaged:
-        raise CorruptDataError(
-            f"{damaged} of {count_text(tally.objects, 'object')} damaged", hint="see what is said above"
-        )
+        raise CorruptDataError(f"{damaged} of {tally.objects:,} objects damaged", hint="see what is said above")
 
 
 @contextlib.contextmanager

@@ -49,8 +49,9 @@ class Admin:
     Every method raises UnreachableError when no broker can be reached, and what the broker says.
     """
 
+    _closed = True  # for __del__, should __init__ raise
+
     def __init__(self, brokers: str | Sequence[str] | None = None, *, runtime: Runtime | None = None) -> None:
-        self._closed = True  # for __del__, should the next line raise
         self._background = _Background(brokers, runtime)
         self._core = self._background.core
         self._closed = False

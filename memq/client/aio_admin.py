@@ -9,22 +9,24 @@ from typing import Self
 
 from memq.client.any_broker import AnyBroker
 from memq.client.consumer_settings import Point, check_point, point_of
+from memq.client.fields import check_kind
 from memq.client.group_positions import GroupDescription, PartitionProgress, Reset
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.places import Places
 from memq.client.progress import Progress
-from memq.client.record import TopicPartition
+from memq.client.record import place_of
 from memq.errors import InvalidRequestError, NotFoundError
+from memq.limits import PARTITIONS_MAX
 from memq.network import Runtime
 from memq.notification import GroupState
 from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import Api
 from memq.protocol.messages import AdminAnswer, AdminRequest, AlterTopic, CreateTopic, DeleteTopic, TopicMetadata
-from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name
+from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, read_partitions
 
 ANSWER_S = 30.0
-PARTITIONS_MAX = 4_096
+REACH_S_MAX = 3.0  # for a broker that was started a moment ago
 Settings = Mapping[str, int | bool | str]
 
 
@@ -65,6 +67,7 @@ class AsyncAdmin:
         Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
         """
         check_name(name)
+        check_kind("partitions", partitions, int)
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidRequestError(f"{partitions} partitions are outside 1 to {PARTITIONS_MAX}")
         ask = CreateTopic(name=name, partitions=partitions, settings=dict(settings or {}), exist_ok=exist_ok)
@@ -72,11 +75,13 @@ class AsyncAdmin:
 
     async def topics(self) -> list[Topic]:
         """Return all topics, by name."""
+        await self._pool.reach(REACH_S_MAX)
         return [found.topic for found in await self._metadata.all_topics()]
 
     async def topic(self, name: str) -> TopicMetadata:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
         check_name(name, internal=True)
+        await self._pool.reach(REACH_S_MAX)
         found = await self._metadata.refresh(name)
         if found is None:
             raise NotFoundError(f"topic '{name}' does not exist")
@@ -97,19 +102,21 @@ class AsyncAdmin:
 
     async def groups(self) -> list[str]:
         """Return the names of all groups, by name."""
+        await self._pool.reach(REACH_S_MAX)
         return list(await self._queue.groups())
 
     async def group(self, name: str) -> GroupDescription:
         """Return a group: members, positions and lag. Raises: NotFoundError."""
+        await self._pool.reach(REACH_S_MAX)
         state = await self._queue.describe(name)
         holders = {partition: member for member, held in state.members.items() for partition in held}
         read = {partition.topic_id: None for partition in (*state.committed, *holders)}
         # Also the partitions that nobody read yet: what lies there is lag as well.
         partitions = [
-            (topic, ReadPartition(topic.name, topic.id, number))
+            (topic, partition)
             for topic in await self.topics()
             if topic.id in read
-            for number in range(topic.read_partitions)
+            for partition in read_partitions(topic)
         ]
         progress = [
             await self._progress(topic, partition, state, holders.get(partition, "")) for topic, partition in partitions
@@ -129,14 +136,14 @@ class AsyncAdmin:
         stored = await self._stored(group, partitions)
         resets: dict[ReadPartition, Committed] = {}
         for partition in partitions:
-            point = point_of(to, TopicPartition(topic, partition.partition))
+            point = point_of(to, place_of(partition))
             position = await self._places.position_of(point, partition, found.settings)
             resets[partition] = Committed(position, await self._totals_before(found, partition, position))
         if not dry_run and resets:
             await self._queue.commit(group, "", -1, resets)
         return [
             Reset(
-                TopicPartition(topic, partition.partition),
+                place_of(partition),
                 stored[partition].position if partition in stored else None,
                 committed.position,
             )
@@ -145,12 +152,14 @@ class AsyncAdmin:
 
     async def delete_group(self, name: str) -> None:
         """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
+        await self._pool.reach(REACH_S_MAX)
         await self._queue.delete_group(name)
 
     # ---- inside --------------------------------------------------------------------------------
 
     async def _ask(self, request: AdminRequest) -> AdminAnswer:
         """Ask once: a request that was lost may have been done, and a second one would hide that."""
+        await self._pool.reach(REACH_S_MAX)
         return await self._any.once(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
 
     async def _stored(self, group: str, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
@@ -163,7 +172,7 @@ class AsyncAdmin:
         self, topic: Topic, partition: ReadPartition, state: GroupState, member: str
     ) -> PartitionProgress:
         committed = state.committed.get(partition)
-        place = TopicPartition(partition.topic, partition.partition)
+        place = place_of(partition)
         if committed is None:
             position = await self._places.position_of("beginning", partition, topic.settings)
             here = await self._places.totals_at(Progress(), position, partition)
@@ -177,7 +186,7 @@ class AsyncAdmin:
         """Return how much lies before a position: what its pointer says, or all when it is the end."""
         progress = Progress()
         totals = await self._places.totals_at(progress, position, partition)
-        writers = [part.partition for part in topic.partitions if part.read_partition == partition.partition]
+        writers = topic.writers_of(partition)
         if not progress.knows(writers):
             totals = await self._places.end_totals(partition, writers)
         return totals.plus(position.record_index, 0)
@@ -190,7 +199,7 @@ def _topic_of(answer: AdminAnswer) -> Topic:
 
 def _named_partitions(topic: Topic, to: Point) -> list[ReadPartition]:
     """Return the partitions that `to` says something of. Raises: InvalidRequestError for one that is not there."""
-    every = [ReadPartition(topic.name, topic.id, number) for number in range(topic.read_partitions)]
+    every = read_partitions(topic)
     if isinstance(to, str | datetime):
         return every
     if isinstance(to, Mapping):
@@ -199,5 +208,7 @@ def _named_partitions(topic: Topic, to: Point) -> list[ReadPartition]:
         numbers = [position.read_partition for position in ([to] if isinstance(to, Position) else to)]
     for number in numbers:
         if not 0 <= number < topic.read_partitions:
-            raise InvalidRequestError(f"topic '{topic.name}' has no partition {number}, it has {topic.read_partitions}")
+            raise NotFoundError(
+                f"topic '{topic.name}' has no partition {number}", hint=f"it has {topic.read_partitions}, from 0 on"
+            )
     return [partition for partition in every if partition.partition in numbers]

@@ -15,11 +15,11 @@ from memq.client.fetcher import ReadMode
 from memq.client.link_pool import bootstrap_addresses
 from memq.client.membership import Changes
 from memq.client.places import Lag
-from memq.client.record import TopicPartition
+from memq.client.record import TopicPartition, place_of
 from memq.errors import MemqError
 from memq.limits import MIB
 from memq.network import Runtime
-from memq.topic import Position, ReadPartition
+from memq.topic import Position
 
 OnPartitions = Callable[[list[TopicPartition]], Awaitable[object] | object]
 
@@ -164,8 +164,3 @@ def told(changes: Changes) -> tuple[list[TopicPartition], ...]:
     return tuple(
         [place_of(partition) for partition in part] for part in (changes.lost, changes.revoked, changes.assigned)
     )
-
-
-def place_of(partition: ReadPartition) -> TopicPartition:
-    """Return a read partition as users name it."""
-    return TopicPartition(partition.topic, partition.partition)

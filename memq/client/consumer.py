@@ -72,6 +72,8 @@ class Consumer:
     Raises: InvalidRequestError, InvalidNameError. Nothing is connected before the first use.
     """
 
+    _closed = True  # for __del__, should __init__ raise
+
     def __init__(
         self,
         brokers: str | Sequence[str] | None,
@@ -91,7 +93,6 @@ class Consumer:
         on_lost: OnPartitions | None = None,
         runtime: Runtime | None = None,
     ) -> None:
-        self._closed = True  # for __del__, should the next lines raise
         settings = ConsumerSettings(
             topics=(topics,) if isinstance(topics, str) else tuple(topics),
             group=group,
@@ -104,6 +105,9 @@ class Consumer:
             on_damaged=on_damaged,
             read=read,
         ).check()
+        for callback in (on_assigned, on_revoked, on_lost):
+            if callback is not None and not callable(callback):
+                raise TypeError(f"on_assigned, on_revoked and on_lost are functions, not {type(callback).__name__}")
         self._runtime = runtime or Runtime()
         self._background = _Background(settings, self._runtime, bootstrap_addresses(brokers))
         self._core = self._background.core

@@ -23,14 +23,14 @@ from memq.client.metadata import ClusterMetadata
 from memq.client.opener import Opener
 from memq.client.places import Lag, Places
 from memq.client.reading import Assigned, Reading
-from memq.client.record import TopicPartition
+from memq.client.record import TopicPartition, place_of
 from memq.client.stores import OpenStores
 from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
 from memq.logs import EventLog
 from memq.network import Address, Runtime
 from memq.notification.remote import RemoteQueue
 from memq.tasks import TaskOwner
-from memq.topic import Position, ReadPartition, Topic
+from memq.topic import Position, ReadPartition, Topic, read_partitions
 
 START_S_MAX = 10.0
 REFRESH_S = 30.0
@@ -199,7 +199,7 @@ class ConsumerCore:
         self._need_group()
         await self.start()
         stored = await self._queue.committed(self.settings.group or "", self._partitions())
-        return {TopicPartition(key.topic, key.partition): value.position for key, value in stored.items()}
+        return {place_of(key): value.position for key, value in stored.items()}
 
     async def lag(self) -> dict[TopicPartition, Lag]:
         """Return how much lies between each position and the end of its partition now."""
@@ -212,8 +212,13 @@ class ConsumerCore:
         return lags
 
     async def seek(self, topic: str, partition: int, to: Point) -> None:
-        """Go on from another place; what is prefetched is dropped. Raises: InvalidRequestError when not assigned."""
+        """Go on from another place; what is prefetched is dropped.
+
+        Raises: InvalidRequestError when the partition is not assigned or `to` lies in another one; TypeError.
+        """
         check_point(to, "to", (topic,))
+        if isinstance(to, Position) and to.read_partition != partition:
+            raise InvalidRequestError(f"position {to} is one of partition {to.read_partition}, not of {partition}")
         key, assigned = self._find(topic, partition)
         if self._delivery is not None and self._delivery[0] is assigned:
             self._delivery = None
@@ -337,11 +342,7 @@ class ConsumerCore:
     # ---- inside: partitions ----------------------------------------------------------------------------
 
     def _partitions(self) -> list[ReadPartition]:
-        return [
-            ReadPartition(topic.name, topic.id, number)
-            for topic in self._topics.values()
-            for number in range(topic.read_partitions)
-        ]
+        return [partition for topic in self._topics.values() for partition in read_partitions(topic)]
 
     def _wanted(self) -> list[ReadPartition]:
         """Return what is to be read: everything, or what the group gave and did not take away."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from memq.client.fetcher import ReadMode
 from memq.client.record import TopicPartition
-from memq.errors import InvalidRequestError
+from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.limits import KIB, MIB
 from memq.topic import Position, check_name
 
@@ -34,7 +34,7 @@ class ConsumerSettings:
     read: ReadMode = "auto"
 
     def check(self) -> ConsumerSettings:
-        """Return itself when the values hold. Raises: InvalidRequestError, InvalidNameError."""
+        """Return itself when the values hold. Raises: InvalidRequestError, InvalidNameError, TypeError."""
         if not self.topics:
             raise InvalidRequestError("a consumer needs at least one topic")
         for topic in self.topics:
@@ -47,12 +47,13 @@ class ConsumerSettings:
             "prefetch_bytes_max": (4 * KIB, 1 << 40),
         }
         for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) <= high:
-                raise InvalidRequestError(f"{name} = {getattr(self, name)} is outside {low} to {high}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise InvalidSettingError(f"{name} = {value!r} is outside {low} to {high}")
         if self.on_damaged not in ("fail", "skip", "dead-letter"):
-            raise InvalidRequestError(f"on_damaged = '{self.on_damaged}' is not 'fail', 'skip' or 'dead-letter'")
+            raise InvalidSettingError(f"on_damaged = {self.on_damaged!r} is not 'fail', 'skip' or 'dead-letter'")
         if self.read not in ("auto", "direct", "broker"):
-            raise InvalidRequestError(f"read = '{self.read}' is not 'auto', 'direct' or 'broker'")
+            raise InvalidSettingError(f"read = {self.read!r} is not 'auto', 'direct' or 'broker'")
         for name, point in (("start", self.start), ("end", self.end)):
             if point is not None:
                 check_point(point, name, self.topics)
@@ -60,7 +61,9 @@ class ConsumerSettings:
 
 
 def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
-    """Refuse what is no place in a topic. Raises: InvalidRequestError."""
+    """Refuse what is no place in a topic. Raises: InvalidRequestError, TypeError."""
+    if not isinstance(point, str | datetime | Position | Mapping) and not _is_list(point):
+        raise TypeError(f"{name} is 'beginning', 'end', a datetime or a memq.Position, not {type(point).__name__}")
     if isinstance(point, str) and point not in (BEGINNING, END):
         raise InvalidRequestError(
             f"{name} = '{point[:60]}' is not a place", hint="use 'beginning', 'end', a datetime or a memq.Position"
@@ -92,4 +95,6 @@ def point_of(point: Point, place: TopicPartition) -> str | int | Position:
 
 
 def _is_list(point: Point) -> bool:
-    return isinstance(point, Sequence) and not isinstance(point, str)
+    if not isinstance(point, Sequence) or isinstance(point, str | bytes):
+        return False
+    return all(isinstance(position, Position) for position in point)

@@ -38,6 +38,12 @@ class Promise:
         """Whether the block is acked or has failed."""
         return self._outcome is not None
 
+    def __repr__(self) -> str:
+        state = "pending" if self._outcome is None else str(self._outcome)
+        if isinstance(self._outcome, MemqError):
+            state = f"failed: {state}"
+        return f"<{type(self).__name__} {state}>"
+
     def settle(self, outcome: Ack | MemqError) -> list[Callable[[], object]]:
         """Note the outcome and return what to call now."""
         with self._lock:

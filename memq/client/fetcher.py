@@ -8,12 +8,11 @@ from typing import Literal, Protocol
 from memq.client.pieces import Piece, cut_batch, entries_of_batch, is_whole, missing_batch
 from memq.errors import CorruptDataError, DeniedError, MemqError, NotFoundError, RetryableError
 from memq.format.block import Buffer
-from memq.format.object import INDEX_HEAD, BlockEntry, parse_index, parse_trailer
+from memq.format.object import BlockEntry, index_bytes, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer
-from memq.limits import INDEX_HEAD_BYTES, OBJECT_BATCHES_MAX, OBJECT_BLOCKS_MAX, OBJECT_META_BYTES_MAX, TRAILER_BYTES
+from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
 
 ReadMode = Literal["auto", "direct", "broker"]
-_ENTRY_BYTES_MAX = 1 << 10
 
 
 class RangeReader(Protocol):
@@ -157,11 +156,7 @@ async def _read_index(reader: RangeReader, location: Location) -> list[BlockEntr
     """
     at = location.offset + location.length
     head = await reader.get_range(location.key, at, INDEX_HEAD_BYTES)
-    _, _, _, _, meta, batches, blocks, batch_bytes, block_bytes = INDEX_HEAD.unpack(head)
-    sizes_hold = meta <= OBJECT_META_BYTES_MAX and batches <= OBJECT_BATCHES_MAX and blocks <= OBJECT_BLOCKS_MAX
-    if not sizes_hold or max(batch_bytes, block_bytes) > _ENTRY_BYTES_MAX:
-        raise CorruptDataError(f"no index follows on the batch at {location.offset} of object '{location.key}'")
-    length = INDEX_HEAD_BYTES + meta + batches * batch_bytes + blocks * block_bytes
+    length = index_bytes(head)
     tail = memoryview(await reader.get_range(location.key, at, length + TRAILER_BYTES))
     index = parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
     return entries_of_batch(index.blocks, location.offset, location.length)

@@ -153,6 +153,8 @@ def as_bytes(value: BytesLike | None, what: str) -> bytes | None:
 
 def _as_headers(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
+    if not isinstance(pairs, Iterable):
+        raise TypeError(f"headers are pairs or a mapping, not {type(headers).__name__}")
     return tuple([_as_header(pair) for pair in pairs])
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from memq.backoff import backoff_s
 from memq.client.membership import MemberState
 from memq.errors import GenerationFencedError, MemqError, NotFoundError, RetryableError
 from memq.logs import EventLog
@@ -70,8 +71,7 @@ class GroupSession:
             except MemqError as error:
                 failures += 1
                 self._judge(error)
-                delay = min(_RETRY_S_MAX, _RETRY_S_BASE * 2 ** min(failures, 10))
-                delay = self._runtime.random.uniform(delay / 2, delay)
+                delay = backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX)
             self._changed()
             if self.state.inside and self.state.released and not failures:
                 continue  # what was not held at all goes back at once

@@ -134,7 +134,8 @@ def _flush_at_exit() -> None:
     clients = thread.clients() if thread is not None else []
     if thread is None or not clients:
         return
-    warnings.warn(f"{len(clients)} memq clients were not closed before exit", ResourceWarning, stacklevel=1)
+    what = "a memq client was" if len(clients) == 1 else f"{len(clients)} memq clients were"
+    warnings.warn(f"{what} not closed before exit", ResourceWarning, stacklevel=1)
     try:
         thread.run(_finish(clients), EXIT_FLUSH_S_MAX)
     except TimedOutError:

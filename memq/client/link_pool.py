@@ -7,23 +7,36 @@ import os
 from collections.abc import Sequence
 
 from memq.client.link import Link, LinkOwner, connect_link
-from memq.errors import ClosedError, InvalidRequestError, MemqError, UnreachableError
+from memq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    InvalidSettingError,
+    MemqError,
+    TimedOutError,
+    UnreachableError,
+)
 from memq.limits import STREAMS_PER_CONNECTION_MAX
 from memq.network import Address, Runtime, format_address, parse_address
 from memq.protocol.frames import Frame
 
 CONNECT_TIMEOUT_S = 10.0
+_REACH_AGAIN_S = 0.1
 
 
 def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
     """Return the addresses to start from: `brokers` (one, a list, or separated by commas), else MEMQ_BROKERS.
 
-    Raises: InvalidRequestError when there is none.
+    Raises: InvalidRequestError when there is none, InvalidSettingError for what is no address, TypeError.
     """
     if brokers is None:
         brokers = os.environ.get("MEMQ_BROKERS", "")
-    texts = brokers.split(",") if isinstance(brokers, str) else list(brokers)
-    addresses = [parse_address(text) for text in texts if text.strip()]
+    texts = brokers.split(",") if isinstance(brokers, str) else brokers
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"brokers is 'HOST:PORT' or a sequence of such, not {ascii(brokers)[:60]}")
+    try:
+        addresses = [parse_address(text) for text in texts if text.strip()]
+    except UnreachableError as error:
+        raise InvalidSettingError(str(error), hint=error.hint) from error
     if not addresses:
         raise InvalidRequestError("no broker is named", hint="pass brokers='HOST:PORT', or set MEMQ_BROKERS")
     return addresses
@@ -106,6 +119,26 @@ class LinkPool:
         known = list(self._known)
         self._runtime.random.shuffle(known)
         return sorted(known, key=lambda address: address not in self._sessions)
+
+    async def reach(self, timeout_s: float) -> None:
+        """Connect to any broker unless one is connected, trying again for `timeout_s`: one may be just coming up.
+
+        Raises: UnreachableError naming each that was tried; ClosedError.
+        """
+        clock = self._runtime.clock
+        deadline_s = clock.monotonic() + timeout_s
+        while not self.sessions():
+            failures: list[str] = []
+            for address in self.candidates():
+                try:
+                    await self.session(address)
+                except (UnreachableError, TimedOutError) as error:
+                    failures.append(str(error))
+                else:
+                    return
+            if clock.monotonic() >= deadline_s:
+                raise UnreachableError(f"no broker answers: {'; '.join(failures[:5])}")
+            await asyncio.sleep(_REACH_AGAIN_S)
 
     async def session(self, address: Address) -> Session:
         """Return the session with a broker, connecting when there is none; concurrent callers share one attempt.

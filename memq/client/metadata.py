@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from memq.backoff import backoff_s
 from memq.client.link_pool import LinkPool
 from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, UnreachableError
 from memq.network import Address, Runtime, format_address, parse_address
@@ -71,7 +72,7 @@ class ClusterMetadata:
                 await self.refresh(name, create=create)
             except RetryableError:
                 attempt += 1
-                delay = self._runtime.random.uniform(0, min(_RETRY_S_MAX, _RETRY_S_BASE * 2**attempt))
+                delay = backoff_s(self._runtime.random, attempt, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX)
                 if self._runtime.clock.monotonic() + delay >= deadline:
                     raise
                 await asyncio.sleep(delay)

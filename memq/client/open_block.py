@@ -100,11 +100,10 @@ class RowBlock(OpenBlock):
         builder = BlockBuilder()
         rows = self.rows[: self.count_closed]
         if self.shape == PLAIN:
-            builder.values = rows  # as the builder allows a fast caller: `extend` would measure each value again
-            builder.raw_bytes = self.raw_bytes
+            builder.fill(rows, None, None, self.raw_bytes)
         else:
-            values, keys = list(map(_FIRST, rows)), list(map(_SECOND, rows))
-            builder.extend(values, keys, list(map(_THIRD, rows)) if self.shape == TIMED else None)
+            times = list(map(_THIRD, rows)) if self.shape == TIMED else None
+            builder.fill(list(map(_FIRST, rows)), list(map(_SECOND, rows)), times, self.raw_bytes)
         return builder
 
 

@@ -9,7 +9,7 @@ from memq.client.consumer_settings import ConsumerSettings, Point, point_of
 from memq.client.flow import PartitionFlow
 from memq.client.places import Places, window_ms
 from memq.client.reading import Assigned, Reading
-from memq.client.record import TopicPartition
+from memq.client.record import place_of
 from memq.errors import MemqError, NotFoundError, RetryableError
 from memq.notification.remote import RemoteQueue
 from memq.topic import Committed, Position, ReadPartition, Topic
@@ -66,7 +66,7 @@ class Opener:
     async def seek(self, partition: ReadPartition, to: Point) -> None:
         """Read a partition, which is read, from another place."""
         assigned = self._reading.assigned[partition]
-        point = point_of(to, TopicPartition(partition.topic, partition.partition))
+        point = point_of(to, place_of(partition))
         position = await self._places.position_of(point, partition, assigned.settings)
         paused = assigned.flow.paused
         self._read(partition, position)
@@ -95,7 +95,7 @@ class Opener:
 
     async def _open(self, partition: ReadPartition, stored: Committed | None) -> None:
         settings = self._topics[partition.topic].settings
-        place = TopicPartition(partition.topic, partition.partition)
+        place = place_of(partition)
         if self._settings.end is not None and partition not in self._ends:
             end = point_of(self._settings.end, place)
             self._ends[partition] = await self._places.position_of(end, partition, settings)

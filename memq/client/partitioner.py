@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from memq.client.fields import check_kind
-from memq.errors import InvalidRequestError
+from memq.errors import NotFoundError
 from memq.topic import Topic
 
 
@@ -29,11 +29,11 @@ class PartitionMap:
         return bisect_right(self.firsts, zlib.crc32(key) >> 16) - 1
 
     def place_of(self, partition: int) -> int:
-        """Return the place of a partition that the caller chose. Raises: TypeError, InvalidRequestError."""
+        """Return the place of a partition that the caller chose. Raises: TypeError, NotFoundError."""
         check_kind("partition", partition, int)
         place = self._places.get(partition)
         if place is None:
-            raise InvalidRequestError(
+            raise NotFoundError(
                 f"topic '{self._name}' has no partition {partition}", hint=f"it has {len(self._places)}, from 0 on"
             )
         return place

@@ -65,7 +65,7 @@ def _cut_by_index(view: memoryview, index: Sequence[BlockEntry], scope: int) -> 
     for number, entry in enumerate(index):
         block = view[entry.offset : entry.offset + entry.length]
         try:
-            header = _checked(block, scope)
+            header = check_block(block, scope)
             if header.count != entry.count:
                 raise CorruptDataError(f"block has {header.count} records, the index says {entry.count}")
         except MemqError as error:
@@ -82,7 +82,7 @@ def _cut_by_headers(view: memoryview, records: int, scope: int) -> Iterator[Piec
         try:
             header = parse_header(view, at)
             end = at + header.length
-            header = _checked(view[at:end], scope)
+            header = check_block(view[at:end], scope)
         except MemqError as error:
             end, lost = _damaged_end(view, at, end, records - first)
             yield Piece(number, first, lost, None, view[at:end], error)
@@ -107,10 +107,3 @@ def _damaged_end(view: memoryview, at: int, end: int, left: int) -> tuple[int, i
         except MemqError:
             return len(view), left
     return len(view), left
-
-
-def _checked(block: memoryview, scope: int) -> BlockHeader:
-    header = check_block(block)
-    if header.scope != scope:
-        raise CorruptDataError(f"{header.describe()} belongs to scope {header.scope:08x}, not to {scope:08x}")
-    return header

@@ -98,8 +98,7 @@ class Places:
 
     async def lag(self, topic: Topic, partition: ReadPartition, position: Position, here: Totals, clock: Clock) -> Lag:
         """Return what lies between `position`, with `here` before its pointer, and the end now."""
-        writers = [part.partition for part in topic.partitions if part.read_partition == partition.partition]
-        end = await self.end_totals(partition, writers)
+        end = await self.end_totals(partition, topic.writers_of(partition))
         records = end.records - here.records - position.record_index
         if records <= 0:
             return Lag(0, 0, 0.0)

@@ -130,8 +130,9 @@ class ProducerCore:
         except TimeoutError as error:
             if not left:
                 return
+            records = sum(left.values())
             raise TimedOutError(
-                f"{sum(left.values())} records are still pending after {timeout_s:g} s",
+                f"{records} record{'s are' if records != 1 else ' is'} still pending after {timeout_s:g} s",
                 hint="they stay on their way; flush again, or look at the broker",
             ) from error
 
@@ -193,7 +194,8 @@ class ProducerCore:
             stats.records_failed += records
             stats.blocks_failed += 1
             outcome = error
-            self.events.error("producer.block-failed", f"{records} records failed: {error.code}: {error}")
+            count = "1 record" if records == 1 else f"{records} records"
+            self.events.error("producer.block-failed", f"{count} failed: {error.code}: {error}")
         callbacks = block.delivery.settle(outcome)
         for callback in callbacks:
             self._call(callback)

@@ -73,6 +73,8 @@ def producer_settings(
         raise InvalidSettingError(f"acks = {acks!r} is not 0, 1 or 'all'")
     if codec not in CODECS:
         raise InvalidSettingError(f"codec = {codec!r} is not one of {', '.join(CODECS)}")
+    if on_ack is not None and not callable(on_ack):
+        raise TypeError(f"on_ack is a function, not {type(on_ack).__name__}")
     _check_bounds("linger_ms", linger_ms, 0, 60_000)
     _check_bounds("block_bytes", block_bytes, KIB, MIB)  # at 1 MiB the bounds of records and names can't be met
     _check_bounds("pending_bytes_max", pending_bytes_max, 2 * block_bytes, 1 << 40)

@@ -29,9 +29,9 @@ def read_arrow(
     partition follows on the other in no promised order; within each, records are in order. It must fit in memory.
     Raises: as `memq.Consumer.poll`; ImportError when the extra [arrow] is not installed.
     """
-    import pyarrow
+    from memq.format.arrow import SCHEMA  # says what to install when there is no pyarrow
 
-    from memq.format.arrow import SCHEMA
+    import pyarrow  # isort: skip
 
     with Consumer(brokers, topic, start=start, end=end, read=read, runtime=runtime) as consumer:
         tables = [batch.arrow() for batch in consumer]

@@ -7,12 +7,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from memq.backoff import backoff_s
 from memq.client.fetcher import Fetcher
 from memq.client.flow import Counts, Delivery, FlowState, PartitionFlow, Slot
 from memq.client.ledger import CommitLedger
 from memq.client.pieces import missing_batch
 from memq.client.places import Places
-from memq.client.record import TopicPartition
+from memq.client.record import TopicPartition, place_of
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
 from memq.limits import POLL_BYTES_MAX
 from memq.logs import EventLog
@@ -41,7 +42,7 @@ class Assigned:
     @property
     def place(self) -> TopicPartition:
         """The partition as users name it."""
-        return TopicPartition(self.flow.partition.topic, self.flow.partition.partition)
+        return place_of(self.flow.partition)
 
 
 class Reading:
@@ -204,8 +205,7 @@ class Reading:
         if not isinstance(error, RetryableError):
             self.failure = error
             self._changed()
-        delay = min(_RETRY_S_MAX, _RETRY_S_BASE * 2 ** min(failures, 10))
-        await asyncio.sleep(self._runtime.random.uniform(delay / 2, delay))
+        await asyncio.sleep(backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
 
     # ---- work for one partition ----------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import msgspec
 
 from memq.format import block
 from memq.format.columns import BlockReader, RecordHeaders
-from memq.topic import Position
+from memq.topic import Position, ReadPartition
 
 _INDEX_BITS = 24
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
@@ -24,6 +24,11 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}"
+
+
+def place_of(partition: ReadPartition) -> TopicPartition:
+    """Return a read partition as users name it."""
+    return TopicPartition(partition.topic, partition.partition)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

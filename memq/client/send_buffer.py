@@ -37,6 +37,7 @@ from memq.topic import Topic
 
 FIRST_LIMIT_BYTES = 8 * KIB
 BLOCK_COST_BYTES = 1 * KIB  # what a pending block costs beside its bytes: objects, queues, promises
+_TIME_MS_LEAST = -TIME_MS_END
 _ROW = 24  # at least what the columns of a row cost, with a header or two
 _CHUNK_RECORDS = 2_048  # that are measured at once: their lengths stay in the cache
 _GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # what RowBlock's way without the lock rests on
@@ -133,7 +134,6 @@ class SendBuffer:
         block = route.buffers[bisect_right(firsts, crc32(key) >> 16) - 1 if len(firsts) > 1 else 0].open
         if block is None:
             return None
-        size = block.raw_bytes + len(value) + len(key)
         row: tuple[bytes, bytes] | tuple[bytes, bytes, int]
         if timestamp_ms is None:
             row = (value, key)
@@ -141,9 +141,9 @@ class SendBuffer:
                 return None
         else:
             row = (value, key, timestamp_ms)
-            if block.shape != TIMED or not -TIME_MS_END < timestamp_ms < TIME_MS_END:
+            if block.shape != TIMED or not _TIME_MS_LEAST < timestamp_ms < TIME_MS_END:
                 return None
-        size += block.row_cost
+        size = block.raw_bytes + len(value) + len(key) + block.row_cost
         if size > block.limit:
             return None
         block.rows.append(row)  # type: ignore[union-attr]  # as above

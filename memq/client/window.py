@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from memq.backoff import backoff_s
 from memq.client.window_events import (
     Abandon,
     Acked,
@@ -200,9 +201,10 @@ class ProducerWindow:
             self.burned.append((block.first, block.next))
             del self.burned[:-BURNED_RANGES_MAX]
         if unknown or block.writes:
-            records = block.next - block.first
+            count = block.next - block.first
+            records = "1 record" if count == 1 else f"{count} records"
             doubt = OutcomeUnknownError(
-                f"{records} records of {self._name} from sequence {block.first} were sent and not acked: {error}"
+                f"{records} of {self._name} from sequence {block.first} on, sent and not acked: {error}"
             )
             doubt.__cause__ = error
             error = doubt
@@ -271,7 +273,7 @@ class ProducerWindow:
         """The stream is gone. Try again after a random time below a bound that doubles, or rest."""
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
-        bound_s = min(RETRY_S_MAX, RETRY_S_BASE * 2 ** min(self._attempts, 16))
+        delay_s = backoff_s(self._random, self._attempts, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         first_time = self._attempts == 0
         self._attempts += 1
         self._address = error.address if isinstance(error, MovedError) else ""
@@ -282,7 +284,7 @@ class ProducerWindow:
             self._open()
         else:
             self.state = State.WAITING
-            self._retry_at_s = now_s + error.retry_after_ms / 1000 + self._random.uniform(0, bound_s)
+            self._retry_at_s = now_s + error.retry_after_ms / 1000 + delay_s
 
     def _go_on_without_stream(self) -> None:
         """Rest when nothing is live; leave a draining broker once it has acked what it took."""

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ModuleNotFoundError as error:
+    raise ImportError("Arrow tables need pyarrow (pip install 'memq[arrow]')", name="pyarrow") from error
 
 from memq.format import block
 from memq.format.builder import NO_TAG, NULL_HEADER

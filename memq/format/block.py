@@ -157,8 +157,8 @@ def _header_error(fields: tuple[Any, ...]) -> MemqError:
     return CorruptDataError("block header: " + "; ".join(text for text, broken in reasons.items() if broken))
 
 
-def check_block(buffer: Buffer) -> BlockHeader:
-    """Check that `buffer` is exactly one whole block: header, length and checksum.
+def check_block(buffer: Buffer, scope: int | None = None) -> BlockHeader:
+    """Check that `buffer` is exactly one whole block: header, length and checksum, and that it belongs to `scope`.
 
     Raises: CorruptDataError; UnsupportedFormatError for what is whole but newer.
     """
@@ -173,6 +173,8 @@ def check_block(buffer: Buffer) -> BlockHeader:
     view = buffer if type(buffer) is memoryview else memoryview(buffer)
     if crc32c(view[CHECKED_FROM:]) != header.checksum:
         _check_checksum(buffer, header.checksum, header.describe())
+    if scope is not None and header.scope != scope:
+        raise CorruptDataError(f"{header.describe()} belongs to scope {header.scope:08x}, not to {scope:08x}")
     return header
 
 

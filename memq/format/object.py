@@ -50,6 +50,8 @@ INDEX_MAGIC = b"mqI1"
 TRAILER_MAGIC = b"mqT1"
 # magic, version, codec, 0 | meta length, batches, blocks | sizes of a batch entry and a block entry
 INDEX_HEAD = struct.Struct("<4sBBH III HH")
+_ENTRY_BYTES_MIN = 64
+_ENTRY_BYTES_MAX = 1 << 10  # later versions may append fields
 # offset, length, append time, batch sequence, records | first block, blocks, partition, epoch | topic, 0
 BATCH_ENTRY = struct.Struct("<QQqQQ IIII H6x")
 # offset, producer id, first sequence, least, greatest | length, count, checksum | slots | tag bits
@@ -225,25 +227,39 @@ def parse_index(buffer: Buffer, trailer: Trailer) -> ObjectIndex:
     return index
 
 
+def index_bytes(head: Buffer) -> int:
+    """Return how long the index is that begins with `head`, its first INDEX_HEAD_BYTES or more, unchecked so far.
+
+    Raises: CorruptDataError for what is over a bound.
+    """
+    meta_length, batches, blocks, batch_size, block_size = _index_sizes(head)
+    return INDEX_HEAD_BYTES + meta_length + batches * batch_size + blocks * block_size
+
+
 def _parse_index_head(buffer: Buffer) -> tuple[int, int, int, int, int]:
     """Return meta length, batches, blocks and the sizes of their entries, which together fill the index."""
     if len(buffer) < INDEX_HEAD_BYTES:
         raise CorruptDataError(f"index has {len(buffer)} bytes, its head alone has {INDEX_HEAD_BYTES}")
-    magic, version, codec, _, *sizes = INDEX_HEAD.unpack_from(buffer)
-    meta_length, batches, blocks, batch_size, block_size = sizes
+    magic, version, codec, *_ = INDEX_HEAD.unpack_from(buffer)
     if magic != INDEX_MAGIC:
         raise CorruptDataError(f"index starts with {magic!r}, not with {INDEX_MAGIC!r}")
     if version not in FORMAT_VERSIONS or codec != CODEC_NONE:
         raise UnsupportedFormatError(
             f"index has version {version} and codec {codec}, known are {list(FORMAT_VERSIONS)} and {CODEC_NONE}"
         )
+    if index_bytes(buffer) != len(buffer):
+        raise CorruptDataError(f"index has {len(buffer)} bytes, its head says {index_bytes(buffer)}")
+    return _index_sizes(buffer)
+
+
+def _index_sizes(head: Buffer) -> tuple[int, int, int, int, int]:
+    _, _, _, _, meta_length, batches, blocks, batch_size, block_size = INDEX_HEAD.unpack_from(head)
     if meta_length > OBJECT_META_BYTES_MAX or batches > OBJECT_BATCHES_MAX or blocks > OBJECT_BLOCKS_MAX:
         raise CorruptDataError(f"index has {meta_length} bytes of meta, {batches} batches and {blocks} blocks")
-    if batch_size < BATCH_ENTRY_BYTES or block_size < BLOCK_ENTRY_BYTES:
-        raise CorruptDataError(f"index has entries of {batch_size} and {block_size} bytes, at least 64 are needed")
-    needed = INDEX_HEAD_BYTES + meta_length + batches * batch_size + blocks * block_size
-    if needed != len(buffer):
-        raise CorruptDataError(f"index has {len(buffer)} bytes, its head says {needed}")
+    if not _ENTRY_BYTES_MIN <= min(batch_size, block_size) <= max(batch_size, block_size) <= _ENTRY_BYTES_MAX:
+        raise CorruptDataError(
+            f"index has entries of {batch_size} and {block_size} bytes, not {_ENTRY_BYTES_MIN} to {_ENTRY_BYTES_MAX}"
+        )
     return meta_length, batches, blocks, batch_size, block_size
 
 

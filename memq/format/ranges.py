@@ -46,40 +46,6 @@ class RangeSet:
         self._total += next_ - first
         return next_ - first
 
-    def discard(self, first: int, next_: int) -> int:
-        """Take the integers `first` up to, not with, `next_` out; return how many of them were there."""
-        assert first <= next_, f"range {first} to {next_} runs backwards"
-        if first == next_:
-            return 0
-        low = bisect_right(self._nexts, first)  # the first range that ends behind `first`
-        high = bisect_left(self._firsts, next_)  # the first range that starts at or behind `next_`
-        if low >= high:
-            return 0
-        removed = self._count(low, high, first, next_)
-        kept = []
-        if self._firsts[low] < first:
-            kept.append((self._firsts[low], first))
-        if self._nexts[high - 1] > next_:
-            kept.append((next_, self._nexts[high - 1]))
-        self._firsts[low:high] = [piece[0] for piece in kept]
-        self._nexts[low:high] = [piece[1] for piece in kept]
-        self._total -= removed
-        return removed
-
-    def collapse_below(self, bound: int) -> None:
-        """Put all integers from the least that is there up to, not with, `bound` in: holes below are given up.
-
-        Does nothing when the set is empty or starts at or above `bound`.
-        """
-        if self._firsts and self._firsts[0] < bound:
-            self.add(self._firsts[0], bound)
-
-    def clear(self) -> None:
-        """Take everything out."""
-        self._firsts.clear()
-        self._nexts.clear()
-        self._total = 0
-
     # ---- questions ---------------------------------------------------------------------------
 
     def __contains__(self, number: int) -> bool:

@@ -47,8 +47,8 @@ class DataFolder:
     _lock: int
 
     @classmethod
-    def open(cls, path: Path, draw: random.Random) -> DataFolder:
-        """Open the folder at `path`, making what is not there; `draw` draws the name of a new cluster.
+    def open(cls, path: Path, draw: random.Random, name: str = "memq") -> DataFolder:
+        """Open the folder at `path`, making what is not there; a new cluster is called `name` and what `draw` draws.
 
         Raises: InvalidRequestError when another process holds it, naming its pid; DeniedError when it can't be
         written; CorruptDataError when a part is missing or damaged; UnsupportedFormatError when a newer memq made
@@ -60,7 +60,7 @@ class DataFolder:
         except OSError as error:
             raise _folder_error(path, error) from error
         try:
-            return cls(path, _identity(path, draw).id, lock)
+            return cls(path, _identity(path, draw, name).id, lock)
         except OSError as error:
             os.close(lock)
             raise _folder_error(path, error) from error
@@ -126,12 +126,12 @@ def _take_lock(path: Path) -> int:
     return lock
 
 
-def _identity(path: Path, draw: random.Random) -> Identity:
+def _identity(path: Path, draw: random.Random, name: str) -> Identity:
     file = path / "cluster.json"
     try:
         body = file.read_bytes()
     except FileNotFoundError:
-        return _new_identity(path, draw)
+        return _new_identity(path, draw, name)
     try:
         found = msgspec.json.decode(body, type=Identity)
         check_name(found.id, "cluster")
@@ -145,11 +145,11 @@ def _identity(path: Path, draw: random.Random) -> Identity:
     return found
 
 
-def _new_identity(path: Path, draw: random.Random) -> Identity:
+def _new_identity(path: Path, draw: random.Random, name: str) -> Identity:
     """Name a new cluster. The file appears whole or not at all."""
     if any((path / "objects").iterdir()):
         raise _missing(path, "cluster.json")
-    made = Identity(id=f"memq-{draw.getrandbits(48):012x}", layout=LAYOUT_VERSION)
+    made = Identity(id=check_name(f"{name}-{draw.getrandbits(48):012x}", "cluster"), layout=LAYOUT_VERSION)
     temporary = path / "tmp" / "cluster.json"
     with temporary.open("wb") as file:
         file.write(msgspec.json.encode(made) + b"\n")

@@ -14,7 +14,7 @@ import msgspec
 
 from memq.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, VersionConflictError
 from memq.governor import Assignment, BrokerEntry
-from memq.limits import SLOTS
+from memq.limits import PARTITIONS_MAX, SLOTS
 from memq.topic import Topic, check_name
 
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
@@ -169,8 +169,8 @@ def check_topic(topic: Topic) -> Topic:
     numbers = sorted(part.partition for part in topic.partitions)
     if not numbers or numbers != list(range(len(numbers))):
         raise InvalidRequestError(f"partitions of topic '{topic.name}' are {numbers[:20]}, not 0 and up")
-    if not all(0 <= part.read_partition < 4_096 for part in topic.partitions):
-        raise InvalidRequestError(f"a read partition of topic '{topic.name}' is outside 0 to 4095")
+    if not all(0 <= part.read_partition < PARTITIONS_MAX for part in topic.partitions):
+        raise InvalidRequestError(f"a read partition of topic '{topic.name}' is outside 0 to {PARTITIONS_MAX - 1}")
     expected = 0
     for part in sorted(topic.partitions, key=lambda part: part.slot_first):
         if part.slot_first != expected or part.slot_last < part.slot_first:

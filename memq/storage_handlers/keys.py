@@ -7,10 +7,9 @@ import re
 from memq.errors import InvalidRequestError
 
 KEY_CHARS_MAX = 1_024  # what S3 allows
-KEY_PART_CHARS_MAX = 255  # what file systems allow in one name
 
 # The characters of names (DESIGN: one grammar in names, keys, znodes, metrics and logs). It leaves out what
-# some file system reads in its own way: backslash, colon, NUL, wildcards.
+# some file system reads in its own way (backslash, colon, NUL, wildcards), and what is longer than a file's name.
 _PART = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
 
 

@@ -80,7 +80,18 @@ def draw_plan(seed: int, level: str, producers: tuple[str, ...] = ("plain", "pro
     pace_s = draw.choice([0.02, 0.1, 0.4])
     faults = LEVELS[level]()
     faults = replace(faults, chaos=faults.chaos.slower(draw.choice([1, 1, 2, 5])))
-    return Plan(seed, faults, shape, kinds, consumers, draw.randint(40, 150), draw.randint(1, 10), pace_s)
+    plan = Plan(seed, faults, shape, kinds, consumers, draw.randint(40, 150), draw.randint(1, 10), pace_s)
+    return with_quick_failover(plan) if level == "sleepy" and draw.random() < 0.5 else plan
+
+
+def with_quick_failover(plan: Plan) -> Plan:
+    """Return the plan with owners that are replaced within S, by a queue that refuses by age: their worst case."""
+    settings = draw_settings(3_000, 10_000, random.Random(f"{plan.seed}/quick"))
+    shape = replace(
+        plan.shape, brokers=3, partitions=1, refuse="age", session_timeout_ms=300, governor_ms=100, settings=settings
+    )
+    faults = replace(plan.faults, chaos=replace(plan.faults.chaos, pause_every_s=0.7, pause_s_max=2.5))
+    return replace(plan, shape=shape, faults=faults)
 
 
 def draw_settings(stale_ms: int, delivery_ms: int, draw: random.Random) -> TopicSettings:

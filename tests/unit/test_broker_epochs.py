@@ -149,6 +149,13 @@ class SickQueue(MemoryQueue):
         return await super().publish(publication)
 
 
+class Hasty(random.Random):
+    """Draws the least time to wait."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+
 class Owner:
     """One owner of one partition on a manual clock, with what it publishes through."""
 
@@ -161,7 +168,7 @@ class Owner:
         services = Services(
             settings=BrokerSettings(),
             session="s",
-            runtime=Runtime(self.clock, random.Random(1)),
+            runtime=Runtime(self.clock, Hasty(1)),
             stores={"main": self.store},
             store_name="main",
             queue=self.queue,
@@ -204,6 +211,16 @@ def test_the_last_hand_over_is_that_of_the_last_try() -> None:
         await owner.queue.create([READ], 30_000)
         assert await owner.publisher.publish(owner.batch, 0)
         assert owner.own.handed_over_s == start_s + 30.0
+
+    run(work())
+
+
+def test_a_queue_that_fails_thousands_of_times_is_tried_again() -> None:
+    async def work() -> None:
+        owner = Owner(failing=3_000)
+        await owner.queue.create([READ], 30_000)
+        assert await owner.publisher.publish(owner.batch, 0)
+        assert owner.queue.tries == 3_001
 
     run(work())
 

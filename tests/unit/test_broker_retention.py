@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.broker import Broker
-from memq.broker.partitions import read_partitions
 from memq.broker.retention import expired, look_after, retire, sweep
 from memq.clock import SystemClock
 from memq.errors import StoreError
@@ -20,7 +19,7 @@ from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.notification import Entry, Publication
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import CLOCK_ERROR_MS, Topic, TopicSettings
+from memq.topic import CLOCK_ERROR_MS, Topic, TopicSettings, read_partitions
 from tests.brokers import TIMEOUT_S, BareClient, block_of, running_broker, write_frame
 
 HOUR_MS = 3_600_000

@@ -10,6 +10,7 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.cli.run import run
+from memq.errors import CorruptDataError
 from memq.format.block import parse_header
 from memq.format.builder import BlockBuilder
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -53,7 +54,7 @@ def _block(first: int, values: list[bytes | None]) -> bytes:
 def test_inspect(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", str(made.path)]) == 0
     out = capsys.readouterr().out
-    assert "1 batches, 2 blocks, 5 records" in out
+    assert "1 batch, 2 blocks, 5 records" in out
     assert "topic clicks" in out
     assert "0000000000000005" in out
 
@@ -76,6 +77,20 @@ def test_inspect_records(made: Made, capsys: pytest.CaptureFixture[str]) -> None
     assert records[0]["headers"] == [["trace", "1"]]
 
 
+def test_inspect_of_a_folder_shows_each_object(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made.path.parent
+    assert run(["inspect", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith(f"{made.path}: ")
+    assert run(["inspect", str(folder), "--records"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
+    (folder / "zebra").write_bytes(b"no object")
+    assert run(["inspect", str(folder), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["records"] == 5
+    assert "zebra: " in err
+    assert err.endswith(f"memq: error: 1 object below '{folder}' can't be read ({CorruptDataError.default_hint})\n")
+
+
 def test_verify_what_holds(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", str(made.path)]) == 0
     assert "1 object, " in capsys.readouterr().out
@@ -96,7 +111,7 @@ def test_verify_finds_damage_and_reads_the_rest(made: Made, capsys: pytest.Captu
     assert shown["damaged"] == 1
     assert shown["findings"][0]["error"] == "corrupt-data"
     assert shown["blocks"] == (1 if "block" in place else 2)
-    assert captured.err.startswith("memq: error: 1 of 1 object damaged")
+    assert captured.err.startswith("memq: error: 1 of 1 objects damaged")
 
 
 def test_verify_finds_a_block_that_the_index_does_not_name(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,3 +142,16 @@ def test_of_a_data_folder_the_objects_are_verified(made: Made, capsys: pytest.Ca
     (folder / "objects" / "memq" / "one").write_bytes(made.data)
     assert run(["verify", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["objects"] == 1
+
+
+def test_verify_finds_a_header_that_hides_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    block = bytearray(_block(0, [b"a"]))
+    block[64:72] = bytes(8)  # no tags: readers of one would pass it over
+    block[4:8] = crc32c(bytes(block[8:])).to_bytes(4, "little")
+    entry = BlockEntry.from_header(parse_header(block), 0)
+    batch = BatchEntry(0, len(block), 1_738_310_400_000, 7, 1, 0, 1, 1, 3)
+    meta = ObjectMeta(cluster="memq", broker="broker-1", topics=(TOPIC,), created_ms=1_738_310_400_000)
+    path = tmp_path / "object"
+    path.write_bytes(bytes(block) + encode_index(meta, [batch], [entry], len(block)))
+    assert run(["verify", str(path)]) == 1
+    assert "tag 'web' is not in tag bits" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from memq.cli import COMMANDS, help_text, main
+from memq.cli import COMMANDS, PIPE_CLOSED, help_text, main
 from memq.cli.output import count_text, one_line, print_pairs, print_table, size_text, time_text
 from memq.cli.run import EXIT_CODES, exit_code_of, program, run
 from memq.errors import (
@@ -70,6 +71,23 @@ def test_help_does_not_import_what_it_does_not_need() -> None:
     assert not {"click", "asyncio", "msgspec", "uvloop", "awscrt", "zstandard", "dataclasses", "inspect"} & set(loaded)
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["config"]])
+def test_a_reader_that_has_gone_is_no_fault(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "memq.cli", *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (PIPE_CLOSED, "")
+
+
 def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     out, err = said(capsys)
@@ -81,12 +99,25 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "code", "words"),
     [
         (["confg"], 2, ["no command 'confg'", "did you mean 'config'?"]),
-        (["config", "--jsn"], 2, ["'--jsn'", "memq config --help"]),
+        (["config", "--jsn"], 2, ["'--jsn' (did you mean '--json'?)"]),
+        (["config", "--xyz"], 2, ["'--xyz' (see memq config --help)"]),
+        (["topic", "descibe"], 2, ["'descibe' (did you mean 'describe'?)"]),
+        (["produce", "a/b"], 2, ["topic name 'a/b'"]),
+        (["consume", "clicks", "-o", "bananas"], 2, ["bad start 'bananas'"]),
+        (["consume", "clicks", "-o", "@soon"], 2, ["bad time '@soon' (write"]),
+        (["consume", "clicks", "-f", "%q"], 2, ["unknown letter '%q'"]),
+        (["consume", "clicks", "-b", "http://127.0.0.1:9876"], 2, ["bad address 'http://127.0.0.1:9876'"]),
+        (["consume", "clicks", "-b", "127.0.0.1:port"], 2, ["bad port 'port'"]),
+        (["consume", "clicks", "-b", "127.0.0.1:9876", "--prefetch-bytes-max", "1"], 2, ["--prefetch-bytes-max"]),
+        (["dev", "--port", "99999"], 2, ["from --port is not within 0 to 65535"]),
+        (["dev", "--port", "x"], 2, ["can't be read (write it as a whole number)"]),
+        (["dev", "--advertise", "here"], 2, ["'here' from --advertise is no HOST:PORT"]),
+        (["dev", "--log-level", "loud"], 2, ["is not one of debug, info, warning, error (choose"]),
         (["config", "--config", "missing.toml"], 2, ["missing.toml", "--config"]),
         (["config", "--profile", "x"], 2, ["profile 'x'"]),
         (["inspect", "missing"], 3, ["no file or folder 'missing'"]),
         (["inspect", "s3://bucket/key"], 1, ["no store for 's3'"]),
-        (["inspect", "."], 1, ["is a folder", "memq verify"]),
+        (["inspect", "."], 3, ["no file lies below '.'"]),
         (["verify"], 2, ["URI"]),
     ],
 )

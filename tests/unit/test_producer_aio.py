@@ -138,7 +138,7 @@ def test_an_ack_of_a_lower_level_is_not_enough() -> None:
             (number,) = connection.streams
             low = struct.pack("<IBBHQII", 8, Api.ACK, AckLevel.ONE, number, 1, 1, 0)
             connection.transport.write(low)
-            with pytest.raises(TimedOutError, match="1 records are still pending"):
+            with pytest.raises(TimedOutError, match="1 record is still pending"):
                 await producer.flush(0.05)
             assert not delivery.done()
             connection.ack(number)

@@ -135,7 +135,7 @@ def test_a_block_that_was_sent_and_not_acked_in_time_is_unknown() -> None:
         broker.acking = False
         async with AsyncProducer(broker.address, delivery_timeout_ms=100) as producer:
             delivery = await producer.send("clicks", b"v")
-            with pytest.raises(OutcomeUnknownError, match="1 records of topic 'clicks' partition 0 from sequence 0"):
+            with pytest.raises(OutcomeUnknownError, match="1 record of topic 'clicks' partition 0 from sequence 0"):
                 await delivery
             assert isinstance(delivery.exception(), OutcomeUnknownError)
 

@@ -128,7 +128,7 @@ def test_waiting_has_a_bound_and_drops_nothing(server: Server) -> None:
         delivery = producer.send("clicks", b"v")
         with pytest.raises(TimedOutError, match="not acked after"):
             delivery.result(0.01)
-        with pytest.raises(TimedOutError, match="1 records are still pending"):
+        with pytest.raises(TimedOutError, match="1 record is still pending"):
             producer.flush(0.01)
         server.until(lambda: len(server.broker.blocks) == 1)
         server.call(server.ack_all)

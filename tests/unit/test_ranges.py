@@ -29,28 +29,11 @@ class RangesBesideSet(RuleBasedStateMachine):
         assert self.ranges.add(*pair) == len(wanted - self.model)
         self.model |= wanted
 
-    @rule(pair=ranges)
-    def discard(self, pair: tuple[int, int]) -> None:
-        wanted = set(range(*pair))
-        assert self.ranges.discard(*pair) == len(wanted & self.model)
-        self.model -= wanted
-
     @rule(length=st.integers(1, 5))
     def append(self, length: int) -> None:
         first = max(self.model, default=-1) + 1
         assert self.ranges.add(first, first + length) == length
         self.model |= set(range(first, first + length))
-
-    @rule(bound=st.integers(0, SPAN))
-    def collapse(self, bound: int) -> None:
-        self.ranges.collapse_below(bound)
-        if self.model and min(self.model) < bound:
-            self.model |= set(range(min(self.model), bound))
-
-    @rule()
-    def clear(self) -> None:
-        self.ranges.clear()
-        self.model.clear()
 
     @rule(pair=ranges)
     def ask(self, pair: tuple[int, int]) -> None:

@@ -66,7 +66,7 @@ def test_layers_win_in_order(folder: Path) -> None:
     settings = load_settings({"port": 4, "data": None}, env(folder, HOST="env", PROFILE="x", PORT="3"), folder=folder)
     broker = settings.broker()
     assert (broker.port, broker.host, broker.cluster, broker.log_level) == (4, "env", "file", "debug")
-    assert settings.origins["port"] == "flag"
+    assert settings.origins["port"] == "--port"
     assert settings.origins["host"] == "MEMQ_HOST"
     assert settings.origins["cluster"] == str(path)
     assert settings.origins["data"] == "default"

@@ -1,0 +1,120 @@
+"""What a newcomer passes by mistake to the clients: a named error at once, and no noise from what was never made."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import memq
+from memq.client.link_pool import bootstrap_addresses
+from memq.client.producer import Producer
+from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
+from memq.testing import Cluster
+
+HERE = "127.0.0.1:1"
+ANY: Any = memq  # without the types that would say the same
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "said"),
+    [
+        (lambda: ANY.Producer("http://here:1"), InvalidSettingError, "bad address 'http://here:1'"),
+        (lambda: ANY.Producer("here:port"), InvalidSettingError, "bad port 'port'"),
+        (lambda: ANY.Producer(9876), TypeError, "brokers is 'HOST:PORT' or a sequence of such, not 9876"),
+        (lambda: ANY.Producer(HERE, on_ack=5), TypeError, "on_ack is a function, not int"),
+        (lambda: ANY.Producer(HERE, lingerms=5), TypeError, "lingerms"),
+        (lambda: ANY.Consumer(HERE), TypeError, "topics"),
+        (lambda: ANY.Consumer(HERE, b"clicks"), TypeError, "topic is of type str, not int"),
+        (lambda: ANY.Consumer(HERE, "clicks", start=5), TypeError, "start is 'beginning', 'end', a datetime"),
+        (lambda: ANY.Consumer(HERE, "clicks", end=[5]), TypeError, "end is 'beginning'"),
+        (lambda: ANY.Consumer(HERE, "clicks", on_assigned=5), TypeError, "on_assigned, on_revoked and on_lost"),
+        (lambda: ANY.Consumer(HERE, "clicks", prefetch_bytes_max="64MiB"), InvalidSettingError, "'64MiB' is outside"),
+        (lambda: ANY.Consumer(HERE, "clicks", read="store"), InvalidSettingError, "read = 'store' is not"),
+        (lambda: ANY.Admin(HERE, timeout=5), TypeError, "timeout"),
+    ],
+)
+def test_a_client_that_is_made_wrongly(make: Callable[[], Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said.replace("[", r"\[")):
+        make()
+    gc.collect()  # what __del__ of a client without __init__ raises would fail the test, as every warning does
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        ({"topic": b"t"}, TypeError, "topic is of type str, not bytes"),
+        ({"topic": None}, TypeError, "topic is of type str, not NoneType"),
+        ({"headers": 5}, TypeError, "headers are pairs or a mapping, not int"),
+        ({"partition": 7}, NotFoundError, "no partition 7"),
+    ],
+)
+def test_a_record_that_is_sent_wrongly(arguments: dict[str, Any], kind: type[Exception], said: str) -> None:
+    with Cluster() as cluster, memq.Producer(cluster.address) as producer:
+        with pytest.raises(kind, match=said):
+            producer.send(**({"topic": "t", "value": b"v"} | arguments))
+        delivery = producer.send("t", b"v")
+        assert delivery.result(timeout=10).records == 1
+        assert repr(delivery).startswith("<Delivery Ack(topic='t'")
+
+
+def test_a_refused_record_does_not_hold_up_the_next_one() -> None:
+    with Cluster() as cluster, memq.Producer(cluster.address) as producer:
+        with pytest.raises(MemqError):
+            producer.send("t", b"v", tag="x" * 70_000)
+        assert producer.send("t", b"v").result(timeout=10).records == 1
+
+
+def test_a_position_belongs_to_its_partition() -> None:
+    with Cluster() as cluster:
+        cluster.create_topic("t", partitions=2)
+        with memq.Consumer(cluster.address, "t", end="end") as consumer:
+            assert list(consumer) == []
+            with pytest.raises(InvalidRequestError, match="position 1:0:0 is one of partition 1, not of 0"):
+                consumer.seek("t", 0, memq.Position.parse("1:0:0"))
+
+
+def test_partitions_are_a_number() -> None:
+    with Cluster() as cluster, memq.Admin(cluster.address) as admin:
+        with pytest.raises(TypeError, match="partitions is of type int, not str"):
+            admin.create_topic("t", partitions="4")  # type: ignore[arg-type]  # as a newcomer would
+        with pytest.raises(NotFoundError, match="topic 'nope' does not exist"):
+            admin.delete_topic("nope")
+
+
+def test_the_hint_of_an_error_is_in_its_traceback() -> None:
+    shown = "".join(traceback.format_exception_only(NotFoundError("topic 't' does not exist")))
+    assert shown.endswith(f"NotFoundError: topic 't' does not exist\nhint: {NotFoundError.default_hint}\n")
+
+
+def test_addresses() -> None:
+    assert bootstrap_addresses("a:1, b,[::1]:2") == [("a", 1), ("b", 9876), ("::1", 2)]
+    assert bootstrap_addresses(["a:1", "b"]) == [("a", 1), ("b", 9876)]
+
+
+def test_without_pyarrow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "memq.format.arrow", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'memq\[arrow\]'"):
+        importlib.import_module("memq.format.arrow")
+
+
+def test_names_of_the_package_are_listed_once() -> None:
+    assert memq.Producer is Producer
+    assert len(dir(memq)) == len(dict.fromkeys(dir(memq)))
+
+
+def test_an_admin_waits_for_a_broker_that_comes_up() -> None:
+    with Cluster() as cluster:
+        address = cluster.address
+        cluster.stop_broker()
+        with memq.Admin(address) as admin, ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(admin.topics)
+            cluster.start_broker()
+            assert asked.result() == []
