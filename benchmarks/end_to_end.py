@@ -1,7 +1,8 @@
 """Row 5: producer, broker and consumer as three processes, 1 KB, ack=all, beside confluent-kafka on the mock cluster.
 
 The clock runs from the first `send` until the consumer has read the last record. The peer uses one partition as
-well; its mock forgets what is older than 5 MiB, so its consumer may skip records, which counts in its favour.
+well. Its mock forgets what is older than 5 MiB: of plain records its consumer, falling behind, gets only a share, which
+is in the details and counts in the peer's favour, since what it does not get costs it nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from benchmarks.results import Figure, Options, median, percentile
 NAME = "end_to_end"
 SIZE = 1_000
 BOUND = 3.0
+RECORDS = {"zstd": 25_000, "none": 60_000}  # compressed, all of them are within what the mock keeps
 
 
 def run(options: Options) -> list[Figure]:
@@ -27,11 +29,11 @@ def run(options: Options) -> list[Figure]:
 
 def measure(peers: Peers, codec: str, options: Options) -> Figure:
     """Return the figure of one codec."""
-    records = 50_000 if options.quick else 150_000
+    records = RECORDS[codec]
     rates: dict[str, list[float]] = {"memq": [], "kafka": []}
     latencies: dict[str, list[float]] = {"memq": [], "kafka": []}
     received: list[float] = []
-    for number in range(options.rounds + 1):
+    for number in range(4 * options.rounds + 1):
         sides = {"memq": (peers.memq, peers.memq_reader), "kafka": (peers.kafka, peers.kafka_reader)}
         for name, (writer, reader) in sides.items():
             rate, seconds, share = flow(writer, reader, f"flow-{codec}-{number}", records, codec)
@@ -51,7 +53,7 @@ def measure(peers: Peers, codec: str, options: Options) -> Figure:
 def flow(writer: Child, reader: Child, topic: str, records: int, codec: str) -> tuple[float, list[float], float]:
     """Return records per second, ack latencies in seconds, and the share of the records that was received."""
     writer.ask("produce", topic=topic, size=SIZE, records=1, partitions=1)  # the topic is there
-    reader.ask("consume", topic=topic, records=1 << 60, partitions=1, connected=True)
+    reader.ask("consume", topic=topic, records=1 << 60, partitions=1, connected=True, wait_s=0.01)
     wrote = writer.ask("produce", topic=topic, size=SIZE, records=records, partitions=1, how="sampled", codec=codec)
     read = reader.answer()
     return records / (read["ended_s"] - wrote["began_s"]), wrote["latencies_s"], read["records"] / records

@@ -132,9 +132,10 @@ def consume(address: str, told: Command) -> None:
     if told.get("connected"):
         answer(reading=True)
     wanted, found, ended = told["records"], 0, False
+    wait_s = told.get("wait_s", 0.2)  # `consume` waits so long for a list that does not get full
     began_s, cpu_s = time.monotonic(), time.process_time()
     while found < wanted and not ended:
-        values = [message.value() for message in consumer.consume(CONSUME_RECORDS, 0.2) if message.error() is None]
+        values = [message.value() for message in consumer.consume(CONSUME_RECORDS, wait_s) if message.error() is None]
         found += len(values)
         ended = bool(values) and values[-1] == END
         if not values and told.get("again"):
