@@ -14,6 +14,7 @@ from benchmarks.results import Figure, Options, median, percentile
 NAME = "end_to_end"
 SIZE = 1_000
 BOUND = 3.0
+EAGER = {"fetch.wait.max.ms": 10, "fetch.error.backoff.ms": 10}  # the mock lets a fetch wait to its end: 0.5 s
 RECORDS = {"zstd": 25_000, "none": 60_000}  # compressed, all of them are within what the mock keeps
 
 
@@ -53,7 +54,8 @@ def measure(peers: Peers, codec: str, options: Options) -> Figure:
 def flow(writer: Child, reader: Child, topic: str, records: int, codec: str) -> tuple[float, list[float], float]:
     """Return records per second, ack latencies in seconds, and the share of the records that was received."""
     writer.ask("produce", topic=topic, size=SIZE, records=1, partitions=1)  # the topic is there
-    reader.ask("consume", topic=topic, records=1 << 60, partitions=1, connected=True, wait_s=0.01)
+    eager: dict[str, object] = {"wait_s": 0.01, "settings": EAGER}  # what the peer's consumer is told
+    reader.ask("consume", topic=topic, records=1 << 60, partitions=1, connected=True, **eager)
     wrote = writer.ask("produce", topic=topic, size=SIZE, records=records, partitions=1, how="sampled", codec=codec)
     read = reader.answer()
     return records / (read["ended_s"] - wrote["began_s"]), wrote["latencies_s"], read["records"] / records

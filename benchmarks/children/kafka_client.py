@@ -126,7 +126,7 @@ def _noting(latencies: list[float], sent_s: float) -> Callable[[object, object],
 
 def consume(address: str, told: Command) -> None:
     """Read `records` values from the beginning, again and again when there are fewer, or up to the end marker."""
-    consumer = Consumer({**CONSUMER, "bootstrap.servers": address})
+    consumer = Consumer({**CONSUMER, **told.get("settings", {}), "bootstrap.servers": address})
     places = [TopicPartition(told["topic"], number, OFFSET_BEGINNING) for number in range(told.get("partitions", 1))]
     consumer.assign(places)
     if told.get("connected"):
