@@ -15,6 +15,7 @@ from enum import Enum, auto
 
 from memq.broker.streams import Producer
 from memq.format.pointer import Adopted, Pointer, ProducerRanges
+from memq.format.totals import TotalsFold, adopted_of, behind
 from memq.topic import Totals
 
 ADOPTED_MAX = 64  # late pointers that one pointer can count; more wait for the next one
@@ -61,8 +62,7 @@ class Ownership:
     handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, whatever came of it
     _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
     _published: int = -1  # highest own batch sequence that is counted
-    _late: dict[int, Adopted] = field(default_factory=dict)  # while opening: late pointers nobody counted yet
-    _tail_batch: int = -1  # while opening: the last batch of the highest epoch
+    _tail: TotalsFold = field(default_factory=TotalsFold)  # while opening: what earlier owners counted
 
     def become(self, phase: Phase) -> None:
         """Change phase; only what the table allows."""
@@ -104,7 +104,7 @@ class Ownership:
         if pointer.kind == "data":
             self.join(pointer.producers, time_ms)
         if not self.stated:
-            self._count_tail(offset, pointer)
+            self._tail.add(offset, pointer)
         elif pointer.kind == "data":
             self._count_met(offset, pointer)
         self.highest_epoch = max(self.highest_epoch, pointer.epoch)
@@ -113,9 +113,7 @@ class Ownership:
         """Begin to read the tail at `offset`; nothing is known yet."""
         self.read_to = offset
         self.producers.clear()
-        self._late.clear()
-        self._tail_batch = -1
-        self.totals = Totals()
+        self._tail = TotalsFold()
 
     def join(self, producers: Iterable[ProducerRanges], time_ms: int) -> None:
         """Note sequences that the queue holds since `time_ms`."""
@@ -126,38 +124,20 @@ class Ownership:
                 producer.queued.add(first, next_)
                 producer.next = max(producer.next, next_)
 
-    def _count_tail(self, offset: int, pointer: Pointer) -> None:
-        """Follow the totals of earlier owners: a pointer states what lay before it, without what was late.
-
-        Late is a lower epoch behind a higher one, and an earlier try of a batch that landed behind its repetition.
-        """
-        data = pointer.kind == "data"
-        if pointer.epoch > self.highest_epoch:
-            self._tail_batch = -1
-        late = pointer.epoch < self.highest_epoch or (data and pointer.batch_sequence <= self._tail_batch)
-        if late:
-            if data:
-                self._late[offset] = _adopted(offset, pointer)
-            return
-        if data:
-            self._tail_batch = pointer.batch_sequence
-        for adopted in pointer.adopted:
-            self._late.pop(adopted.offset, None)
-        self.totals = _totals_behind(pointer)
-
     def _count_met(self, offset: int, pointer: Pointer) -> None:
         """Count a pointer that came between the own ones: an own try that landed late, or a late owner's."""
         own = pointer.epoch == self.epoch and pointer.batch_sequence > self._published
         if own and pointer.batch_sequence not in self.landed:
             self.landed[pointer.batch_sequence] = pointer  # counted when it is taken as the publication of its batch
         else:
-            self.adopted.append(_adopted(offset, pointer))
+            self.adopted.append(adopted_of(offset, pointer))
 
     def state(self) -> None:
         """Fix the totals that the `opened` pointer states; it counts what came late to the owners before."""
         self.stated = True
-        self.adopted = list(self._late.values())
-        self._late.clear()
+        self.totals = self._tail.totals
+        self.adopted = list(self._tail.late.values())
+        self._tail = TotalsFold()
 
     # ---- what is published -------------------------------------------------------------------
 
@@ -189,7 +169,7 @@ class Ownership:
     def _count_own(self, pointer: Pointer) -> None:
         counted = {entry.offset for entry in pointer.adopted}
         self.adopted = [entry for entry in self.adopted if entry.offset not in counted]
-        self.totals = _totals_behind(pointer)
+        self.totals = behind(pointer)
         if pointer.kind == "data":
             self._published = max(self._published, pointer.batch_sequence)
 
@@ -209,17 +189,3 @@ class Ownership:
             if producer.seen_ms < horizon and not producer.streams and number not in busy
         ]:
             del self.producers[producer_id]
-
-
-def _totals_behind(pointer: Pointer) -> Totals:
-    return pointer.totals.plus(pointer.records, pointer.stored_bytes)
-
-
-def _adopted(offset: int, pointer: Pointer) -> Adopted:
-    return Adopted(
-        offset=offset,
-        epoch=pointer.epoch,
-        batch_sequence=pointer.batch_sequence,
-        records=pointer.records,
-        bytes=pointer.stored_bytes,
-    )
