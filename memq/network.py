@@ -127,6 +127,13 @@ def parse_address(text: str, default_port: int = 9876) -> Address:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def peer_text(name: object) -> str:
+    """Write who is at the other end, from a transport's `peername`: an address, or whatever else the network says."""
+    if isinstance(name, tuple) and len(name) >= 2:
+        return format_address((str(name[0]), int(name[1])))
+    return str(name)
+
+
 def format_address(address: Address) -> str:
     """Write an address as `host:port`, with brackets around an IPv6 host."""
     host, port = address

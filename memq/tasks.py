@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from memq.logs import EventLog
+
 
 class TaskOwner:
     """Owns tasks on the running loop. A task that dies takes its owner down through `failed`.
 
+    What goes wrong in a task that is being stopped changes nothing any more: it is logged to `events`.
     Tasks are kept and cancelled in the order of their start, so that a run on virtual time repeats.
     """
 
-    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, failed: Callable[[BaseException], None], events: EventLog) -> None:
         self._failed = failed
+        self._events = events
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._stopped = False
 
@@ -35,24 +39,25 @@ class TaskOwner:
         return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        if task.cancelled() or self._stopped:
+        if task not in self._tasks:
+            return  # the stop was faster
+        del self._tasks[task]
+        error = None if task.cancelled() else task.exception()
+        if error is None:
             return
-        error = task.exception()
-        if error is not None:
+        if self._stopped:
+            self._events.error("task.failed-in-stop", f"'{task.get_name()}' failed in the stop: {error!r}", error)
+        else:
             self._failed(error)
 
     async def stop(self) -> None:
         """Cancel all tasks and wait until they are gone. Stopping twice is fine."""
         self._stopped = True
         tasks = list(self._tasks)
+        assert asyncio.current_task() not in tasks, "a task can't wait for its own end"
         for task in tasks:
             task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)  # a cancellation of this wait is the caller's, not one more of the tasks
         for task in tasks:
-            try:
-                await task
-            except asyncio.CancelledError:
-                if not task.cancelled():
-                    raise  # the caller of stop is being cancelled, not the task
-            except BaseException:  # noqa: BLE001, S110 - `failed` heard of it, or the stop is the reason
-                pass
+            self._done(task)

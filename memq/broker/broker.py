@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from memq.broker.connection import Connection
@@ -25,7 +24,6 @@ from memq.storage_handlers import StorageHandler
 from memq.tasks import TaskOwner
 from memq.topic import read_partitions
 
-log = logging.getLogger("memq.broker")
 HOUSEKEEPING_S = 1.0
 HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
 UNSENT_SHARE = 8  # an eighth of it, beside it, may wait in sockets for clients that read slowly
@@ -71,7 +69,7 @@ class Broker:
         self.address = ""
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
-        self._tasks = TaskOwner(self._task_failed)
+        self._tasks = TaskOwner(self._task_failed, self.services.events)
         self._requests = Requests(self.services, self.partitions)
         self._listener: Listener | None = None
         self._unwatch: Callable[[], None] = lambda: None
@@ -121,7 +119,7 @@ class Broker:
         try:
             await self.services.coordinator.unregister(self._entry)
         except MemqError as error:
-            log.warning("unregister-failed: %s", error)
+            self.services.events.warning("unregister-failed", str(error))
 
     def held_blocks(self) -> list[str]:
         """Describe what was taken but is not yet in the queue."""
@@ -141,7 +139,7 @@ class Broker:
         return connection
 
     def _task_failed(self, error: BaseException) -> None:
-        log.error("broker-failed: %r", error, exc_info=error)
+        self.services.events.error("broker-failed", repr(error), error)
         self.failure = error
         self.failed.set()
 
@@ -162,7 +160,7 @@ class Broker:
             try:
                 await self.partitions.refresh()
             except MemqError as error:
-                log.warning("refresh-failed: %s", error)
+                self.services.events.warning("refresh-failed", str(error))
                 await asyncio.sleep(HOUSEKEEPING_S)
                 self._refresh.set()
 

@@ -7,7 +7,6 @@ here, one frame after another.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Protocol, cast
 
 from memq.broker.block_run import sound_run
@@ -26,6 +25,7 @@ from memq.errors import (
 )
 from memq.format.block import BlockHeader, check_block
 from memq.limits import FRAME_PREFIX_BYTES, MIB
+from memq.network import peer_text
 from memq.protocol.connection import Conversation, Side, State
 from memq.protocol.frames import (
     PREFIX,
@@ -40,7 +40,6 @@ from memq.protocol.frames import (
 )
 from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
 
-log = logging.getLogger("memq.broker")
 THROTTLE_MS = 100
 UNSENT_BYTES_MAX = 1 * MIB  # what one read of a client's requests may leave in its socket before it is closed
 _WRITE = int(Api.WRITE)
@@ -84,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the broker's connections."""
         self._transport = self.outbox.transport = cast(asyncio.Transport, transport)
-        self.peer = str(transport.get_extra_info("peername"))
+        self.peer = peer_text(transport.get_extra_info("peername"))
         self._services.counters.connections += 1
         self._intake.readers[self] = None
         if self.turned_away:
@@ -328,7 +327,8 @@ class Connection(asyncio.BufferedProtocol):
         """Close the stream: what follows is ignored until it is opened again."""
         stream.open = False
         self._services.counters.refused_blocks += 1
-        log.warning("block-refused: %s topic '%s': %s", self.peer, stream.processor.topic.name, error)
+        text = f"{self.peer} topic '{stream.processor.topic.name}': {error}"
+        self._services.events.warning("block-refused", text)
         self.outbox.write(encode_frame(Api.NACK, stream.number, stream.expected, encode_message(nack_of(error))))
 
     def _take_control(self, frame: Frame) -> None:
@@ -365,7 +365,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.leaving_since_s = self._services.runtime.clock.monotonic()
         self._services.counters.rejected_connections += 1
-        log.warning("connection-refused: %s: %s", self.peer, error)
+        self._services.events.warning("connection-refused", f"{self.peer}: {error}")
         if isinstance(error, ForeignProtocolError) and str(error).endswith("HTTP"):
             self.outbox.write(_http_answer(error))
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import logging
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -17,6 +16,7 @@ from memq.broker.broker import Broker
 from memq.broker.http import HttpPort
 from memq.broker.metrics import CounterCollector
 from memq.broker.retention import look_after, sweep
+from memq.broker.topic_processor import given_up_text
 from memq.errors import MemqError
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
@@ -25,7 +25,6 @@ from memq.notification.sqlite import SqliteQueue
 from memq.settings import BrokerSettings
 from memq.storage_handlers.filesystem import FilesystemHandler
 
-log = logging.getLogger("memq.broker")
 STORE_NAME = "main"
 SWEEPS_PER_AGE = 4
 
@@ -59,11 +58,12 @@ async def serve(settings: BrokerSettings, ready: Callable[[str], None], *, runti
 async def _serve(settings: BrokerSettings, folder: DataFolder, runtime: Runtime, ready: Callable[[str], None]) -> int:
     store = FilesystemHandler(folder.objects, folder.tmp)
     queue = SqliteQueue(folder.queue, runtime.clock)
-    coordinator = StandaloneCoordinator(folder.topics, settings.cluster)
+    coordinator = StandaloneCoordinator(folder.topics, settings.cluster, runtime.clock)
     broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator)
     registry = CollectorRegistry()
     registry.register(CounterCollector(broker.services.counters, _gauges(broker)))
-    http = HttpPort(runtime.network, broker.check, registry)
+    events = broker.services.events
+    http = HttpPort(runtime.network, broker.check, registry, events)
     signals = _Signals()
     try:
         temporary = await store.sweep_temp()
@@ -73,15 +73,11 @@ async def _serve(settings: BrokerSettings, folder: DataFolder, runtime: Runtime,
         await broker.start(http_address)
         objects, size = await sweep(broker.services, broker.partitions, 0)  # under the lock nothing is under way
         if temporary.files or objects:
-            log.warning(
-                "swept-at-start: %d temporary files (%d bytes) and %d unnamed objects (%d bytes) of an earlier run",
-                temporary.files,
-                temporary.bytes,
-                objects,
-                size,
-            )
+            files = f"{temporary.files} temporary files ({temporary.bytes} bytes)"
+            unnamed = f"{objects} unnamed objects ({size} bytes)"
+            events.warning("swept-at-start", f"{files} and {unnamed} of an earlier run")
         if http_address:
-            log.info("http-ready: http://%s/healthz, /readyz, /metrics", http_address)
+            events.info("http-ready", f"http://{http_address}/healthz, /readyz, /metrics")
         ready(broker.address)
         return await _run(broker, settings, signals)
     finally:
@@ -95,23 +91,25 @@ async def _serve(settings: BrokerSettings, folder: DataFolder, runtime: Runtime,
 
 async def _run(broker: Broker, settings: BrokerSettings, signals: _Signals) -> int:
     """Serve until a signal or a failure, then drain."""
+    events = broker.services.events
     house = asyncio.create_task(_keep_house(broker, settings), name="housekeeping")
     try:
         await _first(signals.first.wait(), broker.failed.wait())
         if broker.failure is not None:
             return 1
-        log.info("draining: taking nothing new, finishing what was taken")
+        events.info("draining", "taking nothing new, finishing what was taken")
         drain = asyncio.create_task(broker.drain(), name="drain")
         await _first(asyncio.shield(drain), signals.second.wait())
         if drain.done():
             drain.result()
             return 0
         drain.cancel()
-        for line in broker.held_blocks():
-            log.error("given-up: %s", line)
+        held = broker.held_blocks()
+        if held:
+            events.error("given-up", given_up_text(held))
         return 1
     except MemqError as error:
-        log.error("drain-failed: %s", error)
+        events.error("drain-failed", str(error))
         return 1
     finally:
         house.cancel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -12,10 +11,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from memq.errors import MemqError
+from memq.logs import EventLog
 from memq.network import Address, Listener, Network
 from memq.tasks import TaskOwner
 
-log = logging.getLogger("memq.broker")
 REQUEST_BYTES_MAX = 16 * 1024
 REQUEST_TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 100
@@ -26,12 +25,14 @@ Page = tuple[int, str, bytes]  # status, content type, body
 class HttpPort:
     """Answers GET and HEAD of `/healthz`, `/readyz` and `/metrics`; `check` raises what is not ready."""
 
-    def __init__(self, network: Network, check: Callable[[], Awaitable[None]], registry: CollectorRegistry) -> None:
+    def __init__(
+        self, network: Network, check: Callable[[], Awaitable[None]], registry: CollectorRegistry, events: EventLog
+    ) -> None:
         self._network = network
         self._check = check
         self._registry = registry
         self._listener: Listener | None = None
-        self._tasks = TaskOwner(lambda error: log.error("http-failed: %r", error, exc_info=error))
+        self._tasks = TaskOwner(lambda error: events.error("http-failed", repr(error), error), events)
         self._connections: dict[_HttpConnection, None] = {}
 
     async def start(self, host: str, port: int) -> Address:

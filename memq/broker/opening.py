@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 
 import msgspec
@@ -19,7 +18,6 @@ from memq.governor import Assignment
 from memq.notification import Publication
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
-log = logging.getLogger("memq.broker")
 BACKOFF_S_MAX = 2.0
 
 
@@ -37,7 +35,7 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
         except (RetryableError, TimeoutError) as error:
             if isinstance(error, MovedError):
                 raise
-            log.warning("opening-retry: topic '%s' partition %d: %s", topic.name, partition, error)
+            services.events.warning("opening-retry", f"topic '{topic.name}' partition {partition}: {error}")
         except NotFoundError as error:
             raise MovedError(f"topic '{topic.name}' partition {partition} is gone: {error}") from error
         else:
@@ -81,7 +79,8 @@ async def _open_epoch(services: Services, topic: Topic, partition: int, read: Re
     try:
         await _publish_opened(services, topic, own, Publisher(services, own, read))
     except EpochFencedError as error:
-        log.info("opening-passed: topic '%s' partition %d epoch %d: %s", topic.name, partition, epoch, error)
+        text = f"topic '{topic.name}' partition {partition} epoch {epoch}: {error}"
+        services.events.info("opening-passed", text)
         if own.phase is Phase.OPENING:
             own.become(Phase.FENCED)
     return own
@@ -150,4 +149,4 @@ async def release_partition(services: Services, publisher: Publisher, topic: Top
         if current.session == services.session and current.epoch == own.epoch:
             await services.coordinator.set_assignment(msgspec.structs.replace(current, session=""))
     except MemqError as error:
-        log.warning("release-failed: topic '%s' partition %d: %s", topic.name, own.partition, error)
+        services.events.warning("release-failed", f"topic '{topic.name}' partition {own.partition}: {error}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any
 
@@ -15,8 +14,6 @@ from memq.governor.assignment import plan
 from memq.protocol.messages import Owner
 from memq.tasks import TaskOwner
 from memq.topic import Topic, TopicSettings, check_name, equal_slots, read_partitions
-
-log = logging.getLogger("memq.broker")
 
 
 class Partitions:
@@ -33,7 +30,7 @@ class Partitions:
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[tuple[str, int], Assignment] = {}
         self._addresses: dict[str, str] = {}
-        self._leaving = TaskOwner(lambda error: log.error("drain-failed: %r", error, exc_info=error))
+        self._leaving = TaskOwner(self._leave_failed, services.events)
         self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # let go of, but still at work
 
     # ---- what the coordinator says --------------------------------------------------------------
@@ -76,6 +73,9 @@ class Partitions:
         task = self._leaving.start(work, f"leave {processor.topic.name}/{processor.partition}")
         self._left[processor] = task
         task.add_done_callback(lambda _: self._left.pop(processor, None))
+
+    def _leave_failed(self, error: BaseException) -> None:
+        self._services.events.error("drain-failed", repr(error), error)
 
     def at_work(self) -> list[TopicProcessor]:
         """Return the processors of all partitions that are ours, and those that were let go of and are not done."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable
 
@@ -19,7 +18,6 @@ from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entry, Publication
 from memq.topic import ReadPartition
 
-log = logging.getLogger("memq.broker")
 READ_BYTES = 1 << 20
 BACKOFF_S_MAX = 2.0
 
@@ -60,7 +58,7 @@ class Publisher:
                 offset = await self._hand_over(pointer, time_ms)
             except (RetryableError, EpochFencedError, TimeoutError) as error:
                 if isinstance(error, EpochFencedError):
-                    log.warning("epoch-refused: %s: %s", self._name(), error)
+                    self._services.events.warning("epoch-refused", f"{self._name()}: {error}")
                 own.unread, tries = True, tries + 1
                 counters.publish_retries += 1
                 await asyncio.sleep(self._backoff_s(tries))
@@ -92,7 +90,7 @@ class Publisher:
                         await self._meet(entry)
             except (RetryableError, TimeoutError) as error:
                 tries += 1
-                log.warning("queue-retry: %s, try %d: %s", self._name(), tries, error)
+                self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")
                 await asyncio.sleep(self._backoff_s(tries))
                 continue
             if self.own.phase is Phase.FENCED:
@@ -108,7 +106,7 @@ class Publisher:
         try:
             pointer = decode_pointer(entry.body)
         except CorruptDataError as error:
-            log.error("pointer-damaged: %s offset %d: %s", self._name(), entry.offset, error)
+            self._services.events.error("pointer-damaged", f"{self._name()} offset {entry.offset}: {error}")
             self.own.read_to = entry.offset + 1
             return
         pointer = await self._completed(pointer)
@@ -130,7 +128,7 @@ class Publisher:
         except RetryableError:
             raise
         except (MemqError, KeyError) as error:
-            log.error("index-unread: %s object %s: %s", self._name(), place.key, error)
+            self._services.events.error("index-unread", f"{self._name()} object {place.key}: {error}")
             return pointer
         ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
         return msgspec.structs.replace(pointer, producers=tuple(ranges))

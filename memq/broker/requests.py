@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -43,7 +42,6 @@ from memq.protocol.messages import (
 from memq.tasks import TaskOwner
 from memq.topic import Topic, TopicSettings, check_name, parse_settings
 
-log = logging.getLogger("memq.broker")
 REQUESTS_PER_CONNECTION_MAX = 64
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
@@ -63,7 +61,7 @@ class Requests:
         self._services = services
         self._partitions = partitions
         self._groups = GroupRequests(services, partitions)
-        self._tasks = TaskOwner(lambda error: log.error("request-failed: %r", error, exc_info=error))
+        self._tasks = TaskOwner(self._failed, services.events)
         self._lent = ByteBudget(services.settings.memory_bytes_max // ANSWERS_SHARE)
         self._pending_bytes = 0
         self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
@@ -116,6 +114,9 @@ class Requests:
         """Stop the answers that nobody will read."""
         for task in list(self._working.pop(connection, {})):
             task.cancel()
+
+    def _failed(self, error: BaseException) -> None:
+        self._services.events.error("request-failed", repr(error), error)
 
     async def stop(self) -> None:
         """Stop all answers."""

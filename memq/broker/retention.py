@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from memq.notification import Entry
 from memq.storage_handlers import ObjectEntry
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 
-log = logging.getLogger("memq.broker")
 READ_BYTES = 1 << 20
 
 
@@ -63,7 +61,8 @@ async def retire(services: Services, partitions: Partitions) -> None:
             try:
                 await _retire_partition(services, partitions, topic, partition)
             except MemqError as error:
-                log.warning("retention-failed: topic '%s' partition %d: %s", topic.name, partition.partition, error)
+                text = f"topic '{topic.name}' partition {partition.partition}: {error}"
+                services.events.warning("retention-failed", text)
 
 
 async def _retire_partition(services: Services, partitions: Partitions, topic: Topic, partition: ReadPartition) -> None:
@@ -85,13 +84,8 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     for key in found.keys:
         await services.store.delete(key)
         services.counters.retired_objects += 1
-    log.info(
-        "retired: topic '%s' partition %d: %d pointers, %d objects",
-        topic.name,
-        partition.partition,
-        found.before - span.begin,
-        len(found.keys),
-    )
+    taken = f"{found.before - span.begin} pointers, {len(found.keys)} objects"
+    services.events.info("retired", f"topic '{topic.name}' partition {partition.partition}: {taken}")
 
 
 async def _restate_last(
@@ -113,7 +107,8 @@ async def _pointers(services: Services, partition: ReadPartition) -> AsyncIterat
             try:
                 yield entry, decode_pointer(entry.body)
             except CorruptDataError as error:
-                log.error("pointer-damaged: topic '%s' offset %d: %s", partition.topic, entry.offset, error)
+                text = f"topic '{partition.topic}' offset {entry.offset}: {error}"
+                services.events.error("pointer-damaged", text)
                 yield entry, None
         offset = entries[-1].offset + 1
 
@@ -172,11 +167,11 @@ async def _named(services: Services, prefix: str) -> set[str] | None:
             try:
                 async for _, pointer in _pointers(services, partition):
                     if pointer is None:
-                        log.warning("not-swept: a pointer of topic '%s' is damaged", topic.name)
+                        services.events.warning("not-swept", f"a pointer of topic '{topic.name}' is damaged")
                         return None
                     named.update(_keys(pointer))
             except NotFoundError as error:
-                log.warning("not-swept: topic '%s': %s", topic.name, error)
+                services.events.warning("not-swept", f"topic '{topic.name}': {error}")
                 return None
     return named
 
@@ -187,6 +182,6 @@ async def look_after(services: Services, partitions: Partitions, *, sweeps: bool
         await retire(services, partitions)
         objects, bytes_ = await sweep(services, partitions, services.settings.sweep_age_ms) if sweeps else (0, 0)
         if objects:
-            log.info("swept: %d unnamed objects, %d bytes", objects, bytes_)
+            services.events.info("swept", f"{objects} unnamed objects, {bytes_} bytes")
     except MemqError as error:
-        log.warning("housekeeping-failed: %s", error)
+        services.events.warning("housekeeping-failed", str(error))

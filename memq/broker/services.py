@@ -1,4 +1,4 @@
-"""What every part of one broker shares: its identity, its ports, its memory and its counters."""
+"""What every part of one broker shares: its identity, its ports, its memory, its counters and its log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from memq.broker.hot import HotBatches
 from memq.broker.metrics import Counters
 from memq.broker.slabs import SlabPool
 from memq.governor import Coordinator
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification import NotificationQueue
 from memq.settings import BrokerSettings
@@ -28,6 +29,10 @@ class Services:
     pool: SlabPool
     hot: HotBatches
     counters: Counters = field(default_factory=Counters)
+    events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", EventLog(self.runtime.clock))
 
     @property
     def store(self) -> StorageHandler:

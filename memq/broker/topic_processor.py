@@ -7,7 +7,7 @@ answers into calls of store, queue and connections, and decides nothing itself.
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Sequence
 
 from memq.backoff import backoff_s
 from memq.broker.batch import (
@@ -36,9 +36,9 @@ from memq.protocol.frames import AckLevel
 from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic
 
-log = logging.getLogger("memq.broker")
 BACKOFF_S_MAX = 2.0
 STORE_TIMEOUT_S = 60.0
+HELD_NAMED_MAX = 10_000
 
 
 class _Nobody:
@@ -52,6 +52,12 @@ class _Nobody:
 
 
 _NOBODY = _Nobody()
+
+
+def given_up_text(held: Sequence[str]) -> str:
+    """Return what the log says of blocks that are given up, in one line: its rate must not hide any of them."""
+    more = f"; and {len(held) - HELD_NAMED_MAX} more" if len(held) > HELD_NAMED_MAX else ""
+    return "; ".join(held[:HELD_NAMED_MAX]) + more
 
 
 def _limits(topic: Topic) -> RingLimits:
@@ -88,7 +94,7 @@ class TopicProcessor:
         self._streams: dict[Stream, None] = {}
         self._restate = False
         self._held: list[Slot] = []  # batches with ack=1 blocks whose epoch was lost before their pointer
-        self._tasks = TaskOwner(self._failed)
+        self._tasks = TaskOwner(self._failed, services.events)
         self._pump_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._ready = asyncio.Event()
@@ -132,8 +138,8 @@ class TopicProcessor:
                 await release_partition(self.services, self._publisher(), self.topic)
             error, held = self.failure, self.held_blocks()
             await self.stop()
-            for line in held:
-                log.error("given-up: %s", line)
+            if held:
+                self.services.events.error("given-up", given_up_text(held))
             if error is not None and held:
                 raise error
 
@@ -193,7 +199,7 @@ class TopicProcessor:
 
     def _failed(self, error: BaseException) -> None:
         """A task died of what nobody foresaw: the partition stops, loudly, and its clients go elsewhere."""
-        log.error("processor-failed: %s: %r", self._name(), error, exc_info=error)
+        self.services.events.error("processor-failed", f"{self._name()}: {error!r}", error)
         self.fail(error if isinstance(error, MemqError) else MovedError(f"{self._name()} failed: {error!r}"))
 
     # ---- from connections ----------------------------------------------------------------------
@@ -307,7 +313,8 @@ class TopicProcessor:
             except (MemqError, TimeoutError) as error:
                 tries += 1
                 self.services.counters.store_retries += 1
-                log.warning("store-retry: %s batch %d, try %d: %s", self._name(), slot.number, tries, error)
+                text = f"{self._name()} batch {slot.number}, try {tries}: {error}"
+                self.services.events.warning("store-retry", text)
                 delay_s = backoff_s(self.services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
                 await asyncio.sleep(delay_s)
         counters = self.services.counters
@@ -326,7 +333,7 @@ class TopicProcessor:
             else:
                 await self._publish_control()
         except FencedError as error:
-            log.warning("fenced: %s: %s", self._name(), error)
+            self.services.events.warning("fenced", f"{self._name()}: {error}")
             self._fenced.set()
             return
         finally:

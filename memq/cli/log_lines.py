@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 
 from memq.cli.output import one_line, time_text
-
-_EVENT = re.compile(r"([a-z][a-z0-9.-]*): ")
 
 
 def log_to_stderr(level: str, form: str) -> None:
@@ -37,18 +34,13 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one JSON object."""
-        event, text = split_event(record.getMessage())
+        event = str(getattr(record, "event", ""))
+        text = record.getMessage().removeprefix(f"{event}: ")
         found: dict[str, str] = {"time": _time(record), "level": record.levelname.lower()}
         found |= {"logger": record.name, "event": event, "text": text}
         if record.exc_info:
             found["traceback"] = self.formatException(record.exc_info)
         return json.dumps(found, ensure_ascii=False)
-
-
-def split_event(message: str) -> tuple[str, str]:
-    """Return the event code before the first colon, "" when there is none, and the rest."""
-    match = _EVENT.match(message)
-    return (match[1], message[match.end() :]) if match else ("", message)
 
 
 def _time(record: logging.LogRecord) -> str:

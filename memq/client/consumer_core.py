@@ -54,6 +54,7 @@ class ConsumerCore:
         keep_freed_blocks()
         self.settings = settings.check()
         self._runtime = runtime
+        self._events = EventLog(runtime.clock)
         self._pool = LinkPool(runtime, addresses)
         self._metadata = ClusterMetadata(runtime, self._pool)
         any_broker = AnyBroker(self._pool)
@@ -64,7 +65,7 @@ class ConsumerCore:
         self._topics: dict[str, Topic] = {}
         self._changed = asyncio.Event()
         self._stale = asyncio.Event()  # what is known of the topics is to be refreshed now
-        self._tasks = TaskOwner(self._die)
+        self._tasks = TaskOwner(self._die, self._events)
         fetcher = Fetcher(settings.read, any_broker.read, self._stores)
         self._reading = Reading(
             runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
@@ -85,7 +86,6 @@ class ConsumerCore:
         self._delivery: tuple[Assigned, Delivery] | None = None  # waits for its dead letters
         self._late_damage: deque[tuple[Batch, Damage]] = deque()
         self._late_counts = Counts()
-        self._events = EventLog(runtime.clock)
         self._woken = False
         self._started = False
         self._closed = False

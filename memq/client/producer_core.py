@@ -59,8 +59,8 @@ class ProducerCore:
         self._runtime = runtime
         self._pool = LinkPool(runtime, bootstrap)
         self._metadata = ClusterMetadata(runtime, self._pool, self._heard)
-        self._tasks = TaskOwner(self._broke)
         self.events = EventLog(runtime.clock)
+        self._tasks = TaskOwner(self._broke, self.events)
         self._senders: dict[PartitionBuffer, PartitionSender] = {}
         self._stats = ProducerStats()
         self._failures: list[tuple[Delivery | AsyncDelivery, MemqError]] = []

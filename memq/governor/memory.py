@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from memq.clock import Clock, SystemClock
 from memq.governor import Assignment, BrokerEntry
 from memq.governor.registry import Change, Registry
 from memq.governor.watchers import Watchers
+from memq.logs import EventLog
 from memq.topic import Topic
 
 
 class MemoryCluster:
     """What all coordinators of one cluster share."""
 
-    def __init__(self, name: str = "memory") -> None:
+    def __init__(self, name: str = "memory", clock: Clock | None = None) -> None:
         self.name = name
+        self.events = EventLog(clock or SystemClock())
         self.registry = Registry()
         self.handles: list[MemoryCoordinator] = []
 
@@ -40,7 +43,7 @@ class MemoryCoordinator:
     def __init__(self, shared: MemoryCluster) -> None:
         self._shared = shared
         self._registry = shared.registry
-        self.watchers = Watchers()
+        self.watchers = Watchers(shared.events)
         shared.handles.append(self)
 
     @property

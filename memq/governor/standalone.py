@@ -13,10 +13,12 @@ from pathlib import Path
 
 import msgspec
 
+from memq.clock import Clock
 from memq.errors import CorruptDataError, MemqError, UnreachableError
 from memq.governor import Assignment, BrokerEntry
 from memq.governor.registry import Change, Registry, check_topic
 from memq.governor.watchers import Watchers
+from memq.logs import EventLog
 from memq.notification.sqlite_file import SqliteFile
 from memq.threads import ThreadPool
 from memq.topic import Topic
@@ -36,7 +38,7 @@ class StandaloneCoordinator:
     Raises at construction: CorruptDataError, UnsupportedFormatError, DeniedError, UnreachableError.
     """
 
-    def __init__(self, path: Path, cluster: str) -> None:
+    def __init__(self, path: Path, cluster: str, clock: Clock) -> None:
         self._cluster = cluster
         self._file = SqliteFile(path, "topics file", _APPLICATION_ID, 1, _SCHEMA, UnreachableError, 1_000)
         self._connection = self._file.connect()
@@ -48,7 +50,7 @@ class StandaloneCoordinator:
         self._in_doubt = False  # a commit failed or was left alone: what is in the file decides
         self._turn = asyncio.Lock()
         self._pool = ThreadPool("coordinator", 1)
-        self._watchers = Watchers()
+        self._watchers = Watchers(EventLog(clock))
 
     @property
     def cluster(self) -> str:

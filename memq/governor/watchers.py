@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
-_log = logging.getLogger("memq.governor")
+from memq.logs import EventLog
 
 
 class Watchers:
     """The watchers of one coordinator. Changes that come while a callback runs are merged into one more call."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
         self._count = 0
         self._changed: dict[int, asyncio.Event] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -59,5 +59,5 @@ class Watchers:
     async def _call(self, callback: Callable[[], Awaitable[None]]) -> None:
         try:
             await callback()
-        except Exception:  # noqa: BLE001 - a watcher's failure must not keep the next change from it or others
-            _log.exception("a watcher of the coordinator failed", extra={"event": "watcher-failed"})
+        except Exception as error:  # noqa: BLE001 - a watcher's failure must not keep the next change from it or others
+            self._events.error("watcher-failed", f"a watcher of the coordinator failed: {error!r}", error)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from memq.errors import ClosedError, MemqError
+from memq.logs import EventLog
 from memq.notification.sqlite_file import SqliteFile
 from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
@@ -50,7 +51,7 @@ class Pending:
 class Writer:
     """Runs jobs in transactions, in the order in which they came. It belongs to the loop of its first job."""
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: SqliteFile, events: EventLog) -> None:
         self._file = file
         self._connection = file.connect()
         self._pool = ThreadPool(f"writer of {file.what}", 1)
@@ -58,7 +59,7 @@ class Writer:
         self._arrived = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
-        self._tasks = TaskOwner(self._fail)
+        self._tasks = TaskOwner(self._fail, events)
         self._closed: BaseException | None = None
 
     async def run(self, job: Job[T]) -> T:

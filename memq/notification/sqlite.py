@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from memq.clock import Clock
 from memq.errors import MemqError, QueueError
+from memq.logs import EventLog
 from memq.notification import Entry, GroupState, Membership, Publication, Span, sqlite_groups, sqlite_log
 from memq.notification.group_commit import Writer
 from memq.notification.refusals import check_publication
@@ -43,18 +44,19 @@ class SqliteQueue:
         busy_timeout_ms: int = 10_000,
         readers_max: int = 2,
     ) -> None:
+        events = EventLog(clock)
         self._clock = clock
         self._poll_interval_s = poll_interval_ms / 1_000
         self._file = SqliteFile(
             path, "queue file", sqlite_log.APPLICATION_ID, 1, sqlite_log.SCHEMA, QueueError, busy_timeout_ms
         )
-        self._writer = Writer(self._file)
+        self._writer = Writer(self._file, events)
         self._pool = ThreadPool("queue", readers_max)
         self._readers: deque[sqlite3.Connection] = deque()
         self._watcher: sqlite3.Connection | None = None
         self._waiters = Waiters()
         self._waited = asyncio.Event()
-        self._tasks = TaskOwner(self._fail)
+        self._tasks = TaskOwner(self._fail, events)
 
     # ---- pointers ----------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ class Cluster:
 
     async def _start(self) -> tuple[FaultyQueue, Broker]:
         queue = FaultyQueue(self._runtime.clock, self.faults)
-        self._shared = MemoryCluster(self._settings.cluster)
+        self._shared = MemoryCluster(self._settings.cluster, self._runtime.clock)
         broker = self._make_broker(queue, self._settings)
         await broker.start()
         return queue, broker

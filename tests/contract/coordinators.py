@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memq.clock import SystemClock
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
@@ -15,7 +16,7 @@ from memq.topic import Topic, TopicSettings, equal_slots
 
 COORDINATORS: dict[str, Callable[[Path], Coordinator]] = {
     "memory": lambda folder: MemoryCoordinator(MemoryCluster("test")),
-    "standalone": lambda folder: StandaloneCoordinator(folder / "topics.sqlite", "test"),
+    "standalone": lambda folder: StandaloneCoordinator(folder / "topics.sqlite", "test", SystemClock()),
 }
 
 HANG_S = 120  # a wake-up that was lost is a failure, not a build that never ends

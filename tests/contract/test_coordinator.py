@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from memq.clock import SystemClock
 from memq.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -336,7 +337,7 @@ def test_a_watcher_that_fails_is_reported_and_called_again(caplog: pytest.LogCap
             await other.next_call()
         assert calls == [1, 1]
 
-    with caplog.at_level(logging.ERROR, "memq.governor"):
+    with caplog.at_level(logging.ERROR, "memq"):
         scenario("memory", Path())
     assert [getattr(record, "event", "") for record in caplog.records] == ["watcher-failed"] * 2
 
@@ -368,7 +369,7 @@ def test_doors_to_one_memory_cluster_see_each_other() -> None:
 
 
 def open_standalone(folder: Path) -> StandaloneCoordinator:
-    return StandaloneCoordinator(folder / "topics.sqlite", "test")
+    return StandaloneCoordinator(folder / "topics.sqlite", "test", SystemClock())
 
 
 def test_everything_but_the_broker_is_there_after_a_restart(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from memq.errors import (
     QueueError,
     UnsupportedFormatError,
 )
+from memq.logs import EventLog
 from memq.notification import Publication
 from memq.notification.group_commit import Writer
 from memq.notification.sqlite import SqliteQueue
@@ -213,7 +214,7 @@ def stored(connection: sqlite3.Connection) -> list[int]:
 
 def test_what_waits_is_committed_together(tmp_path: Path) -> None:
     async def scenario() -> int:
-        writer = Writer(plain_file(tmp_path))
+        writer = Writer(plain_file(tmp_path), EventLog(SystemClock()))
         transactions = Transactions()
         await writer.run(transactions.attach)
         before = transactions.count
@@ -256,7 +257,7 @@ def test_a_job_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
         insert(1 << 70)(connection)
 
     async def scenario() -> None:
-        writer = Writer(plain_file(tmp_path))
+        writer = Writer(plain_file(tmp_path), EventLog(SystemClock()))
         jobs = [insert(1), refuse_early, insert(2), refuse_late, crash, insert(1), overflow, insert(3)]
         results = await asyncio.gather(*(writer.run(job) for job in jobs), return_exceptions=True)
         assert [result for result in results if isinstance(result, int)] == [1, 2, 3]
@@ -271,7 +272,7 @@ def test_a_job_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
 
 def test_closing_finishes_what_waits_and_refuses_what_comes(tmp_path: Path) -> None:
     async def scenario() -> list[int]:
-        writer = Writer(plain_file(tmp_path))
+        writer = Writer(plain_file(tmp_path), EventLog(SystemClock()))
         jobs = [asyncio.create_task(writer.run(insert(number))) for number in range(300)]
         await asyncio.sleep(0)
         jobs[5].cancel()

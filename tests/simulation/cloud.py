@@ -67,7 +67,7 @@ class Cloud:
         self.node = world.spawn(NAME, _stay, offset_ms=0)
         self.handler = MemoryHandler(self.node.clock)
         self.queue = MemoryQueue(self.node.clock, refuse)
-        self.cluster = MemoryCluster("sim")
+        self.cluster = MemoryCluster("sim", self.node.clock)
         self._callers: list[Caller] = []
 
     def doors(self, node: Node) -> Doors:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from memq.governor import Assignment, BrokerEntry
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.watchers import Watchers
+from memq.logs import EventLog
 from memq.topic import Topic
 from tests.simulation.calls import Caller
 
@@ -18,7 +19,7 @@ class SimCoordinator:
         self._caller = caller
         self._shared = shared
         self._inner = MemoryCoordinator(shared)
-        self._watchers = Watchers()
+        self._watchers = Watchers(EventLog(caller.node.clock))
         self._stop: Callable[[], None] | None = None
         self._watching = False
         caller.node.at_death(self._forget)

@@ -15,7 +15,9 @@ from prometheus_client import CollectorRegistry
 from memq.broker import http
 from memq.broker.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpPort
 from memq.broker.metrics import CounterCollector, Counters
+from memq.clock import SystemClock
 from memq.errors import StoreError
+from memq.logs import EventLog
 from memq.network import Address, SocketNetwork
 
 TIMEOUT_S = 20.0
@@ -38,7 +40,7 @@ async def sound() -> None:
 async def http_port(check: Callable[[], Awaitable[None]] = sound) -> AsyncIterator[Address]:
     registry = CollectorRegistry()
     registry.register(CounterCollector(Counters(acks=7), {"open_connections": ("now", lambda: 3)}))
-    port = HttpPort(SocketNetwork(), check, registry)
+    port = HttpPort(SocketNetwork(), check, registry, EventLog(SystemClock()))
     address = await port.start("127.0.0.1", 0)
     try:
         yield address

@@ -70,7 +70,7 @@ async def disk_broker(folder: Path) -> AsyncIterator[Broker]:
     runtime = Runtime()
     data = DataFolder.open(folder, runtime.random)
     queue, store = SqliteQueue(data.queue, runtime.clock), FilesystemHandler(data.objects, data.tmp)
-    coordinator = StandaloneCoordinator(data.topics, data.cluster)
+    coordinator = StandaloneCoordinator(data.topics, data.cluster, runtime.clock)
     chosen = dataclasses.replace(BrokerSettings(port=0), cluster=data.cluster)
     broker = Broker(chosen, runtime, {"main": store}, queue, coordinator)
     await broker.start()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.cli.consume_start import last_offset
-from memq.cli.log_lines import JsonLines, TextLines, split_event
+from memq.cli.log_lines import JsonLines, TextLines
 from memq.cli.record_printer import record_printer
 from memq.client.batch import Batch, Slice
 from memq.client.pieces import Piece
@@ -73,33 +73,22 @@ def test_the_last_records(sizes: list[int], wanted: int) -> None:
     assert before[offset] + skip == max(0, total - wanted)
 
 
-def _record(message: str, error: BaseException | None = None) -> logging.LogRecord:
+def _record(event: str, text: str, error: BaseException | None = None) -> logging.LogRecord:
     exc_info = (type(error), error, None) if error else None
-    record = logging.LogRecord("memq.broker", logging.WARNING, "", 0, message, (), exc_info)
+    record = logging.LogRecord("memq", logging.WARNING, "", 0, "%s: %s", (event, text), exc_info)
+    record.event = event
     record.created = 1_738_310_400.5
     return record
 
 
 def test_log_lines() -> None:
-    assert TextLines().format(_record("swept: 3\nfiles")) == r"2025-01-31T08:00:00.500Z warning swept: 3\nfiles"
-    assert TextLines().format(_record("x: y", ValueError("no"))).splitlines()[1:] == ["  ValueError: no"]
-    assert json.loads(JsonLines().format(_record("swept: 3 files", ValueError("no")))) == {
+    assert TextLines().format(_record("swept", "3\nfiles")) == r"2025-01-31T08:00:00.500Z warning swept: 3\nfiles"
+    assert TextLines().format(_record("x", "y", ValueError("no"))).splitlines()[1:] == ["  ValueError: no"]
+    assert json.loads(JsonLines().format(_record("swept", "3 files: x", ValueError("no")))) == {
         "time": "2025-01-31T08:00:00.500Z",
         "level": "warning",
-        "logger": "memq.broker",
+        "logger": "memq",
         "event": "swept",
-        "text": "3 files",
+        "text": "3 files: x",
         "traceback": "ValueError: no",
     }
-
-
-@pytest.mark.parametrize(
-    ("message", "parts"),
-    [
-        ("producer.block-failed: x: y", ("producer.block-failed", "x: y")),
-        ("No event: x", ("", "No event: x")),
-        ("", ("", "")),
-    ],
-)
-def test_events(message: str, parts: tuple[str, str]) -> None:
-    assert split_event(message) == parts

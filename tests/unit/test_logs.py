@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
+import memq
 from memq.logs import EVENTS_MAX, INTERVAL_S, LINES_MAX, EventLog, RateLimit
 
 
@@ -53,3 +55,11 @@ def test_lines_carry_their_event_and_the_count(caplog: pytest.LogCaptureFixture)
 
 def test_the_package_is_silent_by_default() -> None:
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("memq").handlers)
+
+
+def test_there_is_one_way_to_log() -> None:
+    package = Path(memq.__file__).parent
+    doors = {
+        path.relative_to(package).as_posix() for path in package.rglob("*.py") if "import logging" in path.read_text()
+    }
+    assert doors == {"logs.py", "cli/log_lines.py"}, "log by memq.logs.EventLog: it bounds the rate of each event"

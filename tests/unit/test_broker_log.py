@@ -1,0 +1,50 @@
+"""The broker's log: stable events at a bounded rate, addresses as one writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+import pytest
+
+from memq.broker import topic_processor
+from memq.broker.topic_processor import given_up_text
+from memq.logs import LINES_MAX
+from memq.network import peer_text
+from tests.brokers import TIMEOUT_S, BareClient, running_broker
+
+
+def test_who_is_refused_is_named_by_address_and_many_of_them_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(TIMEOUT_S), running_broker() as broker:
+            for _ in range(LINES_MAX + 5):
+                client = await BareClient.connect(broker, hello=False)
+                client.write(b"GET / HTTP/1.1\r\n\r\n")
+                assert await client.reader.read()
+                await client.close()
+
+    with caplog.at_level(logging.INFO, "memq"):
+        asyncio.run(scenario())
+    refused = [record for record in caplog.records if vars(record).get("event") == "connection-refused"]
+    assert len(refused) == LINES_MAX
+    assert all(re.match(r"connection-refused: 127\.0\.0\.1:\d+: ", record.getMessage()) for record in refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (("127.0.0.1", 56682), "127.0.0.1:56682"),
+        (("::1", 56682, 0, 0), "[::1]:56682"),
+        ("peer", "peer"),
+        (None, "None"),
+    ],
+)
+def test_peers_are_written_as_addresses(name: object, text: str) -> None:
+    assert peer_text(name) == text
+
+
+def test_what_is_given_up_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert given_up_text(["a 1", "b 2"]) == "a 1; b 2"
+    monkeypatch.setattr(topic_processor, "HELD_NAMED_MAX", 2)
+    assert given_up_text(["a", "b", "c", "d"]) == "a; b; and 2 more"

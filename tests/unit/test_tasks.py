@@ -1,0 +1,88 @@
+"""The owner of background tasks: a task that dies is heard of once, before the stop and in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from memq.clock import SystemClock
+from memq.errors import StoreError
+from memq.logs import EventLog
+from memq.tasks import TaskOwner
+
+
+class Scenario:
+    """An owner, and what its tasks died of."""
+
+    def __init__(self) -> None:
+        self.deaths: list[BaseException] = []
+        self.owner = TaskOwner(self.deaths.append, EventLog(SystemClock()))
+
+
+async def die_when_cancelled(error: BaseException) -> None:
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        raise error
+
+
+async def wait() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def test_a_task_that_dies_is_told_to_the_owner(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> list[BaseException]:
+        case = Scenario()
+
+        async def die() -> None:
+            raise StoreError("gone")
+
+        await asyncio.wait([case.owner.start(die(), "dies")])
+        await case.owner.stop()
+        return case.deaths
+
+    assert [str(error) for error in asyncio.run(scenario())] == ["gone"]
+    assert not caplog.records
+
+
+def test_what_fails_in_the_stop_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> list[BaseException]:
+        case = Scenario()
+        case.owner.start(wait(), "waits")
+        case.owner.start(die_when_cancelled(ZeroDivisionError("half done")), "cleans up")
+        case.owner.start(wait(), "waits too")
+        await asyncio.sleep(0)
+        await case.owner.stop()
+        assert not len(case.owner)
+        return case.deaths
+
+    with caplog.at_level(logging.DEBUG, "memq"):
+        assert asyncio.run(scenario()) == []
+    assert caplog.messages == ["task.failed-in-stop: 'cleans up' failed in the stop: ZeroDivisionError('half done')"]
+    assert caplog.records[0].exc_info
+
+
+def test_a_stop_that_is_cancelled_says_so() -> None:
+    async def scenario() -> None:
+        case = Scenario()
+        held = asyncio.Event()
+
+        async def linger() -> None:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                await held.wait()
+
+        case.owner.start(linger(), "lingers")
+        await asyncio.sleep(0)
+        stop = asyncio.create_task(case.owner.stop())
+        await asyncio.sleep(0)
+        stop.cancel()
+        await asyncio.wait([stop])
+        assert stop.cancelled()
+        held.set()
+        await case.owner.stop()
+
+    asyncio.run(scenario())
