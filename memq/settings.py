@@ -4,6 +4,10 @@ A flag wins over the environment (`MEMQ_PORT`), that over the settings file, tha
 the one of `--config`, else `./memq.toml`, else `memq.toml` in the user's configuration folder; the first that
 exists is read, and no other. In a file the keys of `[profile.NAME]` win over the plain ones when that profile is
 chosen. Every value keeps its origin.
+
+A part of a cluster that has settings of its own (S3, Kafka, ZooKeeper) keeps them in a section: `[zookeeper]` in the
+file, `[profile.NAME.zookeeper]`, or `MEMQ_ZOOKEEPER_…`. They are handed on as they are, and checked by `read_section`
+with the part's own table, or passed through to a library that has its own names.
 """
 
 from __future__ import annotations
@@ -36,7 +40,10 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _INT_END = 1 << 52
 
+SECTIONS = ("s3", "kafka", "zookeeper")
+
 Value = str | int | bool
+Section = Mapping[str, tuple[object, str]]  # name: (value as it was written, origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,11 @@ class Rule:
     low: int = 0
     high: int = _INT_END
     choices: tuple[str, ...] = ()
+
+
+def section_setting(default: Value, doc: str, low: int = 0, high: int = _INT_END, choices: tuple[str, ...] = ()) -> Any:
+    """Return a field of a section's dataclass: its default, what it means, and its bounds."""
+    return _setting(default, doc, low, high, choices)
 
 
 def _setting(default: Value, doc: str, low: int = 0, high: int = _INT_END, choices: tuple[str, ...] = ()) -> Any:
@@ -77,6 +89,22 @@ class BrokerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartSettings:
+    """Where the parts of a cluster are, each named by a URL, and the sections of those that have more to say."""
+
+    store: str = _setting("file:memq-data/objects", "where objects go: file:FOLDER or s3://BUCKET/PREFIX")
+    queue: str = _setting("sqlite:memq-data/queue.sqlite", "the pointers: sqlite:FILE or kafka://HOST:PORT,…")
+    coordinator: str = _setting(
+        "standalone:memq-data/topics.sqlite", "who owns what: standalone:FILE or zookeeper://HOST:PORT,…/PATH"
+    )
+    sections: Mapping[str, Section] = field(default_factory=dict)
+
+    def section(self, name: str) -> Section:
+        """Return what was said in a section; nothing when nothing was."""
+        return self.sections.get(name, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
     """What the command line tells its producers, consumers and admins."""
 
@@ -93,14 +121,26 @@ class ClientSettings:
 
 
 Kind = TypeVar("Kind", BrokerSettings, ClientSettings)
-RULES: dict[str, Rule] = {
-    part.name: part.metadata["rule"] for owner in (BrokerSettings, ClientSettings) for part in fields(owner)
-}
-DEFAULTS: dict[str, Value] = {
-    part.name: part.default  # type: ignore[misc]  # every setting has a default of type Value
-    for owner in (BrokerSettings, ClientSettings)
-    for part in fields(owner)
-}
+Chosen = TypeVar("Chosen")
+
+
+def rules_of(kind: type[Any]) -> dict[str, Rule]:
+    """Return the rules of a dataclass of settings, by name."""
+    return {part.name: part.metadata["rule"] for part in fields(kind) if "rule" in part.metadata}
+
+
+def defaults_of(kind: type[Any]) -> dict[str, Value]:
+    """Return the defaults of a dataclass of settings, by name."""
+    return {
+        part.name: part.default  # type: ignore[misc]  # every setting has a default of type Value
+        for part in fields(kind)
+        if "rule" in part.metadata
+    }
+
+
+OWNERS: tuple[type[Any], ...] = (BrokerSettings, PartSettings, ClientSettings)
+RULES: dict[str, Rule] = {name: rule for owner in OWNERS for name, rule in rules_of(owner).items()}
+DEFAULTS: dict[str, Value] = {name: value for owner in OWNERS for name, value in defaults_of(owner).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +149,18 @@ class Settings:
 
     values: Mapping[str, Value]
     origins: Mapping[str, str]
+    sections: Mapping[str, Section] = field(default_factory=dict)
 
     def broker(self) -> BrokerSettings:
         """Return what a broker needs."""
         return self._take(BrokerSettings)
+
+    def parts(self) -> PartSettings:
+        """Return where the cluster's parts are."""
+        return PartSettings(
+            **{name: self.values[name] for name in rules_of(PartSettings)},  # type: ignore[arg-type]
+            sections=self.sections,
+        )
 
     def client(self) -> ClientSettings:
         """Return what clients need."""
@@ -137,14 +185,35 @@ def load_settings(
     config = config or (Path(environment[PREFIX + "CONFIG"]) if environment.get(PREFIX + "CONFIG") else None)
     profile = profile or environment.get(PREFIX + "PROFILE") or None
     values, origins = dict(DEFAULTS), dict.fromkeys(DEFAULTS, "default")
+    sections: dict[str, dict[str, tuple[object, str]]] = {}
     layers = _file_layers(config or _find_file(folder or Path(), environment), profile)
     layers.append(_environment_layer(environment))
     layers.append({name: (value, _flag(name)) for name, value in flags.items() if value is not None})
     for layer in layers:
         for name, (raw, origin) in layer.items():
+            section, dot, key = name.partition(".")
+            if dot:
+                sections.setdefault(section, {})[key] = (raw, origin)
+                continue
             values[name] = parse_value(name, raw, origin)
             origins[name] = origin
-    return Settings(values, origins)
+    return Settings(values, origins, sections)
+
+
+def read_section(name: str, section: Section, kind: type[Chosen]) -> Chosen:
+    """Return the settings of a section as the dataclass `kind`, whose fields are made by `section_setting`.
+
+    Raises: UnknownSettingError with a "did you mean", InvalidSettingError.
+    """
+    rules, defaults = rules_of(kind), defaults_of(kind)
+    values: dict[str, Value] = {}
+    for key, (raw, origin) in section.items():
+        if key not in rules:
+            raise UnknownSettingError(
+                f"unknown setting '{key}' in [{name}] from {origin}", hint=did_you_mean(key, rules)
+            )
+        values[key] = _checked(key, raw, f"{origin} [{name}]", rules[key], defaults[key])
+    return kind(**values)
 
 
 def parse_value(name: str, raw: object, origin: str = "here") -> Value:
@@ -154,7 +223,10 @@ def parse_value(name: str, raw: object, origin: str = "here") -> Value:
     """
     if name not in RULES:
         raise UnknownSettingError(f"unknown setting '{name}' from {origin}", hint=did_you_mean(name, RULES))
-    rule, default = RULES[name], DEFAULTS[name]
+    return _checked(name, raw, origin, RULES[name], DEFAULTS[name])
+
+
+def _checked(name: str, raw: object, origin: str, rule: Rule, default: Value) -> Value:
     if isinstance(default, bool):
         return _parse_flag(name, raw, origin)
     if isinstance(default, int):
@@ -225,14 +297,28 @@ def _file_layers(path: Path | None, profile: str | None) -> list[Layer]:
     if not isinstance(profiles, dict) or not all(isinstance(part, dict) for part in profiles.values()):
         raise InvalidSettingError(f"'profile' in {path} is not a table", hint="write [profile.NAME]")
     for name, part in (("", table), *profiles.items()):
-        for key, value in part.items():
-            parse_value(key, value, _origin(path, name))
+        for key, (value, origin) in _flat(part, _origin(path, name)).items():
+            if "." not in key:
+                parse_value(key, value, origin)
     if profile and profile not in profiles:
         raise InvalidSettingError(f"no profile '{profile}' in {path}", hint=did_you_mean(profile, profiles))
-    layers: list[Layer] = [{key: (value, _origin(path, "")) for key, value in table.items()}]
+    layers: list[Layer] = [_flat(table, _origin(path, ""))]
     if profile:
-        layers.append({key: (value, _origin(path, profile)) for key, value in profiles[profile].items()})
+        layers.append(_flat(profiles[profile], _origin(path, profile)))
     return layers
+
+
+def _flat(table: Mapping[str, Any], origin: str) -> Layer:
+    """Return a table's settings, those of its sections as `section.name`."""
+    layer: Layer = {}
+    for key, value in table.items():
+        if key in SECTIONS and isinstance(value, dict):
+            layer.update({f"{key}.{name}": (inner, origin) for name, inner in value.items()})
+        elif key in SECTIONS:
+            raise InvalidSettingError(f"'{key}' in {origin} is not a table", hint=f"write [{key}]")
+        else:
+            layer[key] = (value, origin)
+    return layer
 
 
 def _origin(path: Path, profile: str) -> str:
@@ -257,6 +343,10 @@ def _environment_layer(environment: Mapping[str, str]) -> Layer:
         if name == variable or name in OTHER_VARIABLES or not environment[variable]:
             continue
         if _SERVICE_LINK.match(variable) or environment[variable].startswith("tcp://"):
+            continue
+        section, _, key = name.lower().partition("_")
+        if section in SECTIONS and key:
+            layer[f"{section}.{key}"] = (environment[variable], variable)
             continue
         if name.lower() not in RULES:
             known = {PREFIX + name.upper(): None for name in RULES}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -12,7 +11,7 @@ import pytest
 from memq.cli import COMMANDS, PIPE_CLOSED
 from memq.cli.options import shown_default
 from memq.cli.run import EXIT_CODES, INTERRUPTED, program
-from memq.settings import RULES, BrokerSettings, ClientSettings
+from memq.settings import OWNERS, RULES, rules_of
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 
@@ -35,11 +34,11 @@ def letters_of(name: str) -> set[str]:
 
 def test_settings() -> None:
     wanted = []
-    for owner in (BrokerSettings, ClientSettings):
-        for part in fields(owner):
-            rule = RULES[part.name]
+    for owner in OWNERS:
+        for name in rules_of(owner):
+            rule = RULES[name]
             choices = f" ({', '.join(rule.choices)})" if rule.choices else ""
-            wanted.append([f"`{part.name}`", shown_default(part.name), rule.doc + choices])
+            wanted.append([f"`{name}`", shown_default(name), rule.doc + choices])
     assert rows("setting") == wanted
 
 

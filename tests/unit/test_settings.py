@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,8 @@ from memq.settings import (
     parse_size,
     parse_time_ms,
     parse_value,
+    read_section,
+    section_setting,
 )
 
 
@@ -195,3 +197,44 @@ def test_configuration_folders() -> None:
     assert config_folder({"HOME": "/h", "XDG_CONFIG_HOME": "/x"}, "linux") == Path("/x/memq")
     assert config_folder({"HOME": "/h"}, "darwin") == Path("/h/Library/Application Support/memq")
     assert config_folder({"USERPROFILE": "/u", "APPDATA": "/a"}, "win32") == Path("/a/memq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The settings of a part of a cluster."""
+
+    timeout_ms: int = section_setting(1_000, "how long it waits", 1)
+    name: str = section_setting("x", "what it is called")
+
+
+def test_a_section_is_handed_on_layer_by_layer_and_read_by_its_own_table(folder: Path) -> None:
+    write(
+        folder,
+        """
+        store = "s3://bucket/prefix"
+        [zookeeper]
+        timeout_ms = "2s"
+        name = "plain"
+        [kafka]
+        "sasl.username" = "me"
+        [profile.west.zookeeper]
+        name = "west"
+        """,
+    )
+    parts = load_settings({}, env(folder, ZOOKEEPER_TIMEOUT_MS="3s"), profile="west", folder=folder).parts()
+    assert parts.store == "s3://bucket/prefix"
+    assert parts.section("s3") == {}
+    assert parts.section("kafka")["sasl.username"][0] == "me"
+    assert read_section("zookeeper", parts.section("zookeeper"), Part) == Part(timeout_ms=3_000, name="west")
+    assert parts.section("zookeeper")["timeout_ms"][1] == "MEMQ_ZOOKEEPER_TIMEOUT_MS"
+
+
+def test_a_section_refuses_what_it_does_not_know_and_must_be_a_table(folder: Path) -> None:
+    write(folder, "[zookeeper]\ntimeuot_ms = 1")
+    parts = load_settings({}, env(folder), folder=folder).parts()
+    with pytest.raises(UnknownSettingError, match=r"'timeuot_ms' in \[zookeeper\]") as caught:
+        read_section("zookeeper", parts.section("zookeeper"), Part)
+    assert caught.value.hint == "did you mean 'timeout_ms'?"
+    write(folder, "zookeeper = 1")
+    with pytest.raises(InvalidSettingError, match="is not a table"):
+        load_settings({}, env(folder), folder=folder)
