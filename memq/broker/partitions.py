@@ -67,7 +67,7 @@ class Partitions:
             del self.processors[key]  # the next stream opens it anew
             self._let_go(processor, processor.stop())
         else:
-            processor.topic = self._topics.get(processor.topic.name, processor.topic)  # for its next epoch
+            processor.follow(self._topics.get(processor.topic.name, processor.topic))
 
     def _let_go(self, processor: TopicProcessor, work: Coroutine[Any, Any, None]) -> None:
         task = self._leaving.start(work, f"leave {processor.topic.name}/{processor.partition}")
@@ -168,7 +168,7 @@ class Partitions:
         return found
 
     async def alter(self, name: str, settings: TopicSettings) -> Topic:
-        """Change a topic's settings; open partitions take them with their next epoch, retention at once."""
+        """Change a topic's settings; open partitions take them with their next epoch, retention and queue at once."""
         current = self.topic(name)
         changed = Topic(
             **{part: getattr(current, part) for part in current.__struct_fields__ if part != "settings"},
@@ -176,6 +176,7 @@ class Partitions:
         )
         altered = await self._services.coordinator.alter_topic(changed)
         await self.refresh()
+        await self._services.queue.create(read_partitions(altered), altered.settings.stale_publish_ms)
         return altered
 
     async def delete(self, name: str) -> None:

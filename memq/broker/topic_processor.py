@@ -202,6 +202,13 @@ class TopicProcessor:
         self.services.events.error("processor-failed", f"{self._name()}: {error!r}", error)
         self.fail(error if isinstance(error, MemqError) else MovedError(f"{self._name()} failed: {error!r}"))
 
+    def follow(self, topic: Topic) -> None:
+        """Take altered settings, with the next epoch; but at once what the queue lets late pointers do from now on."""
+        self.topic = topic
+        if self.own is not None:
+            self.own.stale_publish_s = max(self.own.stale_publish_s, topic.settings.stale_publish_ms / 1000)
+            self.own.dedup_window_ms = max(self.own.dedup_window_ms, topic.settings.dedup_window_ms)
+
     # ---- from connections ----------------------------------------------------------------------
 
     def open_stream(self, number: int, sink: AckSink, producer_id: int, acks: int, sequence: int) -> Stream:
@@ -308,8 +315,9 @@ class TopicProcessor:
                 async with asyncio.timeout(STORE_TIMEOUT_S):
                     await self.services.store.put(sealed.key, sealed.buffers, sealed.checksum)
                 break
-            except ObjectExistsError:
-                raise  # a key is used once: somebody else writes with our epoch
+            except ObjectExistsError as error:  # a key is used once: somebody else writes with our epoch
+                self._fence(error)
+                return
             except (MemqError, TimeoutError) as error:
                 tries += 1
                 self.services.counters.store_retries += 1
@@ -324,6 +332,15 @@ class TopicProcessor:
         self._uploads.pop(slot.number, None)
         self.ring.stored(slot, self._now())
         self.pump()
+
+    def _fence(self, error: MemqError) -> None:
+        """Give the epoch up for what an upload met; a publish under way ends first, and sees it."""
+        self.services.events.error("fenced", f"{self._name()}: {error}")
+        own = self._owned()
+        if own.phase is Phase.OWNING:
+            own.become(Phase.FENCED)
+        if self._publishing is None:
+            self._fenced.set()
 
     async def _publish(self, head: Slot | None) -> None:
         """Publish the head, or a control pointer that is due; ack; go on with the next."""

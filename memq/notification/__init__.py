@@ -176,7 +176,7 @@ class PartitionAdmin(Protocol):
     """
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
-        """Make partitions that are not there yet; making one twice is fine."""
+        """Make partitions that are not there yet; those that are there get the new `stale_publish_ms`."""
         ...
 
     async def trim(self, partition: ReadPartition, before: int) -> None:

@@ -24,7 +24,7 @@ from memq.limits import MIB, POINTER_RANGES_MAX
 from memq.network import Runtime
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
-from memq.protocol.frames import Api, encode_frame
+from memq.protocol.frames import AckLevel, Api, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, OpenAnswer, decode_message, encode_message
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
@@ -124,6 +124,77 @@ def test_altered_settings_are_taken_with_the_next_epoch() -> None:
             assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (2, 60_000)
             assert processor.own is not None
             assert processor.own.stale_publish_s == 1.0
+            await client.close()
+
+    run(work())
+
+
+def test_a_queue_hears_of_altered_settings_at_once_and_an_owner_of_what_late_pointers_may_do() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings(stale_publish_ms=2_000))
+            await client.open(topic)
+            await broker.partitions.alter("clicks", TopicSettings(stale_publish_ms=20_000, dedup_window_ms=400_000))
+            queue = broker.services.queue
+            assert isinstance(queue, MemoryQueue)
+            assert queue._log(ReadPartition(topic.name, topic.id, 0)).stale_publish_ms == 20_000
+            own = processor_of(broker, topic).own
+            assert own is not None
+            assert (own.stale_publish_s, own.dedup_window_ms) == (20.0, 400_000)
+            await broker.partitions.alter("clicks", TopicSettings(stale_publish_ms=1_000))
+            assert queue._log(ReadPartition(topic.name, topic.id, 0)).stale_publish_ms == 1_000
+            assert (own.stale_publish_s, own.dedup_window_ms) == (20.0, 400_000), "until its next epoch"
+            await client.close()
+
+    run(work())
+
+
+def test_an_object_of_somebody_else_under_our_key_ends_the_epoch() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            processor = processor_of(broker, topic)
+            await until_sealed(processor)
+            (key,) = processor.pending_keys()
+            store.objects[key] = b"of another owner of the same epoch"
+            store.gate.set()
+            assert (await client.frame()).api == Api.REDIRECT
+            assert (await client.open(topic)).epoch == 2
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            assert (await client.frame()).argument == 1
+            assert [(each.kind, each.epoch) for each in await pointers(broker, topic)] == [
+                ("opened", 1),
+                ("opened", 2),
+                ("data", 2),
+            ]
+            assert store.objects[key] == b"of another owner of the same epoch"
+            await client.close()
+
+    run(work())
+
+
+def test_blocks_acked_at_level_one_survive_an_object_of_somebody_else() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic, acks=AckLevel.ONE)
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            assert (await client.frame()).argument == 1
+            processor = processor_of(broker, topic)
+            await until_sealed(processor)
+            (key,) = processor.pending_keys()
+            store.objects[key] = b"of another owner of the same epoch"
+            store.gate.set()
+            await broker.drain()
+            assert [(each.kind, each.epoch) for each in await pointers(broker, topic)][1:] == [
+                ("opened", 2),
+                ("data", 2),
+                ("closed", 2),
+            ]
             await client.close()
 
     run(work())
