@@ -7,7 +7,7 @@ import click
 from memq.cli.group_rows import HEADS, group_json, group_rows
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import confirm, print_json, print_pairs, print_table, talk
-from memq.cli.start_position import Last, parse_start
+from memq.cli.start_position import parse_place
 from memq.client.admin import Admin
 from memq.clock import SystemClock
 from memq.settings import Value
@@ -68,9 +68,7 @@ def reset(
     **flags: Value | None,
 ) -> None:
     """Put a group without members to another place in TOPIC; a position moves its partition alone."""
-    place = parse_start(to, SystemClock().wall_ms())
-    if place == "stored" or isinstance(place, Last):
-        raise click.UsageError(f"--to {to} is no place for a group")
+    place = parse_place(to, SystemClock().wall_ms())
     with Admin(brokers_of(config, profile, flags)) as admin:
         resets = admin.reset_group(name, topic, place, dry_run=dry_run)
     rows = [(one.place.topic, one.place.partition, one.before, one.after) for one in resets]

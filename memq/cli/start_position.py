@@ -1,4 +1,4 @@
-"""What `consume -o` means: text to a place to start at."""
+"""What `consume -o` and `group reset --to` mean: text to a place in a topic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from memq.errors import InvalidSettingError
 from memq.settings import parse_time_ms
 from memq.topic import Position
 
-_HINT = "write beginning, end, stored, -100, @2025-01-31T08:00:00Z, @1738310400000, @-1h or 0:17:3"
+_PLACES = "@2025-01-31T08:00:00Z, @1738310400000, @-1h or 0:17:3"
+_START_HINT = f"write beginning, end, stored, -100, {_PLACES}"
+_PLACE_HINT = f"write beginning, end, {_PLACES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class Last:
     records: int
 
 
-Start = str | Last | datetime.datetime | Position
+Place = str | datetime.datetime | Position
+Start = Place | Last
 
 
 def parse_start(text: str, now_ms: int) -> Start:
@@ -29,18 +32,29 @@ def parse_start(text: str, now_ms: int) -> Start:
     A time is RFC 3339 (without a zone: UTC), epoch milliseconds, or `-1h` before `now_ms`.
     Raises: InvalidSettingError.
     """
-    if text in ("beginning", "end", "stored"):
+    if text == "stored":
         return text
     if re.fullmatch(r"-\d{1,12}", text):
         return Last(int(text[1:]))
+    return _parse_place("start", text, now_ms, _START_HINT)
+
+
+def parse_place(text: str, now_ms: int) -> Place:
+    """Return a place for a group: as `parse_start`, but neither `stored` nor `-100`. Raises: InvalidSettingError."""
+    return _parse_place("place", text, now_ms, _PLACE_HINT)
+
+
+def _parse_place(what: str, text: str, now_ms: int, hint: str) -> Place:
+    if text in ("beginning", "end"):
+        return text
     if text.startswith("@"):
-        return _parse_time(text[1:], now_ms)
+        return _parse_time(text[1:], now_ms, hint)
     if re.fullmatch(r"\d+:\d+:\d+", text):
         return Position.parse(text)
-    raise InvalidSettingError(f"bad start '{text[:60]}'", hint=_HINT)
+    raise InvalidSettingError(f"bad {what} '{text[:60]}'", hint=hint)
 
 
-def _parse_time(text: str, now_ms: int) -> datetime.datetime:
+def _parse_time(text: str, now_ms: int, hint: str) -> datetime.datetime:
     try:
         if re.fullmatch(r"\d{1,16}", text):
             return _moment(int(text))
@@ -52,8 +66,8 @@ def _parse_time(text: str, now_ms: int) -> datetime.datetime:
             moment = datetime.datetime.fromisoformat(text)
             return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
     except (ValueError, OverflowError, OSError) as error:
-        raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=_HINT) from error
-    raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=_HINT)
+        raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=hint) from error
+    raise InvalidSettingError(f"bad time '@{text[:60]}'", hint=hint)
 
 
 def _moment(time_ms: int) -> datetime.datetime:

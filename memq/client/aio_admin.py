@@ -27,6 +27,7 @@ from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_
 
 ANSWER_S = 30.0
 REACH_S_MAX = 3.0  # for a broker that was started a moment ago
+GROUPS_NAMED_MAX = 20  # in the error about one that is not there
 Settings = Mapping[str, int | bool | str]
 
 
@@ -108,7 +109,7 @@ class AsyncAdmin:
     async def group(self, name: str) -> GroupDescription:
         """Return a group: members, positions and lag. Raises: NotFoundError."""
         await self._pool.reach(REACH_S_MAX)
-        state = await self._queue.describe(name)
+        state = await self._described(name)
         holders = {partition: member for member, held in state.members.items() for partition in held}
         read = {partition.topic_id: None for partition in (*state.committed, *holders)}
         # Also the partitions that nobody read yet: what lies there is lag as well.
@@ -132,6 +133,7 @@ class AsyncAdmin:
         check_name(group, "group")
         check_point(to, "to", (topic,))
         found = (await self.topic(topic)).topic
+        await self._described(group)  # a misspelt name must not make a group
         partitions = _named_partitions(found, to)
         stored = await self._stored(group, partitions)
         resets: dict[ReadPartition, Committed] = {}
@@ -162,11 +164,21 @@ class AsyncAdmin:
         await self._pool.reach(REACH_S_MAX)
         return await self._any.once(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
 
+    async def _described(self, group: str) -> GroupState:
+        """Return the state of a group. Raises: NotFoundError that names the groups that there are."""
+        try:
+            return await self._queue.describe(group)
+        except NotFoundError as error:
+            names = await self._queue.groups()
+            there = ", ".join(names[:GROUPS_NAMED_MAX]) + (", …" if len(names) > GROUPS_NAMED_MAX else "")
+            hint = f"the groups are: {there}" if names else "there are no groups"
+            raise NotFoundError(str(error), hint=hint) from error
+
     async def _stored(self, group: str, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
         try:
             return await self._queue.committed(group, partitions)
         except NotFoundError:
-            return {}  # a reset may make the group
+            return {}  # it has members, and has stored nothing
 
     async def _progress(
         self, topic: Topic, partition: ReadPartition, state: GroupState, member: str

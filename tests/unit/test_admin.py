@@ -97,8 +97,15 @@ def test_groups_are_shown_reset_and_deleted(cluster: Cluster, admin: memq.Admin)
     assert admin.group("g").partitions[0].lag.records == 0
     with pytest.raises(InvalidRequestError, match="no partition 3"):
         admin.reset_group("g", "clicks", Position(3, 0))
+    with pytest.raises(NotFoundError, match="misspelt") as caught:
+        admin.reset_group("misspelt", "clicks", "beginning")
+    assert caught.value.hint == "the groups are: g"
+    assert admin.groups() == ["g"]
     admin.delete_group("g")
     assert admin.groups() == []
+    with pytest.raises(NotFoundError) as caught:
+        admin.group("g")
+    assert caught.value.hint == "there are no groups"
 
 
 def test_a_range_becomes_an_arrow_table(cluster: Cluster) -> None:

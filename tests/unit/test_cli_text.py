@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from memq.cli.input_records import split_keys, split_records
 from memq.cli.record_format import parse_delimiter, parse_format
 from memq.cli.record_json import decode_record, encode_record
-from memq.cli.start_position import Last, parse_start
-from memq.errors import InvalidRequestError, TooLargeError
+from memq.cli.start_position import Last, parse_place, parse_start
+from memq.errors import InvalidRequestError, InvalidSettingError, TooLargeError
 from memq.topic import Position
 
 content = st.none() | st.binary(max_size=20)
@@ -141,6 +141,15 @@ def test_starts(text: str, start: object) -> None:
 def test_bad_starts(text: str) -> None:
     with pytest.raises(InvalidRequestError):
         parse_start(text, NOW_MS)
+
+
+@pytest.mark.parametrize("text", ["stored", "-100", "middle", "@x"])
+def test_what_is_no_place_for_a_group_is_not_offered_either(text: str) -> None:
+    with pytest.raises(InvalidSettingError) as caught:
+        parse_place(text, NOW_MS)
+    assert "beginning, end, @" in caught.value.hint
+    assert "stored" not in caught.value.hint
+    assert parse_place("0:17:3", NOW_MS) == Position(0, 17, 3)
 
 
 @given(st.lists(st.binary(max_size=6)), st.sampled_from([b"\n", b"ab", b"\0\0\0", b"aab"]), st.data())
