@@ -14,7 +14,7 @@ from memq.broker.slabs import READ_BYTES_MIN, Slab, SlabPool
 from memq.limits import KIB
 
 ASIDE_BYTES = 64 * KIB
-MOVED_BYTES_MAX = 16 * KIB  # a frame up to this size moves to where its connection reads on
+MOVED_BYTES_MAX = 64 * KIB  # a frame up to this size moves to where its connection reads on
 
 
 class Region:

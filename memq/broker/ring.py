@@ -16,6 +16,7 @@ from memq.broker.slabs import Slab
 from memq.broker.streams import Stream
 from memq.protocol.frames import AckLevel
 
+GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are just coming in
 Extent = tuple[Slab, int, int]  # one block: slab, start, end
 
 
@@ -209,9 +210,12 @@ class Ring:
                     return slot
         return None
 
-    def plan(self, now_s: float, *, may_publish: bool = True) -> Plan:
-        """Seal what is due, and return what to do now; the head is named only when the caller can publish it."""
-        wake_s = self._seal_due(now_s)
+    def plan(self, now_s: float, *, may_publish: bool = True, growing: bool = False) -> Plan:
+        """Seal what is due, and return what to do now; the head is named only when the caller can publish it.
+
+        `growing` says that blocks came in a moment ago, and that the caller will ask again in the next one.
+        """
+        wake_s = self._seal_due(now_s, growing)
         busy = sum(1 for slot in self.batches if slot.state is SlotState.STORING)
         uploads = []
         for slot in self.batches:
@@ -227,17 +231,20 @@ class Ring:
             self.publishing = True
         return Plan(uploads, head if ready else None, wake_s)
 
-    def _seal_due(self, now_s: float) -> float | None:
+    def _seal_due(self, now_s: float, growing: bool) -> float | None:
         """Seal by age, or because an upload slot is free; return when the open batch comes of age.
 
         A free slot means that fewer batches than may upload at once are on their way to the queue: with
         the store or the queue away, the open batch grows instead, so that the ring holds full batches.
+        A batch costs its object, its pointer and its acks whatever it holds: while blocks are coming in, a free
+        slot waits for them, 2 ms at most.
         """
         slot = self.open
         if slot is None:
             return None
         due_s = slot.opened_s + self.limits.batch_age_s_max
         idle = self.limits.seal_when_idle and len(self.batches) < self.limits.uploads_in_flight_max
+        idle = idle and not (growing and now_s - slot.opened_s < GROUP_S_MAX)
         if self.flushing or idle or (now_s >= due_s and len(self.batches) < self.limits.slots - 1):
             self.seal()
             return None

@@ -96,6 +96,7 @@ class TopicProcessor:
         self._held: list[Slot] = []  # batches with ack=1 blocks whose epoch was lost before their pointer
         self._tasks = TaskOwner(self._failed, services.events)
         self._pump_scheduled = False
+        self._grew = False  # blocks came since the last round
         self._timer: asyncio.TimerHandle | None = None
         self._ready = asyncio.Event()
         self._fenced = asyncio.Event()
@@ -271,10 +272,17 @@ class TopicProcessor:
             self.pump()
 
     def pump_soon(self) -> None:
-        """Pump once after the blocks of this round of the event loop are in."""
+        """Pump after this round of the event loop, and after each that follows while they bring blocks."""
+        self._grew = True
         if not self._pump_scheduled:
             self._pump_scheduled = True
-            asyncio.get_running_loop().call_soon(self.pump)
+            asyncio.get_running_loop().call_soon(self._round)
+
+    def _round(self) -> None:
+        self._pump_scheduled, self._grew = self._grew, False
+        if self._pump_scheduled:
+            asyncio.get_running_loop().call_soon(self._round)
+        self.pump()
 
     def hurry(self) -> None:
         """Memory is short: do not wait for more blocks before the open batch is stored."""
@@ -285,10 +293,9 @@ class TopicProcessor:
 
     def pump(self) -> None:
         """Do what the ring says is next."""
-        self._pump_scheduled = False
         if self.own is None or self.failure is not None or self._released or self.own.phase is not Phase.OWNING:
             return
-        plan = self.ring.plan(self._now(), may_publish=self._publishing is None)
+        plan = self.ring.plan(self._now(), may_publish=self._publishing is None, growing=self._pump_scheduled)
         for slot in plan.uploads:
             self._uploads[slot.number] = self._tasks.start(self._upload(slot), f"upload {slot.number}")
         if self._publishing is None and (plan.publish is not None or self._ends or self._restate):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memq.broker.ring import SUCCESSORS, Ring, RingLimits, Slot, SlotState
+from memq.broker.ring import GROUP_S_MAX, SUCCESSORS, Ring, RingLimits, Slot, SlotState
 from memq.broker.slabs import Slab, SlabPool
 from memq.broker.streams import Producer, Stream
 from memq.broker.topic_processor import TopicProcessor
@@ -91,6 +91,20 @@ def test_an_idle_ring_seals_at_once_and_a_busy_one_by_age() -> None:
     assert ring.open is not None
     assert ring.plan(1.5).uploads == []
     assert ring.open is None  # came of age
+
+
+def test_an_idle_ring_waits_a_moment_for_blocks_that_are_coming_in() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    assert ring.plan(0.0, growing=True).uploads == []
+    ring.append(stream, 1, 1, memory, 10, 20, 0.001)
+    slot = ring.open
+    assert slot is not None
+    assert ring.plan(0.001).uploads == [slot]
+    assert len(slot.extents) == 2
+    ring.append(stream, 2, 1, memory, 0, 10, 1.0)
+    assert ring.plan(1.0, growing=True).uploads == []
+    assert ring.plan(1.0 + GROUP_S_MAX, growing=True).uploads != []  # however many more come
 
 
 def test_the_open_batch_grows_when_the_ring_is_nearly_full() -> None:
