@@ -351,13 +351,15 @@ class Connection(asyncio.BufferedProtocol):
         """See `memq.broker.streams.AckSink`."""
         self.outbox.write(encode_frame(Api.REDIRECT, stream.number, stream.expected, encode_message(Redirect())))
 
-    def send(self, frame: bytes) -> None:
-        """Send an answer; HELLO's starts the connection's clock."""
-        api = frame[4]
+    def send(self, prefix: bytes, body: bytes = b"") -> None:
+        """Send an answer, whose body may be one with the prefix; HELLO's starts the connection's clock."""
+        api = prefix[4]
         self.conversation.said(Side.BROKER, api)
         if api == Api.HELLO:
             self.ready_s = self._services.runtime.clock.monotonic()
-        self.outbox.write(frame)
+        self.outbox.write(prefix)
+        if body:
+            self.outbox.write(body)  # not joined: that would copy it
 
     def refuse(self, error: MemqError) -> None:
         """Tell the client what is wrong with the connection as a whole, and close it."""

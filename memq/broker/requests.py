@@ -17,7 +17,8 @@ from memq.errors import InvalidRequestError, MemqError, NotFoundError, NotReadyE
 from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
 from memq.limits import POLL_BYTES_MAX, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END, STREAMS_PER_CONNECTION_MAX
-from memq.protocol.frames import HELLO_MAGIC, AckLevel, Api, Frame, check_version, encode_frame
+from memq.memory import keep_freed_blocks
+from memq.protocol.frames import HELLO_MAGIC, AckLevel, Api, Frame, check_version, encode_frame, encode_prefix
 from memq.protocol.messages import (
     AdminAnswer,
     AdminRequest,
@@ -63,6 +64,7 @@ class Requests:
         self._groups = GroupRequests(services, partitions)
         self._tasks = TaskOwner(self._failed, services.events)
         self._lent = ByteBudget(services.settings.memory_bytes_max // ANSWERS_SHARE)
+        keep_freed_blocks(services.settings.memory_bytes_max // ANSWERS_SHARE)
         self._pending_bytes = 0
         self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
         self._answers: dict[int, Callable[[Connection, Frame], Awaitable[Answer]]] = {
@@ -138,13 +140,13 @@ class Requests:
         try:
             answer = await self._answers[frame.api](connection, frame)
             body = answer if isinstance(answer, bytes) else encode_message(answer)
-            reply = encode_frame(frame.api, frame.stream, frame.argument, body)
+            reply = (encode_prefix(frame.api, frame.stream, frame.argument, len(body)), body)
         except KeyError:
-            reply = _error_frame(frame, InvalidRequestError(f"this broker does not answer {Api(frame.api).name}"))
+            reply = _error_frame(frame, InvalidRequestError(f"this broker does not answer {Api(frame.api).name}")), b""
         except MemqError as error:
-            reply = _error_frame(frame, error)
+            reply = _error_frame(frame, error), b""
         if not connection.closed:
-            connection.send(reply)
+            connection.send(*reply)
 
     def _hello(self, frame: Frame) -> bytes:
         hello = decode_message(frame.body, Hello)

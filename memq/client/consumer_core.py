@@ -18,7 +18,6 @@ from memq.client.flow import Counts, Delivery
 from memq.client.group_session import GroupSession
 from memq.client.link_pool import LinkPool
 from memq.client.membership import Changes
-from memq.client.memory import keep_freed_blocks
 from memq.client.metadata import ClusterMetadata
 from memq.client.opener import Opener
 from memq.client.places import Lag, Places
@@ -27,6 +26,7 @@ from memq.client.record import TopicPartition, place_of
 from memq.client.stores import OpenStores
 from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
 from memq.logs import EventLog
+from memq.memory import keep_freed_blocks
 from memq.network import Address, Runtime
 from memq.notification.remote import RemoteQueue
 from memq.tasks import TaskOwner

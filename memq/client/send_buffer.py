@@ -15,7 +15,6 @@ from zlib import crc32
 
 from memq.client.delivery import AsyncDelivery, Delivery
 from memq.client.fields import Fields, Many
-from memq.client.memory import keep_freed_blocks
 from memq.client.open_block import (
     KEYED,
     MIXED,
@@ -32,6 +31,7 @@ from memq.client.open_block import (
 from memq.client.producer_settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
 from memq.limits import KIB, SEQUENCE_END, SLOTS, TIME_MS_END
+from memq.memory import keep_freed_blocks
 from memq.network import Runtime
 from memq.topic import Topic
 

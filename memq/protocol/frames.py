@@ -71,11 +71,16 @@ class Frame(NamedTuple):
     body: bytes | bytearray | memoryview
 
 
+def encode_prefix(api: int, stream: int, argument: int, length: int, flags: int = 0) -> bytes:
+    """Build what goes before a body of `length` bytes. Raises TooLargeError when that is over the api's bound."""
+    if length > BODY_BYTES_MAX[api]:
+        raise TooLargeError(f"{Api(api).name} body of {length} bytes is over {BODY_BYTES_MAX[api]}")
+    return PREFIX.pack(length, api, flags, stream, argument)
+
+
 def encode_frame(api: int, stream: int, argument: int, body: bytes = b"", flags: int = 0) -> bytes:
-    """Build a control frame. Raises TooLargeError when the body is over the api's bound."""
-    if len(body) > BODY_BYTES_MAX[api]:
-        raise TooLargeError(f"{Api(api).name} body of {len(body)} bytes is over {BODY_BYTES_MAX[api]}")
-    return PREFIX.pack(len(body), api, flags, stream, argument) + body
+    """Build a control frame. Raises: as `encode_prefix`."""
+    return encode_prefix(api, stream, argument, len(body), flags) + body
 
 
 def encode_ack(level: int, stream: int, next_sequence: int, epoch: int) -> bytes:
