@@ -98,6 +98,9 @@ class AsyncConsumer:
         longer: it connects. Raises: as `memq.Consumer.poll`.
         """
         self._loop = asyncio.get_running_loop()
+        batch = self._core.next_at_hand()
+        if batch is not None:
+            return batch
         clock = self._runtime.clock
         deadline_s = None if timeout is None else clock.monotonic() + timeout
         while True:

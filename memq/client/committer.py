@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from memq.client.group_session import GroupSession
+from memq.client.handouts import Handouts
 from memq.client.reading import Assigned, Reading
 from memq.errors import FencedError, RetryableError
 from memq.topic import Committed, ReadPartition
@@ -15,10 +16,11 @@ from memq.topic import Committed, ReadPartition
 class Committer:
     """Commits the prefixes of the partitions that are read."""
 
-    def __init__(self, reading: Reading, group: GroupSession) -> None:
+    def __init__(self, reading: Reading, group: GroupSession, handouts: Handouts) -> None:
         self.commits = 0
         self._reading = reading
         self._group = group
+        self._handouts = handouts
         self._busy = asyncio.Lock()
 
     async def commit(self, partitions: Iterable[ReadPartition] | None = None) -> None:
@@ -27,6 +29,7 @@ class Committer:
         Raises: GenerationFencedError when a partition is another member's by now; RetryableError.
         """
         async with self._busy:
+            self._handouts.settle()
             due: dict[ReadPartition, tuple[Assigned, Committed]] = {}
             for partition in self._reading.assigned if partitions is None else partitions:
                 assigned = self._reading.assigned.get(partition)

@@ -154,6 +154,9 @@ class Consumer:
         NotFoundError when a topic is not there; UnsupportedFormatError; ClosedError; ForkedError.
         """
         self._background.check_process()
+        batch = self._core.next_at_hand()
+        if batch is not None:
+            return batch
         clock, io = self._runtime.clock, self._background.io
         deadline_s = None if timeout is None else clock.monotonic() + timeout
         while True:

@@ -16,6 +16,7 @@ from memq.client.dead_letters import DeadLetters
 from memq.client.fetcher import Fetcher
 from memq.client.flow import Counts, Delivery
 from memq.client.group_session import GroupSession
+from memq.client.handouts import Handout, Handouts
 from memq.client.link_pool import LinkPool
 from memq.client.membership import Changes
 from memq.client.metadata import ClusterMetadata
@@ -30,11 +31,12 @@ from memq.memory import keep_freed_blocks
 from memq.network import Address, Runtime
 from memq.notification.remote import RemoteQueue
 from memq.tasks import TaskOwner
-from memq.topic import Position, ReadPartition, Topic, read_partitions
+from memq.topic import Position, ReadPartition, Topic, Totals, read_partitions
 
 START_S_MAX = 10.0
 REFRESH_S = 30.0
 CLOSE_S_MAX = 5.0
+AHEAD_SHARE = 16  # batches that are made ahead hold a sixteenth of what may be prefetched, and one more
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class ConsumerCore:
             runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
         )
         self._opener = Opener(settings, self._queue, self._reading, self._topics, self._wanted, self._changed.set)
+        self._handouts = Handouts()
         self._group: GroupSession | None = None
         self._committer: Committer | None = None
         if settings.group is not None:
@@ -81,8 +84,7 @@ class ConsumerCore:
                 session_timeout_ms=settings.session_timeout_ms,
                 changed=self._group_changed,
             )
-            self._committer = Committer(self._reading, self._group)
-        self._handed: deque[tuple[Assigned, Batch]] = deque()  # not known to be done
+            self._committer = Committer(self._reading, self._group, self._handouts)
         self._delivery: tuple[Assigned, Delivery] | None = None  # waits for its dead letters
         self._late_damage: deque[tuple[Batch, Damage]] = deque()
         self._late_counts = Counts()
@@ -134,17 +136,29 @@ class ConsumerCore:
 
     # ---- batches -----------------------------------------------------------------------------------
 
+    def next_at_hand(self) -> Batch | None:
+        """Return the next batch when one was made ahead and nothing is more urgent; what was handed out before is done.
+
+        Of all that this class has only this may be called on the user's own thread.
+        """
+        if self._closed or self._handouts.urgent:
+            return None
+        self._handouts.finish()
+        return self._handouts.take()
+
     async def next(self, timeout_s: float | None) -> Batch | Changes | None:
         """Return the next batch; or changes of the assignment, which the caller tells and then takes by `take`.
 
         What was handed out before is done by this call. None after `timeout_s`, at the end, and after `wakeup`.
+        More batches may be at hand then.
         Raises: CorruptDataError before a damaged block; what the cluster says that does not pass by itself.
         """
         await self.start()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._send_late_damage()
-                self._finish_handed()
+                self._handouts.finish()
+                self._handouts.settle()
                 return await self._next()
         except TimeoutError:
             return None
@@ -152,9 +166,12 @@ class ConsumerCore:
     async def _next(self) -> Batch | Changes | None:
         while True:
             self._changed.clear()
+            self._handouts.urgent = False
             self._check()
-            found = self._new_changes() or await self._next_batch()
+            found = self._new_changes() or self._handouts.take() or await self._next_batch()
             if found:
+                if isinstance(found, Batch):
+                    self._make_ahead()
                 return found
             if self._woken or self.ended:
                 self._woken = False
@@ -165,7 +182,8 @@ class ConsumerCore:
     def ended(self) -> bool:
         """Whether all that is assigned was delivered to the `end` that was asked for."""
         everything_open = all(partition in self._reading.assigned for partition in self._wanted())
-        return self._started and self._delivery is None and everything_open and self._reading.ended
+        nothing_left = self._delivery is None and not self._handouts.waiting
+        return self._started and nothing_left and everything_open and self._reading.ended
 
     def wakeup(self) -> None:
         """Let `next` return None: the one under way, else the one that comes."""
@@ -192,7 +210,7 @@ class ConsumerCore:
 
     def positions(self) -> dict[TopicPartition, Position]:
         """Return what comes next in each partition that is read."""
-        return {assigned.place: assigned.flow.position for assigned in self._reading.assigned.values()}
+        return {assigned.place: self._here(assigned)[0] for assigned in self._reading.assigned.values()}
 
     async def committed(self) -> dict[TopicPartition, Position]:
         """Return what the group has stored for the partitions of the topics. Raises: as `commit`."""
@@ -206,10 +224,16 @@ class ConsumerCore:
         await self.start()
         lags: dict[TopicPartition, Lag] = {}
         for partition, assigned in list(self._reading.assigned.items()):
-            flow, topic = assigned.flow, self._topics[partition.topic]
-            here = await self._places.totals_at(flow.progress, flow.position, partition)
-            lags[assigned.place] = await self._places.lag(topic, partition, flow.position, here, self._runtime.clock)
+            position, totals = self._here(assigned)
+            if totals is None:
+                totals = await self._places.totals_at(assigned.flow.progress, position, partition)
+            topic = self._topics[partition.topic]
+            lags[assigned.place] = await self._places.lag(topic, partition, position, totals, self._runtime.clock)
         return lags
+
+    def _here(self, assigned: Assigned) -> tuple[Position, Totals | None]:
+        """Return what comes next in a partition, and the totals before its pointer where they are at hand."""
+        return self._handouts.ahead_of(assigned) or (assigned.flow.position, None)
 
     async def seek(self, topic: str, partition: int, to: Point) -> None:
         """Go on from another place; what is prefetched is dropped.
@@ -240,9 +264,7 @@ class ConsumerCore:
         committer = self._need_group()
         if batch is not None:
             self._find_handed(batch).ledger.finish(batch.next)
-        for assigned, handed in self._handed:
-            if handed.finished:
-                assigned.ledger.finish(handed.next)
+        self._handouts.settle_finished()
         await self._send_late_damage()
         await committer.commit()
 
@@ -252,6 +274,7 @@ class ConsumerCore:
         parts = [assigned.flow.counts for assigned in self._reading.assigned.values()]
         for part in (self._late_counts, self._reading.removed_counts, *parts):
             total.add(part)
+        total.records -= self._handouts.records_kept
         commits = self._committer.commits if self._committer is not None else 0
         return ConsumerStats(total, self._reading.retries, commits, self._dead_letters.sent)
 
@@ -276,6 +299,11 @@ class ConsumerCore:
     def _die(self, error: BaseException) -> None:
         """A background task died: nothing works any more."""
         self._fatal = error
+        self._tell()
+
+    def _tell(self) -> None:
+        """There is news for the caller of `next`, also before what was made ahead."""
+        self._handouts.urgent = True
         self._changed.set()
 
     def _new_changes(self) -> Changes | None:
@@ -305,9 +333,23 @@ class ConsumerCore:
             for damage in batch.damaged:
                 await self._dead_letters.send(assigned.place, damage)
             self._delivery = None
+        self._hand(assigned, delivery, batch)
+        return self._handouts.take()
+
+    def _make_ahead(self) -> None:
+        """Make what is whole and ready into batches, as long as they are small beside what may be prefetched."""
+        left = self.settings.prefetch_bytes_max // AHEAD_SHARE
+        while left > 0 and self._delivery is None:
+            found = self._reading.deliver(whole=True)
+            if found is None:
+                return
+            assigned, delivery = found
+            left -= sum(len(part.piece.data) for part in delivery.slices)
+            self._hand(assigned, delivery, self._batch_of(assigned, delivery))
+
+    def _hand(self, assigned: Assigned, delivery: Delivery, batch: Batch) -> None:
         assigned.ledger.hand(delivery.behind)
-        self._handed.append((assigned, batch))
-        return batch
+        self._handouts.add(Handout(assigned, batch, delivery.totals))
 
     def _batch_of(self, assigned: Assigned, delivery: Delivery) -> Batch:
         first, place = delivery.first, assigned.place
@@ -334,11 +376,6 @@ class ConsumerCore:
             self._late_counts.damaged_blocks += 1
             self._late_counts.damaged_records += damage.records
 
-    def _finish_handed(self) -> None:
-        for assigned, batch in self._handed:
-            assigned.ledger.finish(batch.next)
-        self._handed.clear()
-
     # ---- inside: partitions ----------------------------------------------------------------------------
 
     def _partitions(self) -> list[ReadPartition]:
@@ -355,7 +392,7 @@ class ConsumerCore:
             for partition in self._group.state.take_dropped():
                 self._reading.remove(partition)
         self._opener.kick()
-        self._changed.set()
+        self._tell()
 
     def _find(self, topic: str, partition: int) -> tuple[ReadPartition, Assigned]:
         self._check()

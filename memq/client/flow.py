@@ -21,7 +21,7 @@ from enum import Enum, auto
 
 from memq.client.batch import Slice
 from memq.client.lookback import Lookback, Verdict
-from memq.client.pieces import Piece
+from memq.client.pieces import Piece, is_whole
 from memq.client.progress import Progress
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
 from memq.format.block import BlockHeader
@@ -82,6 +82,7 @@ class Slot:
     pieces: Sequence[Piece] | None = None
     fetching: bool = False
     expired: bool = False  # retention took it after its pointer was read
+    damaged: bool = False  # its pointer, or some of its pieces
     judged: int = 0  # pieces before this one were delivered or passed over
 
     @property
@@ -99,11 +100,13 @@ class Slot:
 class Delivery:
     """What `deliver` gives out: records, or an error before which the flow stays.
 
-    `first` and `behind` are the places before and behind; `damaged` are pieces that were passed over.
+    `first` and `behind` are the places before and behind, `totals` what lies before the pointer of `first`;
+    `damaged` are pieces that were passed over.
     """
 
     first: Position
     behind: Committed
+    totals: Totals = field(default_factory=Totals)
     pointer: Pointer | None = None
     slices: tuple[Slice, ...] = ()
     damaged: tuple[Piece, ...] = ()
@@ -146,6 +149,7 @@ class PartitionFlow:
         self._lookback = Lookback(window_ms)
         self._progress = Progress()
         self._slots: deque[Slot] = deque()
+        self._unfetched: deque[Slot] = deque()  # those of them that nobody fetches yet
         self._full = False
         self._next_offset = start.pointer_offset
         self._end_reached = end is not None and end <= start
@@ -211,7 +215,7 @@ class PartitionFlow:
             if self._is_behind_end(entry.offset):
                 self._end_reached = True
                 break
-            self._slots.append(_slot_of(entry))
+            self._append(_slot_of(entry))
             self._next_offset = entry.offset + 1
         if self._is_behind_end(self._next_offset) or (not entries and self._is_behind_end(span.end)):
             self._end_reached = True
@@ -221,24 +225,21 @@ class PartitionFlow:
 
     def next_fetch(self) -> Slot | None:
         """Return the first batch that nobody fetches yet; None when there is none, or the flow is paused."""
-        if self.state is not FlowState.READING or self.paused:
+        if self.state is not FlowState.READING or self.paused or not self._unfetched:
             return None
-        for slot in self._slots:
-            if not slot.ready and not slot.fetching:
-                return slot
-        return None
+        return self._unfetched[0]
 
     def start_fetch(self, slot: Slot) -> None:
         """Note that the batch is being fetched: its bytes count as held from here on."""
-        wanted = not slot.ready and not slot.fetching
-        assert wanted, f"slot {slot.offset} is fetched twice"
+        assert self._unfetched[0] is slot, f"slot {slot.offset} is fetched twice, or not in its turn"
+        self._unfetched.popleft()
         slot.fetching = True
         self.held_bytes += slot.bytes
 
     def fetched(self, slot: Slot, pieces: Sequence[Piece]) -> None:
         """Take the pieces of a batch that was being fetched; what was dropped meanwhile stays dropped."""
         if slot.fetching:
-            slot.fetching, slot.pieces = False, pieces
+            slot.fetching, slot.pieces, slot.damaged = False, pieces, not is_whole(pieces)
 
     def expire(self, slot: Slot) -> None:
         """Pass over a batch that was being fetched: its pointer is gone from the queue."""
@@ -250,6 +251,7 @@ class PartitionFlow:
         """Let go of all batches that are here or on their way: they are fetched again when they are wanted."""
         for slot in self._slots:  # what was judged of a batch stays judged
             slot.fetching, slot.pieces = False, None
+        self._unfetched = deque(slot for slot in self._slots if not slot.ready)
         self.held_bytes = 0
 
     # ---- records go out ------------------------------------------------------------------------
@@ -259,12 +261,13 @@ class PartitionFlow:
         """Whether `deliver` could return something, or move on."""
         return self.state is FlowState.READING and not self.paused and bool(self._slots) and self._slots[0].ready
 
-    def deliver(self) -> Delivery | None:
+    def deliver(self, *, whole: bool = False) -> Delivery | None:
         """Return the next records, or the error before which the flow stays; None when nothing is ready.
 
         Control pointers, copies and what expired are passed over on the way: the position moves over them.
+        With `whole` it stops before a batch that is damaged, so that nothing but records is returned.
         """
-        while self.deliverable:
+        while self.deliverable and not (whole and self._slots[0].damaged):
             slot = self._slots[0]
             delivery = self._deliver_slot(slot)
             self._end_if_delivered()
@@ -288,6 +291,11 @@ class PartitionFlow:
         assert state in SUCCESSORS[self.state], f"{self.state.name} to {state.name}"
         self.state = state
 
+    def _append(self, slot: Slot) -> None:
+        self._slots.append(slot)
+        if not slot.ready:
+            self._unfetched.append(slot)
+
     def _is_behind_end(self, offset: int) -> bool:
         return self.end is not None and Position(self.partition.partition, offset) >= self.end
 
@@ -310,6 +318,7 @@ class PartitionFlow:
             return None
         first = max(self.position, Position(self.partition.partition, slot.offset))
         end = self._end_index(slot.offset)
+        totals = self._progress.totals
         found = self._assemble(pointer, slot, first.record_index, end)
         if found.failed is not None and not found.slices and not found.damaged:
             self.position = Position(first.read_partition, slot.offset, max(found.failed.first, first.record_index))
@@ -324,7 +333,7 @@ class PartitionFlow:
         if not found.slices and not found.damaged:
             return None
         self.counts.records += sum(high - low for _, low, high in found.slices)
-        return Delivery(first, self.behind, pointer, tuple(found.slices), tuple(found.damaged))
+        return Delivery(first, self.behind, totals, pointer, tuple(found.slices), tuple(found.damaged))
 
     def _end_index(self, offset: int) -> int | None:
         """Return the record index at which the flow ends in this batch; None when it ends elsewhere."""
@@ -398,7 +407,7 @@ class PartitionFlow:
             self.counts.damaged_blocks += 1
             self._pass(slot)
             piece = Piece(0, 0, 0, None, memoryview(b""), cause)
-            return Delivery(place, self.behind, None, (), (piece,))
+            return Delivery(place, self.behind, damaged=(piece,))
         error = type(cause)(
             f"pointer at {place} of topic '{self.partition.topic}': {cause}", hint=self._hint(slot.offset + 1)
         )
@@ -413,7 +422,7 @@ class PartitionFlow:
             hint=self._hint(self.position.pointer_offset, piece.first + piece.records),
         )
         error.__cause__ = cause
-        return Delivery(self.position, self.behind, pointer, failure=error)
+        return Delivery(self.position, self.behind, pointer=pointer, failure=error)
 
     def _hint(self, offset: int, index: int = 0) -> str:
         behind = Position(self.partition.partition, offset, index)
@@ -427,4 +436,4 @@ def _slot_of(entry: Entry) -> Slot:
     try:
         return Slot(entry.offset, entry.time_ms, decode_pointer(entry.body))
     except MemqError as error:
-        return Slot(entry.offset, entry.time_ms, cause=error)
+        return Slot(entry.offset, entry.time_ms, cause=error, damaged=True)

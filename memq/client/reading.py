@@ -22,7 +22,7 @@ from memq.notification.remote import Polled, RemoteQueue
 from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, TopicSettings
 
-FETCHES_MAX = 8
+FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
 POLL_WAIT_MS = 2_000
 _RETRY_S_BASE = 0.05
@@ -118,14 +118,17 @@ class Reading:
             flow.drop_fetched()
         self._advance()
 
-    def deliver(self) -> tuple[Assigned, Delivery] | None:
-        """Return the next records of the partition whose turn it is; None when nothing is ready."""
+    def deliver(self, *, whole: bool = False) -> tuple[Assigned, Delivery] | None:
+        """Return the next records of the partition whose turn it is; None when nothing is ready.
+
+        With `whole` nothing that is damaged is met.
+        """
         for partition in list(self._turn):
             assigned = self._assigned[partition]
             if not assigned.flow.deliverable:
                 continue
             before = assigned.flow.position
-            delivery = assigned.flow.deliver()
+            delivery = assigned.flow.deliver(whole=whole)
             if delivery is None and assigned.flow.position != before:
                 assigned.ledger.passed(assigned.flow.behind)
             self._advance()

@@ -1,0 +1,193 @@
+"""Batches that are made ahead change nothing that the user can see: places, lag, pauses, commits and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memq
+from memq.client.batch import Batch
+from memq.client.consumer_core import AHEAD_SHARE
+from memq.client.flow import PartitionFlow
+from memq.client.handouts import Handout, Handouts
+from memq.client.reading import Assigned
+from memq.client.record import TopicPartition
+from memq.limits import MIB
+from memq.testing import Cluster
+from memq.topic import Committed, Position, ReadPartition, TopicSettings, Totals
+
+CLICKS = TopicPartition("clicks", 0)
+COUNT = 6
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+def send_apart(cluster: Cluster, count: int = COUNT, partition: int = 0) -> None:
+    """Send records, each of them as a batch of its own."""
+    with memq.Producer(cluster.address) as producer:
+        for number in range(count):
+            producer.send("clicks", b"%d" % number, partition=partition).result(10)
+
+
+def take(consumer: memq.Consumer) -> memq.Batch:
+    batch = consumer.poll(20)
+    assert batch is not None
+    return batch
+
+
+def at_hand(consumer: memq.Consumer) -> int:
+    """Return how many batches were made ahead."""
+    return len(consumer._core._handouts._ahead)
+
+
+def take_until_some_are_ahead(consumer: memq.Consumer, cluster: Cluster) -> memq.Batch:
+    """Poll from the beginning until a batch came with all others at hand: all depends on what was fetched by then."""
+    while True:
+        batch = take(consumer)
+        if batch.values() == [b"0"] and at_hand(consumer) == COUNT - 1:
+            return batch
+        consumer.seek("clicks", 0, "beginning")
+
+
+def test_place_lag_and_counters_are_those_of_what_was_taken(cluster: Cluster) -> None:
+    send_apart(cluster)
+    with memq.Consumer(cluster.address, "clicks") as consumer:
+        take_until_some_are_ahead(consumer, cluster)
+        before = consumer.stats().counts.records
+        for number in range(1, COUNT):
+            assert consumer.lag()[CLICKS].records == COUNT - number
+            batch = take(consumer)
+            assert batch.values() == [b"%d" % number]
+            assert consumer.position()[CLICKS] == batch.next or number == COUNT - 1  # then control pointers follow
+            assert consumer.stats().counts.records == before + number
+        assert consumer.lag()[CLICKS].records == 0
+
+
+def test_a_pause_holds_back_what_is_at_hand_and_a_seek_drops_it(cluster: Cluster) -> None:
+    cluster.create_topic("clicks", partitions=2)
+    send_apart(cluster)
+    with memq.Consumer(cluster.address, "clicks") as consumer:
+        take_until_some_are_ahead(consumer, cluster)
+        consumer.pause("clicks", 0)
+        assert consumer.poll(0.05) is None
+        send_apart(cluster, 1, partition=1)
+        assert take(consumer).partition == 1
+        consumer.resume("clicks", 0)
+        assert take(consumer).values() == [b"1"]
+        consumer.seek("clicks", 0, "end")
+        assert consumer.poll(0.05) is None
+        assert at_hand(consumer) == 0
+
+
+def test_only_what_was_taken_and_left_behind_is_committed(cluster: Cluster) -> None:
+    send_apart(cluster)
+    with memq.Consumer(cluster.address, "clicks", group="g", auto_commit_interval_ms=3_600_000) as consumer:
+        take_until_some_are_ahead(consumer, cluster)
+        done, taken = take(consumer), take(consumer)
+    with memq.Consumer(cluster.address, "clicks", group="g") as consumer:
+        assert consumer.committed() == {CLICKS: done.next}
+        assert take(consumer).values() == taken.values()
+
+
+def test_what_is_at_hand_ends_with_the_iteration_and_with_close(cluster: Cluster) -> None:
+    send_apart(cluster)
+    with memq.Consumer(cluster.address, "clicks", end="end") as consumer:
+        assert [value for batch in consumer for value in batch.values()] == [b"%d" % n for n in range(COUNT)]
+    with memq.Consumer(cluster.address, "clicks") as consumer:
+        take_until_some_are_ahead(consumer, cluster)
+        consumer.close()
+        with pytest.raises(memq.errors.ClosedError):
+            consumer.poll(0)
+
+
+def test_what_is_at_hand_is_small_beside_the_budget(cluster: Cluster) -> None:
+    send_apart(cluster, 40)
+    with memq.Consumer(cluster.address, "clicks", prefetch_bytes_max=1 * MIB) as consumer:
+        for _ in range(40):
+            take(consumer)
+            ahead = consumer._core._handouts._ahead
+            held = sum(len(part.piece.data) for handout in ahead for part in handout.batch._slices)
+            assert held <= 1 * MIB // AHEAD_SHARE + 512
+
+
+# ---- the machine alone -----------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """Handouts beside a plain list of what should come out."""
+
+    handouts: Handouts = field(default_factory=Handouts)
+    assigned: list[Assigned] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    waiting: list[tuple[int, int]] = field(default_factory=list)  # partition and offset
+    taken: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for number in range(3):
+            flow = PartitionFlow(ReadPartition("clicks", "00" * 16, number), Position(number, 0), window_ms=1_000)
+            self.assigned.append(Assigned(flow, TopicSettings()))
+            self.offsets.append(0)
+
+    def add(self, number: int) -> None:
+        offset = self.offsets[number]
+        self.offsets[number] += 1
+        place = TopicPartition("clicks", number)
+        batch = Batch(place, (Position(number, offset), Position(number, offset + 1)), [], [], "o")
+        self.assigned[number].ledger.hand(Committed(batch.next))
+        self.handouts.add(Handout(self.assigned[number], batch, Totals(offset, 0)))
+        self.waiting.append((number, offset))
+
+    def take(self) -> None:
+        self.handouts.finish()
+        batch = self.handouts.take()
+        self.waiting = [each for each in self.waiting if not self.assigned[each[0]].removed]
+        ready = [each for each in self.waiting if not self.assigned[each[0]].flow.paused]
+        assert (batch and (batch.partition, batch.first.pointer_offset)) == (ready[0] if ready else None)
+        if ready:
+            self.waiting.remove(ready[0])
+            self.taken.append(ready[0])
+
+    def check(self) -> None:
+        """All that was taken and left behind is done, and nothing else."""
+        self.handouts.settle()
+        for number, assigned in enumerate(self.assigned):
+            if assigned.removed:
+                continue
+            done = [offset for partition, offset in self.taken[:-1] if partition == number]
+            due = assigned.ledger.prefix
+            assert (due.position.pointer_offset if due is not None else 0) >= len(done)
+            first = next((offset for partition, offset in self.waiting if partition == number), None)
+            ahead = self.handouts.ahead_of(assigned)
+            assert (None if ahead is None else ahead[0].pointer_offset) == first
+            assert due is None or due.position.pointer_offset <= len(done) + 1
+            if first is not None and due is not None:
+                assert due.position.pointer_offset <= first
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "take", "pause", "resume", "remove"]), st.integers(0, 2)))
+
+
+@given(STEPS)
+def test_batches_come_in_order_and_are_done_when_the_next_is_asked_for(steps: list[tuple[str, int]]) -> None:
+    model = Model()
+    for step, number in steps:
+        if step == "add":
+            if not model.assigned[number].removed:
+                model.add(number)
+        elif step == "take":
+            model.take()
+        elif step == "remove":
+            model.assigned[number].removed = True
+        else:
+            model.assigned[number].flow.paused = step == "pause"
+        if step != "remove":
+            model.check()
