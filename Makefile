@@ -5,7 +5,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
-CODE := $(sort $(dir $(wildcard memq/*.py tests/*.py benchmarks/*.py examples/*.py)))
+CODE := $(sort $(dir $(wildcard memq/*.py localstack/*.py tests/*.py benchmarks/*.py examples/*.py)))
 JOBS ?= 2
 SEEDS ?= 200
 PYTEST := $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile

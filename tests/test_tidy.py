@@ -18,7 +18,7 @@ from memq.settings import BrokerSettings, ClientSettings
 from memq.topic import TopicSettings
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("memq", "tests", "benchmarks", "examples")
+FOLDERS = ("memq", "localstack", "tests", "benchmarks", "examples")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 PUBLIC_METHODS_MAX = 20

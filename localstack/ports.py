@@ -1,0 +1,39 @@
+"""Finds ports for servers that can't bind port 0 and tell: below the range from which the system gives out its own.
+
+A port of that range may be given to any client's connection between our look and the server's bind, or while a
+killed server is down; a port below it goes to nobody who did not ask for it. Two launchers that draw the same number
+at the same moment are told apart by the bind itself: the one that fails draws again (see `localstack.servers`).
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+HOST = "127.0.0.1"
+FIRST, LAST = 20_000, 31_999  # Linux gives out 32768 and up, macOS and Windows 49152 and up
+TRIES_MAX = 1_000
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on that port of the loopback address now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: what lingers in TIME_WAIT is free
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Return that many different ports on which nobody listens."""
+    draw = random.SystemRandom()
+    found: list[int] = []
+    for _ in range(TRIES_MAX):
+        port = draw.randint(FIRST, LAST)
+        if port not in found and is_free(port):
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError(f"no {count} free ports in {FIRST}-{LAST} after {TRIES_MAX} tries")

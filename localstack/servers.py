@@ -1,0 +1,158 @@
+"""Starts real servers on this machine and gives handles on them: what tests, demos and the command line use.
+
+    with start_kafka(folder / "kafka") as kafka, start_s3(folder / "s3") as s3:
+        ...  # kafka.address, s3.endpoint, s3.access_key, s3.secret_key
+
+Every server keeps its data, settings and log in its own folder and listens on the loopback address only. A handle can
+`stop`, `kill` (SIGKILL), `pause`, `resume` and `restart` on the same data and port; leaving the `with` block stops it.
+"""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from localstack import kafka, s3, zookeeper
+from localstack.errors import LocalstackError
+from localstack.launch import Launch, NotReadyError, Server
+from localstack.ports import free_ports, is_free
+from localstack.s3 import ADMIN, Identity
+from localstack.signing import signed_headers
+
+__all__ = ["ADMIN", "Identity", "LocalstackError", "S3Server", "Server", "start_kafka", "start_s3", "start_zookeeper"]
+
+PORT_TRIES_MAX = 5
+REQUEST_TIMEOUT_S = 30
+
+
+class S3Server(Server):
+    """A handle on an S3 server, with what a client needs."""
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the server; buckets are addressed by path."""
+        return f"http://{self.address}"
+
+    @property
+    def access_key(self) -> str:
+        """The key id of the identity that may do everything."""
+        return self.launch.details["access_key"]
+
+    @property
+    def secret_key(self) -> str:
+        """The secret of that identity."""
+        return self.launch.details["secret_key"]
+
+    @property
+    def region(self) -> str:
+        """The region that requests are signed for."""
+        return s3.REGION
+
+    def create_bucket(self, name: str) -> None:
+        """Make a bucket; one that is there is fine."""
+        connection = http.client.HTTPConnection(self.address, timeout=REQUEST_TIMEOUT_S)
+        headers = signed_headers(
+            "PUT",
+            self.address,
+            f"/{name}",
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+            region=self.region,
+            now=datetime.now(UTC),
+        )
+        try:
+            connection.request("PUT", f"/{name}", headers=headers)
+            answer = connection.getresponse()
+            said = answer.read().decode(errors="replace")
+        finally:
+            connection.close()
+        if answer.status not in (200, 409):
+            raise LocalstackError(f"{self.endpoint} made no bucket {name!r}: {answer.status} {said}")
+
+
+Handle = TypeVar("Handle", bound=Server)
+
+
+def start_kafka(folder: Path, port: int = 0, *, settings: Mapping[str, str] | None = None) -> Server:
+    """Start Kafka 4.1 on a folder and wait until it serves; about 4 s.
+
+    Args:
+        folder: its data, settings and log; with data in it, Kafka goes on with them.
+        port: of the clients; 0 draws a free one, or takes again the one that was used on this folder.
+        settings: Kafka's own, over those of `localstack.kafka`; `{port}`, `{controller_port}`, `{data}` are filled in.
+
+    Raises:
+        LocalstackError: no Java, no jars, a port that is taken, or Kafka ended; the message has the end of its log.
+    """
+    return _start(
+        Server, folder, port, kafka.PORTS, lambda ports: kafka.launch(folder.absolute(), ports, settings or {})
+    )
+
+
+def start_zookeeper(folder: Path, port: int = 0, *, settings: Mapping[str, str] | None = None) -> Server:
+    """Start ZooKeeper 3.9 on a folder and wait until it serves; about a second. Arguments and errors as of Kafka."""
+    absolute = folder.absolute()
+    return _start(
+        Server, folder, port, zookeeper.PORTS, lambda ports: zookeeper.launch(absolute, ports, settings or {})
+    )
+
+
+def start_s3(
+    folder: Path,
+    port: int = 0,
+    *,
+    buckets: Sequence[str] = ("memq",),
+    identities: Sequence[Identity] = (ADMIN,),
+    arguments: Sequence[str] = (),
+) -> S3Server:
+    """Start an S3 server on a folder, wait until it serves, and make the buckets; about 2 s.
+
+    Args:
+        folder: its data, settings and log; with data in it, it goes on with them.
+        port: of the clients; 0 draws a free one, or takes again the one that was used on this folder.
+        buckets: are made when they are not there.
+        identities: who may do what; the first must be allowed to make buckets, and the handle has its keys.
+        arguments: more of SeaweedFS's own (`weed server -h`).
+
+    Raises:
+        LocalstackError: SeaweedFS is not installed, a port is taken, or it ended; the message has the end of its log.
+    """
+    server = _start(
+        S3Server, folder, port, s3.PORTS, lambda ports: s3.seaweedfs(folder.absolute(), ports, identities, arguments)
+    )
+    try:
+        for name in buckets:
+            server.create_bucket(name)
+    except BaseException:
+        server.kill()
+        raise
+    return server
+
+
+def _start(kind: type[Handle], folder: Path, port: int, count: int, launch: Callable[[list[int]], Launch]) -> Handle:
+    """Start a server on ports that nobody has; when another was quicker at one of them, on others.
+
+    `port` 0 prefers the ports that the server had on this folder before: clients may still know them.
+    """
+    folder = folder.absolute()
+    before = kind.load(folder)
+    if before is not None and before.running:
+        raise LocalstackError(f"a server runs on {folder} already, at {before.address}", hint="stop it first")
+    for attempt in range(PORT_TRIES_MAX):
+        if attempt == 0 and before is not None and port in (0, before.launch.ports[0]) and _all_free(before.launch):
+            ports = list(before.launch.ports)
+        else:
+            ports = [port, *free_ports(count - 1)] if port else free_ports(count)
+        try:
+            return kind(folder, launch(ports)).start()
+        except NotReadyError as error:
+            if not error.port_taken or attempt == PORT_TRIES_MAX - 1:
+                raise
+    raise AssertionError("the last try raised")
+
+
+def _all_free(launch: Launch) -> bool:
+    return all(map(is_free, launch.ports))

@@ -1,0 +1,48 @@
+"""Starts Apache ZooKeeper as one standalone server, with a tick short enough for sessions of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from localstack.jars import class_path
+from localstack.java import find_java
+from localstack.kafka import SMALL
+from localstack.launch import Launch
+from localstack.ports import HOST
+
+PORTS = 1
+HEAP = "-Xmx64m"
+MAIN = "org.apache.zookeeper.server.ZooKeeperServerMain"
+
+SETTINGS = {
+    "tickTime": "250",  # a session is 2 to 20 ticks long unless it is said otherwise
+    "maxSessionTimeout": "60000",
+    "dataDir": "{data}",
+    "clientPort": "{port}",
+    "clientPortAddress": HOST,
+    "maxClientCnxns": "0",
+    "admin.enableServer": "false",
+    "4lw.commands.whitelist": "*",
+}
+
+
+def launch(folder: Path, ports: list[int], settings: Mapping[str, str]) -> Launch:
+    """Write the settings and say how to start ZooKeeper on the folder.
+
+    `settings` come over those above; `{port}` and `{data}` in a value are filled in.
+    """
+    (port,) = ports
+    lines = []
+    for name, value in {**SETTINGS, **settings}.items():
+        lines.append(f"{name}={value.replace('{port}', str(port)).replace('{data}', str(folder / 'data'))}\n")
+    config = folder / "zoo.cfg"
+    folder.mkdir(parents=True, exist_ok=True)
+    config.write_text("".join(lines), encoding="utf-8")
+    return Launch(
+        kind="zookeeper",
+        command=(find_java(), HEAP, *SMALL, "-cp", class_path("zookeeper"), MAIN, str(config)),
+        address=f"{HOST}:{port}",
+        ports=(port,),
+        ready=("PrepRequestProcessor (sid:0) started",),  # the port is bound and the data are loaded before it
+    )
