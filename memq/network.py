@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,8 +89,15 @@ class SocketNetwork:
         except TimeoutError as error:
             raise UnreachableError(f"{host}:{port} did not answer in {timeout_s:g} s") from error
         except OSError as error:
-            raise UnreachableError(f"can't reach {host}:{port}: {error.strerror or error}") from error
+            raise UnreachableError(f"can't reach {host}:{port}: {_cause(error)}") from error
         return protocol
+
+
+def _cause(error: OSError) -> str:
+    """Return the cause in the system's words: the loops put the address, or their own name for it, into theirs."""
+    if error.errno is not None and error.errno > 0:  # those of name look-ups are below
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 def _listen_error(host: str, port: int, error: OSError) -> UnreachableError:

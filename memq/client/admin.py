@@ -3,57 +3,37 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 from memq.client.aio_admin import AsyncAdmin, Settings
+from memq.client.background import Background
 from memq.client.consumer_settings import Point
 from memq.client.group_positions import GroupDescription, Reset
-from memq.client.io_thread import forked_error, io_thread
+from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.network import Runtime
 from memq.protocol.messages import TopicMetadata
 from memq.topic import Topic
-
-Result = TypeVar("Result")
-
-
-class _Background:
-    """The part of a sync admin that the I/O thread keeps."""
-
-    def __init__(self, brokers: str | Sequence[str] | None, runtime: Runtime | None) -> None:
-        self.core = AsyncAdmin(brokers, runtime=runtime)
-        self.io = io_thread()
-        self.was_forked = False
-        self.number = self.io.enter(self)
-
-    def forked(self) -> None:
-        """See `SyncClient.forked`."""
-        self.was_forked = True
-
-    async def at_exit(self) -> None:
-        """See `SyncClient.at_exit`."""
-        await self.core.close()
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run on the I/O thread. Raises: ForkedError in a child."""
-        if self.was_forked:
-            work.close()
-            raise forked_error("admin")
-        return self.io.run(work)
 
 
 class Admin:
     """Makes, alters and deletes topics; shows, resets and deletes groups. Any broker answers. Thread-safe.
 
-    Every method raises UnreachableError when no broker can be reached, and what the broker says.
+    Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
     """
 
     _closed = True  # for __del__, should __init__ raise
 
-    def __init__(self, brokers: str | Sequence[str] | None = None, *, runtime: Runtime | None = None) -> None:
-        self._background = _Background(brokers, runtime)
-        self._core = self._background.core
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._core = AsyncAdmin(brokers, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
+        self._background = Background("admin", self._core)
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -76,7 +56,7 @@ class Admin:
         try:
             self._background.run(self._core.close())
         finally:
-            self._background.io.leave(self._background.number)
+            self._background.leave()
 
     def create_topic(
         self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False

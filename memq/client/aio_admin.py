@@ -11,7 +11,7 @@ from memq.client.any_broker import AnyBroker
 from memq.client.consumer_settings import Point, check_point, point_of
 from memq.client.fields import check_kind
 from memq.client.group_positions import GroupDescription, PartitionProgress, Reset
-from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses, check_connect_timeout
 from memq.client.metadata import ClusterMetadata
 from memq.client.places import Places
 from memq.client.progress import Progress
@@ -26,7 +26,6 @@ from memq.protocol.messages import AdminAnswer, AdminRequest, AlterTopic, Create
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, read_partitions
 
 ANSWER_S = 30.0
-REACH_S_MAX = 3.0  # for a broker that was started a moment ago
 GROUPS_NAMED_MAX = 20  # in the error about one that is not there
 Settings = Mapping[str, int | bool | str]
 
@@ -34,10 +33,17 @@ Settings = Mapping[str, int | bool | str]
 class AsyncAdmin:
     """Makes, alters and deletes topics; shows, resets and deletes groups. Any broker answers.
 
-    Every method raises UnreachableError when no broker can be reached, and what the broker says.
+    Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
     """
 
-    def __init__(self, brokers: str | Sequence[str] | None = None, *, runtime: Runtime | None = None) -> None:
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
         self._runtime = runtime or Runtime()
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
         self._metadata = ClusterMetadata(self._runtime, self._pool)
@@ -76,13 +82,13 @@ class AsyncAdmin:
 
     async def topics(self) -> list[Topic]:
         """Return all topics, by name."""
-        await self._pool.reach(REACH_S_MAX)
+        await self._pool.reach(self._connect_timeout_s)
         return [found.topic for found in await self._metadata.all_topics()]
 
     async def topic(self, name: str) -> TopicMetadata:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
         check_name(name, internal=True)
-        await self._pool.reach(REACH_S_MAX)
+        await self._pool.reach(self._connect_timeout_s)
         found = await self._metadata.refresh(name)
         if found is None:
             raise NotFoundError(f"topic '{name}' does not exist")
@@ -103,12 +109,12 @@ class AsyncAdmin:
 
     async def groups(self) -> list[str]:
         """Return the names of all groups, by name."""
-        await self._pool.reach(REACH_S_MAX)
+        await self._pool.reach(self._connect_timeout_s)
         return list(await self._queue.groups())
 
     async def group(self, name: str) -> GroupDescription:
         """Return a group: members, positions and lag. Raises: NotFoundError."""
-        await self._pool.reach(REACH_S_MAX)
+        await self._pool.reach(self._connect_timeout_s)
         state = await self._described(name)
         holders = {partition: member for member, held in state.members.items() for partition in held}
         read = {partition.topic_id: None for partition in (*state.committed, *holders)}
@@ -154,14 +160,14 @@ class AsyncAdmin:
 
     async def delete_group(self, name: str) -> None:
         """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
-        await self._pool.reach(REACH_S_MAX)
+        await self._pool.reach(self._connect_timeout_s)
         await self._queue.delete_group(name)
 
     # ---- inside --------------------------------------------------------------------------------
 
     async def _ask(self, request: AdminRequest) -> AdminAnswer:
         """Ask once: a request that was lost may have been done, and a second one would hide that."""
-        await self._pool.reach(REACH_S_MAX)
+        await self._pool.reach(self._connect_timeout_s)
         return await self._any.once(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
 
     async def _described(self, group: str) -> GroupState:

@@ -12,7 +12,7 @@ from memq.client.batch import Batch
 from memq.client.consumer_core import ConsumerCore, ConsumerStats
 from memq.client.consumer_settings import ConsumerSettings, OnDamaged, Point
 from memq.client.fetcher import ReadMode
-from memq.client.link_pool import bootstrap_addresses
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.membership import Changes
 from memq.client.places import Lag
 from memq.client.record import TopicPartition, place_of
@@ -44,6 +44,7 @@ class AsyncConsumer:
         prefetch_bytes_max: int = 64 * MIB,
         on_damaged: OnDamaged = "fail",
         read: ReadMode = "auto",
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
@@ -60,6 +61,7 @@ class AsyncConsumer:
             prefetch_bytes_max=prefetch_bytes_max,
             on_damaged=on_damaged,
             read=read,
+            connect_timeout_ms=connect_timeout_ms,
         )
         self._runtime = runtime or Runtime()
         self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers))

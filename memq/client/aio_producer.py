@@ -9,7 +9,7 @@ from typing import Self, cast
 
 from memq.client.delivery import AsyncDelivery
 from memq.client.fields import BytesLike, HeadersLike, Many, check_fields, check_many
-from memq.client.link_pool import bootstrap_addresses
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.open_block import Route
 from memq.client.producer_core import ProducerCore, ProducerStats
 from memq.client.producer_settings import AcksLike, OnAck, WhenFull, producer_settings
@@ -33,6 +33,7 @@ class AsyncProducer:
         when_full: WhenFull = "block",
         delivery_timeout_ms: float = 120_000,
         metadata_timeout_ms: float = 30_000,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         on_ack: OnAck | None = None,
         runtime: Runtime | None = None,
     ) -> None:
@@ -45,6 +46,7 @@ class AsyncProducer:
             when_full=when_full,
             delivery_timeout_ms=delivery_timeout_ms,
             metadata_timeout_ms=metadata_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
             on_ack=on_ack,
         )
         addresses = bootstrap_addresses(brokers)

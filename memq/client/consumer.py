@@ -8,46 +8,23 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from memq.client.aio_consumer import told
+from memq.client.background import Background
 from memq.client.batch import Batch
 from memq.client.consumer_core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
 from memq.client.consumer_settings import ConsumerSettings, OnDamaged, Point
 from memq.client.fetcher import ReadMode
-from memq.client.io_thread import forked_error, io_thread
-from memq.client.link_pool import bootstrap_addresses
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.membership import Changes
 from memq.client.places import Lag
 from memq.client.record import TopicPartition
 from memq.errors import MemqError
 from memq.limits import MIB
-from memq.network import Address, Runtime
+from memq.network import Runtime
 from memq.topic import Position
 
 Result = TypeVar("Result")
 _INTERRUPTED_CLOSE_S = 0.2  # after Ctrl-C
 OnPartitions = Callable[[list[TopicPartition]], object]
-
-
-class _Background:
-    """The part of a sync consumer that the I/O thread keeps: it must not hold the consumer, which may be forgotten."""
-
-    def __init__(self, settings: ConsumerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
-        self.io = io_thread()
-        self.core = ConsumerCore(settings, runtime, addresses)
-        self.was_forked = False
-        self.number = self.io.enter(self)
-
-    def forked(self) -> None:
-        """See `SyncClient.forked`."""
-        self.was_forked = True
-
-    async def at_exit(self) -> None:
-        """See `SyncClient.at_exit`."""
-        await self.core.close()
-
-    def check_process(self) -> None:
-        """Refuse the use in a child. Raises: ForkedError."""
-        if self.was_forked:
-            raise forked_error("consumer")
 
 
 class Consumer:
@@ -66,6 +43,7 @@ class Consumer:
         on_damaged: "fail": raise CorruptDataError and stay before it; "skip": count it and go on; "dead-letter": send
             the raw block to `<topic>.dlq` and go on.
         read: "direct" from the store, "broker" through one, "auto": directly where the store opens.
+        connect_timeout_ms: how long the first use tries to reach a broker; a restart later on is waited for.
         on_assigned, on_revoked, on_lost: called with lists of (topic, partition), inside `poll` and the iteration.
         runtime: clock, randomness and network; the system's by default.
 
@@ -88,6 +66,7 @@ class Consumer:
         prefetch_bytes_max: int = 64 * MIB,
         on_damaged: OnDamaged = "fail",
         read: ReadMode = "auto",
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
@@ -104,20 +83,21 @@ class Consumer:
             prefetch_bytes_max=prefetch_bytes_max,
             on_damaged=on_damaged,
             read=read,
+            connect_timeout_ms=connect_timeout_ms,
         ).check()
         for callback in (on_assigned, on_revoked, on_lost):
             if callback is not None and not callable(callback):
                 raise TypeError(f"on_assigned, on_revoked and on_lost are functions, not {type(callback).__name__}")
         self._runtime = runtime or Runtime()
-        self._background = _Background(settings, self._runtime, bootstrap_addresses(brokers))
-        self._core = self._background.core
+        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers))
+        self._background = Background("consumer", self._core)
         self._callbacks = (on_lost, on_revoked, on_assigned)
         self._closed = False
 
     def __enter__(self) -> Self:
         self._background.check_process()
         try:
-            self._background.io.run(self._core.start())
+            self._background.run(self._core.start())
         except BaseException:
             self.close()
             raise
@@ -176,13 +156,11 @@ class Consumer:
         Raises: InvalidRequestError without a group; GenerationFencedError when the partition was given to another
         member; RetryableError.
         """
-        self._background.check_process()
-        self._background.io.run(self._core.commit(batch))
+        self._background.run(self._core.commit(batch))
 
     def seek(self, topic: str, partition: int, to: Point) -> None:
         """Go on from another place. Raises: InvalidRequestError when the partition is not assigned."""
-        self._background.check_process()
-        self._background.io.run(self._core.seek(topic, partition, to))
+        self._background.run(self._core.seek(topic, partition, to))
 
     def pause(self, topic: str, partition: int) -> None:
         """Deliver nothing of a partition until `resume`. Raises: as `seek`."""
@@ -194,23 +172,19 @@ class Consumer:
 
     def position(self) -> dict[TopicPartition, Position]:
         """Return what comes next in each partition that is read."""
-        self._background.check_process()
-        return self._background.io.run(_called(self._core.positions))
+        return self._background.run(_called(self._core.positions))
 
     def committed(self) -> dict[TopicPartition, Position]:
         """Return what the group has stored. Raises: InvalidRequestError without a group; RetryableError."""
-        self._background.check_process()
-        return self._background.io.run(self._core.committed())
+        return self._background.run(self._core.committed())
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """Return how much lies between each position and the end of its partition now."""
-        self._background.check_process()
-        return self._background.io.run(self._core.lag())
+        return self._background.run(self._core.lag())
 
     def stats(self) -> ConsumerStats:
         """Return counters: what was delivered, passed over, retried."""
-        self._background.check_process()
-        return self._background.io.run(_called(self._core.stats))
+        return self._background.run(_called(self._core.stats))
 
     def wakeup(self) -> None:
         """Let the poll under way, else the next one, return None; from any thread."""
@@ -226,9 +200,9 @@ class Consumer:
             return
         self._closed = True
         try:
-            self._background.io.run(self._core.close(timeout_s))
+            self._background.run(self._core.close(timeout_s))
         finally:
-            self._background.io.leave(self._background.number)
+            self._background.leave()
 
     def _pause(self, topic: str, partition: int, *, paused: bool) -> None:
         self._background.check_process()
@@ -236,7 +210,7 @@ class Consumer:
         async def pause() -> None:
             self._core.pause(topic, partition, paused=paused)
 
-        self._background.io.run(pause())
+        self._background.run(pause())
 
 
 async def _called(function: Callable[[], Result]) -> Result:

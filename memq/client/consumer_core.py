@@ -103,6 +103,7 @@ class ConsumerCore:
         self._check()
         if self._started:
             return
+        await self._pool.reach(self.settings.connect_timeout_ms / 1000)
         for name in self.settings.topics:
             self._topics[name] = (await self._metadata.topic(name, timeout_s=START_S_MAX)).topic
         self._started = True

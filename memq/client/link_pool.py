@@ -20,6 +20,7 @@ from memq.network import Address, Runtime, format_address, parse_address
 from memq.protocol.frames import Frame
 
 CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second
 _REACH_AGAIN_S = 0.1
 
 
@@ -40,6 +41,13 @@ def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
     if not addresses:
         raise InvalidRequestError("no broker is named", hint="pass brokers='HOST:PORT', or set MEMQ_BROKERS")
     return addresses
+
+
+def check_connect_timeout(value: object) -> int:
+    """Return the setting, which all clients have, when it holds. Raises: InvalidSettingError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 86_400_000:
+        raise InvalidSettingError(f"connect_timeout_ms = {value!r} is outside 1 to 86400000")
+    return value
 
 
 class Session:
@@ -104,6 +112,7 @@ class LinkPool:
         self._sessions: dict[Address, Session] = {}
         self._connecting: dict[Address, asyncio.Task[Session | MemqError]] = {}
         self._closed = False
+        self.reached = False  # whether a broker ever answered: one that does not answer now may be restarting
 
     def learn(self, addresses: Sequence[Address]) -> None:
         """Keep the addresses of the cluster's brokers beside those to start from."""
@@ -123,21 +132,27 @@ class LinkPool:
     async def reach(self, timeout_s: float) -> None:
         """Connect to any broker unless one is connected, trying again for `timeout_s`: one may be just coming up.
 
-        Raises: UnreachableError naming each that was tried; ClosedError.
+        What all clients do before their first question, and an admin before each; a broker that does not answer at
+        all has its share of the time only. Raises: UnreachableError naming each that was tried, and why; ClosedError.
         """
         clock = self._runtime.clock
         deadline_s = clock.monotonic() + timeout_s
         while not self.sessions():
             failures: list[str] = []
-            for address in self.candidates():
+            addresses = self.candidates()
+            for address in addresses:
                 try:
-                    await self.session(address)
+                    async with asyncio.timeout(timeout_s / len(addresses)):
+                        await self.session(address)  # one that is given up here goes on, and is met in the next round
                 except (UnreachableError, TimedOutError) as error:
                     failures.append(str(error))
+                except TimeoutError:
+                    failures.append(f"{format_address(address)} does not answer")
                 else:
                     return
-            if clock.monotonic() >= deadline_s:
-                raise UnreachableError(f"no broker answers: {'; '.join(failures[:5])}")
+            if clock.monotonic() + _REACH_AGAIN_S >= deadline_s:
+                hint = "check the address, and that a broker runs there"
+                raise UnreachableError(f"no broker answers: {'; '.join(failures[:5])}", hint=hint)
             await asyncio.sleep(_REACH_AGAIN_S)
 
     async def session(self, address: Address) -> Session:
@@ -186,4 +201,5 @@ class LinkPool:
         if not session.link.open:
             return UnreachableError(f"connection to {format_address(address)} is lost")
         self._sessions[address] = session
+        self.reached = True
         return session

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, cast
 
+from memq.client.background import Background
 from memq.client.delivery import Delivery
 from memq.client.fields import BytesLike, HeadersLike, Many, check_fields, check_many
-from memq.client.io_thread import IoThread, forked_error, io_thread, on_io_thread
-from memq.client.link_pool import bootstrap_addresses
+from memq.client.io_thread import forked_error, on_io_thread
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.open_block import Route
 from memq.client.producer_core import ProducerCore, ProducerStats
 from memq.client.producer_settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
@@ -23,45 +24,34 @@ from memq.network import Address, Runtime
 _INTERRUPTED_CLOSE_S = 0.4  # after Ctrl-C
 
 
-class _Background:
-    """The part of a sync producer that the I/O thread keeps: it must not hold the producer, which may be forgotten."""
+class _ProducerBackground(Background[ProducerCore]):
+    """That of a producer: the core wakes threads that wait for room, and delivers what a forgotten producer took."""
 
     def __init__(self, settings: ProducerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
-        self.io: IoThread = io_thread()
-        self.core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made)
-        self.room = threading.Condition(self.core.buffer.lock)
-        self.was_forked = False
+        core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made)
+        self.room = threading.Condition(core.buffer.lock)
         self._closing: asyncio.Task[None] | None = None
-        self.number = self.io.enter(self)
+        super().__init__("producer", core)
 
     def forked(self) -> None:
         """See `SyncClient.forked`. The lock may be held by a thread that the child does not have."""
-        self.was_forked = True
+        super().forked()
         buffer = self.core.buffer
         if buffer.lock.locked():
             buffer.lock.release()
         buffer.waiting = 0
         buffer.refuse(forked_error("producer"))
 
-    async def at_exit(self) -> None:
-        """See `SyncClient.at_exit`."""
-        await self.core.close(None)
-
     def forgotten(self) -> None:
         """Nobody holds the producer any more, and nobody closed it: deliver what it took."""
         self.io.call(self._close_later)
-
-    def check_process(self) -> None:
-        """Refuse the use in a child. Raises: ForkedError."""
-        if self.was_forked:
-            raise forked_error("producer")
 
     def _close_later(self) -> None:
         self._closing = asyncio.get_running_loop().create_task(self.at_exit())
         self._closing.add_done_callback(self._closed)
 
     def _closed(self, closing: asyncio.Task[None]) -> None:
-        self.io.leave(self.number)
+        self.leave()
         if not closing.cancelled() and closing.exception() is not None:
             self.core.events.error("producer.forgotten", f"a forgotten producer was not flushed: {closing.exception()}")
 
@@ -85,6 +75,7 @@ class Producer:
         when_full: "block" until there is room, "raise" BufferFullError, or how many seconds to wait before that.
         delivery_timeout_ms: after it a block is given up; the topic's own setting bounds it as well.
         metadata_timeout_ms: how long the first record of a topic waits for the cluster to answer.
+        connect_timeout_ms: how long the first record tries to reach a broker; a restart later on is waited for.
         on_ack: called with the Ack or the error of every block, on the I/O thread; what it raises is logged.
         runtime: clock, randomness and network; the system's by default.
 
@@ -105,6 +96,7 @@ class Producer:
         when_full: WhenFull = "block",
         delivery_timeout_ms: float = 120_000,
         metadata_timeout_ms: float = 30_000,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         on_ack: OnAck | None = None,
         runtime: Runtime | None = None,
     ) -> None:
@@ -117,10 +109,11 @@ class Producer:
             when_full=when_full,
             delivery_timeout_ms=delivery_timeout_ms,
             metadata_timeout_ms=metadata_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
             on_ack=on_ack,
         )
         self._runtime = runtime or Runtime()
-        self._background = _Background(settings, self._runtime, bootstrap_addresses(brokers))
+        self._background = _ProducerBackground(settings, self._runtime, bootstrap_addresses(brokers))
         self._settings = settings
         self._core = self._background.core
         self._buffer = self._core.buffer
@@ -223,8 +216,7 @@ class Producer:
 
         Raises: TimedOutError with the number of records still pending; nothing is dropped.
         """
-        self._background.check_process()
-        self._background.io.run(self._core.flush(timeout))
+        self._background.run(self._core.flush(timeout))
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
@@ -235,11 +227,10 @@ class Producer:
         if self._closed or self._background.was_forked:
             return
         self._closed = True
-        io = self._background.io
         try:
-            io.run(self._core.close(timeout))
+            self._background.run(self._core.close(timeout))
         finally:
-            io.leave(self._background.number)
+            self._background.leave()
         self._core.raise_unseen()
 
     def stats(self) -> ProducerStats:

@@ -87,6 +87,8 @@ class ProducerCore:
 
         Raises: NotFoundError, InvalidNameError, UnreachableError, TimedOutError, ClosedError.
         """
+        if not self._pool.reached:
+            await self._pool.reach(min(self._settings.connect_timeout_s, self._settings.metadata_timeout_s))
         found = await self._metadata.topic(topic, create=True, timeout_s=self._settings.metadata_timeout_s)
         known = self.buffer.route(topic)
         return known if known is not None else self.buffer.add_route(found.topic)
@@ -136,7 +138,7 @@ class ProducerCore:
                 hint="they stay on their way; flush again, or look at the broker",
             ) from error
 
-    async def close(self, timeout_s: float | None) -> None:
+    async def close(self, timeout_s: float | None = None) -> None:
         """Take nothing more, flush for at most `timeout_s`, report the ends of the streams, let go of everything.
 
         None waits for the delivery timeout, and long enough beyond it for each block to get its own error.

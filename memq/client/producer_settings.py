@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from memq.client.delivery import Ack
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_connect_timeout
 from memq.errors import InvalidSettingError, MemqError
 from memq.format.block import CODECS
 from memq.limits import KIB, MIB
@@ -40,6 +41,7 @@ class ProducerSettings:
     full_wait_s: float | None = None
     delivery_timeout_s: float = 120.0
     metadata_timeout_s: float = 30.0
+    connect_timeout_s: float = CONNECT_TIMEOUT_MS / 1000
     on_ack: OnAck | None = None
 
     @property
@@ -66,6 +68,7 @@ def producer_settings(
     when_full: WhenFull,
     delivery_timeout_ms: float,
     metadata_timeout_ms: float,
+    connect_timeout_ms: int,
     on_ack: OnAck | None,
 ) -> ProducerSettings:
     """Check the arguments of a producer. Raises: InvalidSettingError naming the one that is wrong."""
@@ -89,6 +92,7 @@ def producer_settings(
         full_wait_s=_full_wait_s(when_full),
         delivery_timeout_s=delivery_timeout_ms / 1000,
         metadata_timeout_s=metadata_timeout_ms / 1000,
+        connect_timeout_s=check_connect_timeout(connect_timeout_ms) / 1000,
         on_ack=on_ack,
     )
 

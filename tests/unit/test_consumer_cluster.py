@@ -22,7 +22,6 @@ from memq.errors import (
     InvalidNameError,
     InvalidRequestError,
     NotFoundError,
-    UnreachableError,
 )
 from memq.testing import Cluster
 from memq.topic import Position
@@ -417,12 +416,6 @@ def test_mistakes_get_their_own_errors(cluster: Cluster) -> None:
     consumer.close()
     with pytest.raises(ClosedError):
         consumer.poll(0)
-
-
-def test_nobody_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memq.client.consumer_core.START_S_MAX", 0.1)
-    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1"), memq.Consumer("127.0.0.1:1", "clicks"):
-        pass
 
 
 def test_what_went_wrong_is_logged_with_its_event(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from memq.client.delivery import Delivery
 from memq.client.fields import as_bytes, check_fields, check_many
-from memq.client.io_thread import io_thread
 from memq.client.open_block import PendingBlock, Route, RowBlock
 from memq.client.partitioner import PartitionMap
 from memq.client.producer import Producer
@@ -271,7 +270,7 @@ def test_a_seal_at_any_point_of_a_send_loses_and_doubles_nothing(key: bytes | No
         reached = sys.gettrace() is None
         sys.settrace(before)
         producer._closed = True
-        io_thread().leave(producer._background.number)
+        producer._background.leave()
         assert hands.values() == [b"first", b"second"], point
         assert delivery in [pending.delivery for pending in hands.taken[-1:]]
         if not reached:

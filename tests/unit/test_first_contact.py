@@ -1,0 +1,162 @@
+"""The first connection of a client: refused soon, with address and cause; who was reached once is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import memq
+from memq.client.link_pool import LinkPool
+from memq.errors import InvalidSettingError, UnreachableError
+from memq.network import Address, Network, ProtocolFactory, Runtime, SocketNetwork, parse_address
+from memq.testing import Cluster
+
+NOBODY = "127.0.0.1:1"
+QUICK_MS = 150
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+def send(brokers: str, connect_timeout_ms: int) -> None:
+    with memq.Producer(brokers, connect_timeout_ms=connect_timeout_ms) as producer:
+        producer.send("clicks", b"v").result(timeout=20)
+
+
+def receive(brokers: str, connect_timeout_ms: int) -> None:
+    with memq.Consumer(brokers, "clicks", connect_timeout_ms=connect_timeout_ms):
+        pass
+
+
+def ask(brokers: str, connect_timeout_ms: int) -> None:
+    with memq.Admin(brokers, connect_timeout_ms=connect_timeout_ms) as admin:
+        admin.topics()
+
+
+async def send_aio(brokers: str, connect_timeout_ms: int) -> None:
+    async with memq.aio.Producer(brokers, connect_timeout_ms=connect_timeout_ms) as producer:
+        await (await producer.send("clicks", b"v"))
+
+
+async def receive_aio(brokers: str, connect_timeout_ms: int) -> None:
+    async with memq.aio.Consumer(brokers, "clicks", connect_timeout_ms=connect_timeout_ms):
+        pass
+
+
+CLIENTS: list[Callable[[str, int], None]] = [
+    send,
+    receive,
+    ask,
+    lambda brokers, timeout_ms: asyncio.run(send_aio(brokers, timeout_ms)),
+    lambda brokers, timeout_ms: asyncio.run(receive_aio(brokers, timeout_ms)),
+]
+each_client = pytest.mark.parametrize("client", CLIENTS, ids=["producer", "consumer", "admin", "aio-p", "aio-c"])
+
+
+@each_client
+def test_a_wrong_address_is_said_with_its_cause(client: Callable[[str, int], None]) -> None:
+    with pytest.raises(UnreachableError) as caught:
+        client(f"{NOBODY},127.0.0.1:2", QUICK_MS)
+    text = str(caught.value)
+    assert text.startswith("no broker answers: ")
+    for address in (NOBODY, "127.0.0.1:2"):
+        assert f"can't reach {address}: Connection refused" in text
+    assert caught.value.hint == "check the address, and that a broker runs there"
+
+
+@each_client
+def test_the_timeout_of_the_first_connection_is_checked(client: Callable[[str, int], None]) -> None:
+    for wrong in (0, -1, True, "3s", None):
+        bad: Any = wrong
+        with pytest.raises(InvalidSettingError, match=r"connect_timeout_ms = .* is outside 1 to"):
+            client(NOBODY, bad)
+
+
+@each_client
+def test_one_of_several_addresses_is_enough(client: Callable[[str, int], None], cluster: Cluster) -> None:
+    cluster.create_topic("clicks")
+    client(f"{NOBODY},{cluster.address}", 20_000)
+
+
+class Silent(SocketNetwork):
+    """The network, in which one address never answers."""
+
+    def __init__(self, silent: Address) -> None:
+        self.silent = silent
+        self.asked = 0
+
+    async def connect(
+        self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+    ) -> asyncio.BufferedProtocol:
+        if (host, port) == self.silent:
+            self.asked += 1
+            await asyncio.get_running_loop().create_future()
+        return await super().connect(host, port, factory, timeout_s=timeout_s)
+
+
+def test_an_address_that_never_answers_does_not_take_the_others_time(cluster: Cluster) -> None:
+    async def scenario() -> None:
+        silent = ("10.255.255.1", 9)
+        network: Network = Silent(silent)
+        alone = LinkPool(Runtime(network=network), [silent])
+        with pytest.raises(UnreachableError, match=r"10\.255\.255\.1:9 does not answer"):
+            await alone.reach(0.05)
+        await alone.close()
+        for _ in range(4):  # whichever comes first
+            both = LinkPool(Runtime(network=network), [silent, parse_address(cluster.address)])
+            await both.reach(1.0)
+            assert both.reached
+            await both.close()
+
+    asyncio.run(scenario())
+
+
+class Refusing(SocketNetwork):
+    """The network, which refuses every connection until a time of the loop."""
+
+    def __init__(self) -> None:
+        self.until_s = 0.0
+        self.refused = 0
+
+    async def connect(
+        self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+    ) -> asyncio.BufferedProtocol:
+        if asyncio.get_running_loop().time() < self.until_s:
+            self.refused += 1
+            raise UnreachableError(f"{host}:{port} restarts")
+        return await super().connect(host, port, factory, timeout_s=timeout_s)
+
+
+def test_a_broker_that_restarts_is_waited_for_by_who_was_connected_once(cluster: Cluster) -> None:
+    connect_timeout_ms = 1_000
+
+    async def scenario() -> None:
+        network = Refusing()
+        runtime = Runtime(network=network)
+        async with memq.aio.Producer(
+            cluster.address, connect_timeout_ms=connect_timeout_ms, runtime=runtime
+        ) as producer:
+            await (await producer.send("clicks", b"before"))
+            async with memq.aio.Consumer(
+                cluster.address, "clicks", connect_timeout_ms=connect_timeout_ms, runtime=runtime
+            ) as consumer:
+                batch = await consumer.poll(20)
+                assert batch is not None
+                assert list(batch.values()) == [b"before"]
+                network.until_s = asyncio.get_running_loop().time() + 1.3 * connect_timeout_ms / 1000
+                await asyncio.to_thread(cluster.stop_broker)
+                await asyncio.to_thread(cluster.start_broker)
+                known, new = await asyncio.gather(producer.send("clicks", b"after"), producer.send("new", b"v"))
+                assert [(await known).records, (await new).records] == [1, 1]
+                assert network.refused
+                batch = await consumer.poll(20)
+                assert batch is not None
+                assert list(batch.values()) == [b"after"]
+
+    asyncio.run(scenario())
