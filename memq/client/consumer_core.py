@@ -142,7 +142,7 @@ class ConsumerCore:
 
         Of all that this class has only this may be called on the user's own thread.
         """
-        if self._closed or self._handouts.urgent:
+        if self._closed or self._handouts.urgent or self._reading.failure is not None:
             return None
         self._handouts.finish()
         return self._handouts.take()
@@ -167,9 +167,11 @@ class ConsumerCore:
     async def _next(self) -> Batch | Changes | None:
         while True:
             self._changed.clear()
-            self._handouts.urgent = False
+            self._handouts.urgent = stale = self._stale.is_set()
             self._check()
-            found = self._new_changes() or self._handouts.take() or await self._next_batch()
+            found: Batch | Changes | None = self._new_changes()
+            if found is None and not stale:
+                found = self._handouts.take() or await self._next_batch()
             if found:
                 if isinstance(found, Batch):
                     self._make_ahead()
@@ -292,6 +294,7 @@ class ConsumerCore:
                 failure, source.failure = source.failure, None
                 if isinstance(failure, NotFoundError):
                     self._stale.set()  # a topic is gone: the others must go on
+                    self._handouts.urgent = True  # and what was fetched of it must not come behind this error
                 raise failure
         if self._started and not self._topics:
             self._stale.set()
@@ -383,10 +386,23 @@ class ConsumerCore:
         return [partition for topic in self._topics.values() for partition in read_partitions(topic)]
 
     def _wanted(self) -> list[ReadPartition]:
-        """Return what is to be read: everything, or what the group gave and did not take away."""
+        """Return what is to be read: everything, or what the group gave and did not take away, of known topics."""
         if self._group is None:
             return self._partitions()
-        return [*self._group.state.held, *self._group.state.changes().assigned]
+        given = (*self._group.state.held, *self._group.state.changes().assigned)
+        return [partition for partition in given if self._exists(partition)]
+
+    def _exists(self, partition: ReadPartition) -> bool:
+        """Whether its topic is there, as far as is known, and not another one of the same name."""
+        topic = self._topics.get(partition.topic)
+        return topic is not None and topic.id == partition.topic_id
+
+    def _forget_gone(self) -> None:
+        """Drop what was fetched of topics that were deleted, also when they were made again."""
+        for partition in [partition for partition in self._reading.assigned if not self._exists(partition)]:
+            self._reading.remove(partition)
+        if self._delivery is not None and self._delivery[0].removed:
+            self._delivery = None
 
     def _group_changed(self) -> None:
         if self._group is not None:
@@ -434,6 +450,7 @@ class ConsumerCore:
                 self._topics.pop(name, None)
                 if found is not None:
                     self._topics[name] = found.topic
+            self._forget_gone()
             if self._group is not None:
                 self._group.share(self._partitions())
             self._group_changed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
@@ -391,6 +392,38 @@ def test_a_topic_that_is_gone_is_told_and_the_others_go_on(cluster: Cluster) -> 
         send(cluster, b"1")
         consumer._core._stale.set()  # else it takes half a minute to be seen
         assert _next_values(consumer) == [b"1"]
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_what_was_fetched_of_a_topic_that_was_made_again_does_not_come_behind_the_error(
+    cluster: Cluster, group: str | None
+) -> None:
+    async def scenario() -> list[bytes | None]:
+        async with memq.aio.Consumer(cluster.address, "clicks", group=group) as consumer:
+            first = await consumer.poll(20)
+            assert first is not None
+            core = consumer._core
+            await asyncio.to_thread(_make_again, cluster)
+            while core._reading.failure is None:  # noqa: ASYNC110 - the poll that meets it has no event
+                await asyncio.sleep(0)
+            with pytest.raises(NotFoundError, match="clicks"):
+                await consumer.poll(20)
+            while True:
+                with suppress(NotFoundError):
+                    batch = await consumer.poll(20)
+                    assert batch is not None
+                    return list(batch.values())
+
+    for number in range(6):
+        send(cluster, b"old %d" % number)
+    assert asyncio.run(scenario()) == [b"new"]
+
+
+def _make_again(cluster: Cluster) -> None:
+    with memq.Admin(cluster.address) as admin:
+        admin.delete_topic("clicks")
+        admin.create_topic("clicks")
+    send(cluster, b"new")
 
 
 def _next_values(consumer: memq.Consumer) -> list[bytes | None]:
