@@ -280,6 +280,13 @@ class EpochFencedError(FencedError):
     default_hint = "open the partition again, or leave it to its new owner"
 
 
+class TermFencedError(FencedError):
+    """Another governor was elected: this one changes nothing any more."""
+
+    code = "term-fenced"
+    default_hint = "nothing to do; the governor of the newer term plans on"
+
+
 class GenerationFencedError(FencedError):
     """The member's group generation is stale: its partitions were given to others."""
 

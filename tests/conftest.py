@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from localstack.servers import Server, start_zookeeper
 
 # No deadline: nothing here asserts a time. Derandomized: a red build is red again on the next machine.
 settings.register_profile(
@@ -35,3 +38,10 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the machine's MEMQ_… variables away, so that a developer's settings change no result."""
     for name in [name for name in os.environ if name.startswith("MEMQ_") and name != "MEMQ_REQUIRE_SERVERS"]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Run a real ZooKeeper for all tests that want one; each has a path of its own there."""
+    with ExitStack() as stack:
+        yield stack.enter_context(start_zookeeper(tmp_path_factory.mktemp("zookeeper")))

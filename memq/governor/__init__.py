@@ -10,20 +10,34 @@ import msgspec
 from memq.topic import Topic
 
 
-class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A live broker: its id, the session that registered it, and where clients reach it."""
+class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A live broker: its id, the session that registered it, and where clients reach it.
+
+    `capacity_bytes_s`: what it can take, 0 when nobody said. `draining`: it wants to own nothing any more.
+    """
 
     id: str
     session: str
     address: str
     http_address: str = ""
     zone: str = ""
+    capacity_bytes_s: int = 0
+    draining: bool = False
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a write partition takes in now, as its owner measured it."""
+
+    topic_id: str
+    partition: int
+    bytes_s: int
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Who owns a write partition. `epoch` only grows; `version` is for compare-and-set; `broker` "" means nobody.
 
-    `session` is that of the owner that opened it, "" while it is assigned but not opened.
+    `session` is that of the owner that opened it, "" while it is assigned but not opened. In a planned move it is
+    still that of the old owner while `broker` is the new one already: who drains first gives it back.
     """
 
     topic_id: str
@@ -39,8 +53,11 @@ class Coordinator(Protocol):
 
     Promises: every change of a topic or an assignment is a compare-and-set on its version; what was
     read may be stale, what was set was current. Watchers are called after a change, with what changed
-    left for them to read; calls may be merged.
-    Raises: VersionConflictError, NotFoundError, AlreadyExistsError, UnreachableError.
+    left for them to read; calls may be merged. At most one session governs, and what is set in its term is
+    refused from the moment that another one does. Loads are told to nobody; who wants them asks.
+    While the coordinator is away every call raises UnreachableError, and whoever owns a partition goes on: the proof
+    is in the queue. A registered broker whose session was lost meanwhile is entered again.
+    Raises: VersionConflictError, NotFoundError, AlreadyExistsError, UnreachableError, DeniedError.
     """
 
     @property
@@ -49,7 +66,7 @@ class Coordinator(Protocol):
         ...
 
     async def register(self, broker: BrokerEntry) -> None:
-        """Enter a broker into the membership, in place of an older session of the same id."""
+        """Enter a broker into the membership, in place of an older session or entry of the same id."""
         ...
 
     async def unregister(self, broker: BrokerEntry) -> None:
@@ -81,11 +98,30 @@ class Coordinator(Protocol):
         ...
 
     async def assignment(self, topic_id: str, partition: int) -> Assignment:
-        """Return one assignment."""
+        """Return one assignment, as it is now."""
         ...
 
-    async def set_assignment(self, assignment: Assignment) -> Assignment:
-        """Replace the assignment whose stored version is `assignment.version`; return it with the next version."""
+    async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
+        """Replace the assignment whose stored version is `assignment.version`; return it with the next version.
+
+        With a `term` the change is the governor's. Raises: TermFencedError when that term has ended.
+        """
+        ...
+
+    async def govern(self, broker: BrokerEntry) -> int:
+        """Return the term in which this registered session governs: a new one when nobody did; 0 when another does."""
+        ...
+
+    async def governor(self) -> str:
+        """Return the id of the broker that governs, "" while nobody does."""
+        ...
+
+    async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
+        """Tell what the broker's partitions take in, in place of what it told before; it goes when the broker goes."""
+        ...
+
+    async def loads(self) -> Sequence[Load]:
+        """Return what the live brokers reported last, by topic id and partition."""
         ...
 
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:

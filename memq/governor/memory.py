@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from memq.clock import Clock, SystemClock
-from memq.governor import Assignment, BrokerEntry
+from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.registry import Change, Registry
 from memq.governor.watchers import Watchers
 from memq.logs import EventLog
@@ -92,11 +92,27 @@ class MemoryCoordinator:
         """See `Coordinator.assignment`."""
         return self._registry.assignment(topic_id, partition)
 
-    async def set_assignment(self, assignment: Assignment) -> Assignment:
+    async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
         """See `Coordinator.set_assignment`."""
-        change = self._registry.set_assignment(assignment)
+        change = self._registry.set_assignment(assignment, term)
         self._shared.apply(change)
         return change.assignments[0]
+
+    async def govern(self, broker: BrokerEntry) -> int:
+        """See `Coordinator.govern`."""
+        return self._registry.govern(broker)
+
+    async def governor(self) -> str:
+        """See `Coordinator.governor`."""
+        return self._registry.governor()
+
+    async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
+        """See `Coordinator.report`."""
+        self._registry.report(broker, loads)
+
+    async def loads(self) -> Sequence[Load]:
+        """See `Coordinator.loads`."""
+        return self._registry.loads()
 
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """See `Coordinator.watch`."""

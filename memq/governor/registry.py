@@ -12,8 +12,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from memq.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, VersionConflictError
-from memq.governor import Assignment, BrokerEntry
+from memq.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+    TermFencedError,
+    VersionConflictError,
+)
+from memq.governor import Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX, SLOTS
 from memq.topic import Topic, check_name
 
@@ -39,6 +45,9 @@ class Registry:
         self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
         self._used_ids = dict.fromkeys(used_ids)
         self._brokers: dict[str, BrokerEntry] = {}
+        self._loads: dict[str, tuple[Load, ...]] = {}
+        self._governor: BrokerEntry | None = None
+        self._term = 0
 
     # ---- what there is -----------------------------------------------------------------------
 
@@ -60,6 +69,15 @@ class Registry:
     def brokers(self) -> list[BrokerEntry]:
         """Return the live brokers, by id."""
         return [self._brokers[broker] for broker in sorted(self._brokers)]
+
+    def governor(self) -> str:
+        """Return the id of the broker that governs, "" while nobody does."""
+        return self._governor.id if self._governor is not None else ""
+
+    def loads(self) -> list[Load]:
+        """Return what the live brokers reported, by topic id and partition."""
+        found = [load for loads in self._loads.values() for load in loads]
+        return sorted(found, key=lambda load: (load.topic_id, load.partition))
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -96,11 +114,13 @@ class Registry:
         """
         return Change(removed=(self._current_topic(topic),))
 
-    def set_assignment(self, assignment: Assignment) -> Change:
+    def set_assignment(self, assignment: Assignment, term: int = 0) -> Change:
         """Replace an assignment by its next version.
 
-        Raises: VersionConflictError; InvalidRequestError for an epoch below the stored one.
+        Raises: VersionConflictError; InvalidRequestError for an epoch below the stored one; TermFencedError.
         """
+        if term and (term != self._term or self._governor is None):
+            raise TermFencedError(f"term {term} of the governor has ended, the last one is {self._term}")
         before = self.assignment(assignment.topic_id, assignment.partition)
         if assignment.version != before.version:
             raise VersionConflictError(
@@ -113,14 +133,9 @@ class Registry:
 
     def release(self, broker: BrokerEntry) -> Change:
         """Release what this session opened, and what is assigned to its broker while it is the live session."""
-        sessions = [broker.session, ""] if self._brokers.get(broker.id) == broker else [broker.session]
-        return Change(
-            assignments=tuple(
-                _next(msgspec.structs.replace(entry, broker="", session=""))
-                for entry in self.assignments()
-                if entry.broker == broker.id and entry.session in sessions
-            )
-        )
+        live = self._is_live(broker)
+        released = [(entry, released_by(entry, broker, live=live)) for entry in self.assignments()]
+        return Change(assignments=tuple(_next(after) for before, after in released if after != before))
 
     # ---- what happened -----------------------------------------------------------------------
 
@@ -139,14 +154,39 @@ class Registry:
     def enter(self, broker: BrokerEntry) -> None:
         """Note a live broker, in place of an older session."""
         check_name(broker.id, "broker")
+        if not self._is_live(broker):
+            self._forget(broker.id)
         self._brokers[broker.id] = broker
 
     def leave(self, broker: BrokerEntry) -> bool:
         """Forget a broker, when this is its live session; return whether it was."""
-        if self._brokers.get(broker.id) != broker:
+        if not self._is_live(broker):
             return False
         del self._brokers[broker.id]
+        self._forget(broker.id)
         return True
+
+    def govern(self, broker: BrokerEntry) -> int:
+        """Return the term in which a live session governs; it begins one when nobody does. 0 when another does."""
+        if self._governor is None and self._is_live(broker):
+            self._governor = broker
+            self._term += 1
+        return self._term if self._governor is not None and self._governor.session == broker.session else 0
+
+    def report(self, broker: BrokerEntry, loads: Iterable[Load]) -> None:
+        """Note what a live broker's partitions take in."""
+        if self._is_live(broker):
+            self._loads[broker.id] = tuple(loads)
+
+    def _is_live(self, broker: BrokerEntry) -> bool:
+        found = self._brokers.get(broker.id)
+        return found is not None and found.session == broker.session
+
+    def _forget(self, broker: str) -> None:
+        """What belonged to a session goes with it."""
+        self._loads.pop(broker, None)
+        if self._governor is not None and self._governor.id == broker:
+            self._governor = None
 
     def _current_topic(self, topic: Topic) -> Topic:
         found = self._topics.get(topic.name)
@@ -179,6 +219,18 @@ def check_topic(topic: Topic) -> Topic:
     if expected != SLOTS:
         raise InvalidRequestError(f"slots of topic '{topic.name}' end at {expected - 1}, not {SLOTS - 1}")
     return topic
+
+
+def released_by(entry: Assignment, broker: BrokerEntry, *, live: bool) -> Assignment:
+    """Return the assignment after the farewell of a broker, which is the `live` session of its id or an older one.
+
+    A partition on its way to another broker goes on there; what an older session left open, too.
+    """
+    if entry.broker == broker.id and (entry.session == broker.session or (live and not entry.session)):
+        return msgspec.structs.replace(entry, broker="", session="")
+    if entry.session == broker.session:
+        return msgspec.structs.replace(entry, session="")
+    return entry
 
 
 def _unassigned(topic: Topic) -> tuple[Assignment, ...]:

@@ -15,7 +15,7 @@ import msgspec
 
 from memq.clock import Clock
 from memq.errors import CorruptDataError, MemqError, UnreachableError
-from memq.governor import Assignment, BrokerEntry
+from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.registry import Change, Registry, check_topic
 from memq.governor.watchers import Watchers
 from memq.logs import EventLog
@@ -96,9 +96,25 @@ class StandaloneCoordinator:
         """See `Coordinator.assignment`."""
         return self._registry.assignment(topic_id, partition)
 
-    async def set_assignment(self, assignment: Assignment) -> Assignment:
+    async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
         """See `Coordinator.set_assignment`."""
-        return (await self._change(lambda registry: registry.set_assignment(assignment))).assignments[0]
+        return (await self._change(lambda registry: registry.set_assignment(assignment, term))).assignments[0]
+
+    async def govern(self, broker: BrokerEntry) -> int:
+        """See `Coordinator.govern`."""
+        return self._registry.govern(broker)
+
+    async def governor(self) -> str:
+        """See `Coordinator.governor`."""
+        return self._registry.governor()
+
+    async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
+        """See `Coordinator.report`."""
+        self._registry.report(broker, loads)
+
+    async def loads(self) -> Sequence[Load]:
+        """See `Coordinator.loads`."""
+        return self._registry.loads()
 
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """See `Coordinator.watch`."""
@@ -127,7 +143,7 @@ class StandaloneCoordinator:
         loaded = await self._pool.run(_load, self._connection, self._file)
         for broker in self._registry.brokers():
             loaded.enter(broker)
-        self._registry = loaded
+        self._registry = loaded  # the term begins anew with it: this process is the only one that governs
         self._in_doubt = False
         self._watchers.changed()
 

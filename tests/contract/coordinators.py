@@ -8,32 +8,59 @@ from pathlib import Path
 
 import pytest
 
+from localstack.servers import Server
 from memq.clock import SystemClock
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
+from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
+from memq.governor.zookeeper.settings import open_from_settings
+from memq.network import Runtime
+from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings, equal_slots
 
-COORDINATORS: dict[str, Callable[[Path], Coordinator]] = {
-    "memory": lambda folder: MemoryCoordinator(MemoryCluster("test")),
-    "standalone": lambda folder: StandaloneCoordinator(folder / "topics.sqlite", "test", SystemClock()),
+# Each with what it opens on: an empty folder, and the address of a real ZooKeeper.
+COORDINATORS: dict[str, Callable[[Path, Callable[[], str]], Coordinator]] = {
+    "memory": lambda folder, server: MemoryCoordinator(MemoryCluster("test")),
+    "standalone": lambda folder, server: StandaloneCoordinator(folder / "topics.sqlite", "test", SystemClock()),
+    "zookeeper": lambda folder, server: open_zookeeper(server(), path_of(folder)),
 }
 
 HANG_S = 120  # a wake-up that was lost is a failure, not a build that never ends
 
 
-def over_coordinators(scenario: Callable[[Coordinator], Awaitable[None]]) -> Callable[[str, Path], None]:
+def open_zookeeper(server: str, path: str, *, cluster: str = "test", **section: str) -> ZookeeperCoordinator:
+    """Open a coordinator on a real server, below a path of its own."""
+    parts = PartSettings(
+        coordinator=f"zookeeper://{server}{path}",
+        sections={"zookeeper": {name: (value, "test") for name, value in section.items()}},
+    )
+    return open_from_settings(parts, Runtime(), cluster)
+
+
+def path_of(folder: Path) -> str:
+    """Return a path in ZooKeeper that no other test has."""
+    return f"/{folder.parent.name}/{folder.name}"
+
+
+def over_coordinators(
+    scenario: Callable[[Coordinator], Awaitable[None]],
+) -> Callable[[str, Path, pytest.FixtureRequest], None]:
     """Make a test of a scenario, once per coordinator."""
 
     @pytest.mark.parametrize("kind", list(COORDINATORS))
-    def test(kind: str, tmp_path: Path) -> None:
+    def test(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         async def run() -> None:
-            coordinator = COORDINATORS[kind](tmp_path)
+            coordinator = COORDINATORS[kind](tmp_path, server)
             try:
                 async with asyncio.timeout(HANG_S):
                     await scenario(coordinator)
             finally:
                 await coordinator.close()
+
+        def server() -> str:
+            running: Server = request.getfixturevalue("zookeeper")
+            return running.address
 
         asyncio.run(run())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from memq.governor import Assignment, BrokerEntry
+from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.watchers import Watchers
 from memq.logs import EventLog
@@ -65,12 +65,28 @@ class SimCoordinator:
         """See `Coordinator.assignment`."""
         return await self._caller.call(f"assignment {partition}", lambda: self._inner.assignment(topic_id, partition))
 
-    async def set_assignment(self, assignment: Assignment) -> Assignment:
+    async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
         """See `Coordinator.set_assignment`."""
         return await self._caller.call(
             f"assign {assignment.partition} epoch {assignment.epoch} to '{assignment.broker}'",
-            lambda: self._inner.set_assignment(assignment),
+            lambda: self._inner.set_assignment(assignment, term=term),
         )
+
+    async def govern(self, broker: BrokerEntry) -> int:
+        """See `Coordinator.govern`."""
+        return await self._caller.call(f"govern {broker.id}", lambda: self._inner.govern(broker))
+
+    async def governor(self) -> str:
+        """See `Coordinator.governor`."""
+        return await self._caller.call("governor", self._inner.governor)
+
+    async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
+        """See `Coordinator.report`."""
+        await self._caller.call(f"report {broker.id}", lambda: self._inner.report(broker, loads))
+
+    async def loads(self) -> Sequence[Load]:
+        """See `Coordinator.loads`."""
+        return await self._caller.call("loads", self._inner.loads)
 
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """See `Coordinator.watch`."""

@@ -1,0 +1,424 @@
+"""The Coordinator port on ZooKeeper: every change one transaction that compares versions, no node per batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from memq.backoff import backoff_s
+from memq.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    RetryableError,
+    TermFencedError,
+    VersionConflictError,
+)
+from memq.governor import Assignment, BrokerEntry, Load
+from memq.governor.registry import check_topic, released_by
+from memq.governor.watchers import Watchers
+from memq.governor.zookeeper import layout
+from memq.governor.zookeeper.layout import Government
+from memq.governor.zookeeper.mirror import Mirror, gathered
+from memq.governor.zookeeper.session import (
+    CALLS_AT_ONCE_MAX,
+    Check,
+    Make,
+    Node,
+    Operation,
+    Put,
+    Remove,
+    ZookeeperSession,
+)
+from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.tasks import TaskOwner
+from memq.topic import Topic, check_name
+
+BACKOFF_S_MAX = 2.0
+
+
+class ZookeeperCoordinator:
+    """A coordinator for any number of brokers. Its first call connects, and makes what is not there yet."""
+
+    def __init__(self, address: ZookeeperAddress, settings: ZookeeperSettings, runtime: Runtime, cluster: str) -> None:
+        self._cluster = check_name(cluster, "cluster")
+        self._runtime = runtime
+        self._address = address
+        events = self._events = EventLog(runtime.clock)
+        self._session = ZookeeperSession(address, settings, events, self._connected)
+        self._watchers = Watchers(events)
+        self._changed = asyncio.Event()
+        self._mirror = Mirror(self._session, self._changed.set)
+        self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
+        self._entered: dict[str, BrokerEntry] = {}  # registered here: entered again when the session was lost
+        self._loads: dict[str, list[Load]] = {}
+        self._ready = False
+        self._following = False
+        self._readying = asyncio.Lock()
+
+    @property
+    def cluster(self) -> str:
+        """See `Coordinator.cluster`."""
+        return self._cluster
+
+    async def close(self) -> None:
+        """See `Coordinator.close`; closing twice is fine. What was registered here is gone at once."""
+        await self._tasks.stop()
+        await self._watchers.close()
+        await self._session.close()
+
+    def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """See `Coordinator.watch`."""
+        if not self._following:
+            self._following = True
+            self._tasks.start(self._follow(), "follow")
+        return self._watchers.watch(callback)
+
+    # ---- membership --------------------------------------------------------------------------------
+
+    async def register(self, broker: BrokerEntry) -> None:
+        """See `Coordinator.register`."""
+        check_name(broker.id, "broker")
+        await self._open()
+        await self._enter(broker)
+        self._entered[broker.id] = broker
+
+    async def unregister(self, broker: BrokerEntry) -> None:
+        """See `Coordinator.unregister`."""
+        ours = self._entered.get(broker.id)
+        if ours is not None and ours.session == broker.session:
+            del self._entered[broker.id]
+            self._loads.pop(broker.id, None)
+        await self._open()
+        found = await self._session.find(layout.broker_path(broker.id))
+        live = found is not None and self._entry(broker.id, found).session == broker.session
+        for entry in await self.assignments():
+            await self._release(entry, broker, live=live)
+        if live and found is not None:
+            await self._leave(broker, found)
+
+    async def brokers(self) -> Sequence[BrokerEntry]:
+        """See `Coordinator.brokers`."""
+        await self._open()
+        names = await self._mirror.children(layout.BROKERS)
+        found = await self._mirror.nodes([layout.broker_path(name) for name in names])
+        return [self._entry(name, node) for name, node in zip(names, found, strict=True) if node is not None]
+
+    async def _enter(self, broker: BrokerEntry) -> None:
+        """Make the broker's node, in place of one of an older session."""
+        path, data = layout.broker_path(broker.id), layout.encode(broker)
+        while True:
+            found = await self._session.find(path)
+            try:
+                if found is None:
+                    await self._session.change(Make(path, data, ephemeral=True))
+                elif found.session == self._session.number:
+                    await self._session.change(Put(path, data, found.version))
+                else:
+                    await self._session.change(Remove(path, found.version), Make(path, data, ephemeral=True))
+            except (AlreadyExistsError, NotFoundError, VersionConflictError):
+                continue  # it came, went or was changed in between
+            finally:
+                self._mirror.forget(path)
+            return
+
+    async def _leave(self, broker: BrokerEntry, found: Node) -> None:
+        path = layout.broker_path(broker.id)
+        try:
+            await self._session.change(Remove(path, found.version))
+        except (NotFoundError, VersionConflictError):
+            pass  # another session of the same id took its place
+        finally:
+            self._mirror.forget(path)
+        governor = await self._session.find(layout.GOVERNOR)
+        if governor is not None and self._government(governor).session == broker.session:
+            await self._give_up(Remove(layout.GOVERNOR, governor.version))
+        if await self._session.find(layout.loads_path(broker.id)) is not None:
+            await self._give_up(Remove(layout.loads_path(broker.id)))
+
+    async def _give_up(self, operation: Remove) -> None:
+        try:
+            await self._session.change(operation)
+        except (NotFoundError, VersionConflictError):
+            pass  # it went with the session
+        finally:
+            self._mirror.forget(operation.path)
+
+    async def _release(self, entry: Assignment, broker: BrokerEntry, *, live: bool) -> None:
+        """Release an assignment, looking again while somebody else changes it."""
+        while True:
+            after = released_by(entry, broker, live=live)
+            if after == entry:
+                return
+            try:
+                await self.set_assignment(after)
+            except VersionConflictError:
+                entry = await self.assignment(entry.topic_id, entry.partition)
+            except NotFoundError:
+                return
+            else:
+                return
+
+    # ---- topics ------------------------------------------------------------------------------------
+
+    async def topics(self) -> Sequence[Topic]:
+        """See `Coordinator.topics`."""
+        await self._open()
+        names = await self._mirror.children(layout.TOPICS)
+        paths = [layout.topic_path(name) for name in names]
+        found = zip(paths, await self._mirror.nodes(paths), strict=True)
+        return [layout.decode_topic(path, node.data, node.version) for path, node in found if node is not None]
+
+    async def create_topic(self, topic: Topic) -> None:
+        """See `Coordinator.create_topic`."""
+        check_topic(topic)
+        await self._open()
+        if await self._session.find(layout.topic_path(topic.name)) is not None:
+            raise AlreadyExistsError(f"topic '{topic.name}' exists already")
+        owned = [Make(layout.partition_path(topic.id, part.partition), b"{}") for part in topic.partitions]
+        first = Make(layout.topic_path(topic.name), layout.encode(topic))
+        try:
+            await self._change(first, Make(layout.id_path(topic.id), topic.name.encode()), *owned)
+        except AlreadyExistsError as error:
+            if await self._session.find(first.path) is not None:
+                raise AlreadyExistsError(f"topic '{topic.name}' exists already") from error
+            raise AlreadyExistsError(
+                f"topic id {topic.id} was used before", hint="draw a new id; ids are never reused"
+            ) from error
+
+    async def alter_topic(self, topic: Topic) -> Topic:
+        """See `Coordinator.alter_topic`."""
+        check_topic(topic)
+        await self._open()
+        before = await self._current_topic(topic)
+        known = {part.partition for part in before.partitions}
+        lost = known - {part.partition for part in topic.partitions}
+        if lost:
+            raise InvalidRequestError(f"topic '{topic.name}' would lose its partitions {sorted(lost)}")
+        added = [
+            Make(layout.partition_path(topic.id, part.partition), b"{}")
+            for part in topic.partitions
+            if part.partition not in known
+        ]
+        await self._change(Put(layout.topic_path(topic.name), layout.encode(topic), topic.version - 1), *added)
+        return msgspec.structs.replace(topic, version=topic.version + 1)
+
+    async def delete_topic(self, topic: Topic) -> None:
+        """See `Coordinator.delete_topic`."""
+        await self._open()
+        before = await self._current_topic(topic)
+        owned = [Remove(layout.partition_path(topic.id, part.partition)) for part in before.partitions]
+        await self._change(Remove(layout.topic_path(topic.name), topic.version - 1), *owned)
+
+    async def _current_topic(self, topic: Topic) -> Topic:
+        """Return the stored topic. Raises: NotFoundError, VersionConflictError."""
+        path = layout.topic_path(topic.name)
+        node = await self._session.find(path)
+        found = layout.decode_topic(path, node.data, node.version) if node is not None else None
+        if found is None or found.id != topic.id:
+            raise NotFoundError(f"topic '{topic.name}' with id {topic.id} is not there")
+        if found.version != topic.version:
+            raise VersionConflictError(f"topic '{topic.name}' has version {found.version}, not {topic.version}")
+        return found
+
+    # ---- assignments -------------------------------------------------------------------------------
+
+    async def assignments(self) -> Sequence[Assignment]:
+        """See `Coordinator.assignments`."""
+        places = sorted((topic.id, part.partition) for topic in await self.topics() for part in topic.partitions)
+        found = await self._mirror.nodes([layout.partition_path(*place) for place in places])
+        return [
+            layout.decode_assignment(*place, node.data, node.version)
+            for place, node in zip(places, found, strict=True)
+            if node is not None
+        ]
+
+    async def assignment(self, topic_id: str, partition: int) -> Assignment:
+        """See `Coordinator.assignment`."""
+        await self._open()
+        path = layout.partition_path(topic_id, partition)
+        node = await self._session.find(path)
+        if node is None:
+            raise NotFoundError(f"partition {partition} of topic id {topic_id} is not there")
+        return layout.decode_assignment(topic_id, partition, node.data, node.version)
+
+    async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
+        """See `Coordinator.set_assignment`."""
+        before = await self.assignment(assignment.topic_id, assignment.partition)
+        if before.version != assignment.version:
+            raise _conflict(assignment, before.version)
+        if assignment.epoch < before.epoch:
+            raise InvalidRequestError(f"epoch {assignment.epoch} is below {before.epoch}: epochs only grow")
+        path = layout.partition_path(assignment.topic_id, assignment.partition)
+        put = Put(path, layout.encode_assignment(assignment), assignment.version)
+        try:
+            await self._change(put, *([Check(layout.TERM, term)] if term else []))
+        except VersionConflictError as error:
+            await self._check_term(term)
+            raise _conflict(assignment, None) from error
+        return msgspec.structs.replace(assignment, version=assignment.version + 1)
+
+    async def _check_term(self, term: int) -> None:
+        """Raises: TermFencedError when it is not the last one."""
+        last = await self._session.read(layout.TERM)
+        if term and last.version != term:
+            raise TermFencedError(f"term {term} of the governor has ended, the last one is {last.version}")
+
+    # ---- the governor ------------------------------------------------------------------------------
+
+    async def govern(self, broker: BrokerEntry) -> int:
+        """See `Coordinator.govern`."""
+        await self._open()
+        node = await self._mirror.node(layout.GOVERNOR)
+        if node is not None:
+            held = self._government(node)
+            return held.term if held.session == broker.session and node.session == self._session.number else 0
+        entry = await self._session.find(layout.broker_path(broker.id))
+        if entry is None or self._entry(broker.id, entry).session != broker.session:
+            return 0
+        term = await self._session.read(layout.TERM)
+        begun = Government(id=broker.id, session=broker.session, term=term.version + 1)
+        try:
+            await self._session.change(
+                Make(layout.GOVERNOR, layout.encode(begun), ephemeral=True), Put(layout.TERM, b"", term.version)
+            )
+        except (AlreadyExistsError, VersionConflictError):
+            return 0  # another one was faster; the watch tells when it goes
+        finally:
+            self._mirror.forget(layout.GOVERNOR)
+            self._changed.set()
+        return begun.term
+
+    async def governor(self) -> str:
+        """See `Coordinator.governor`."""
+        await self._open()
+        node = await self._mirror.node(layout.GOVERNOR)
+        return self._government(node).id if node is not None else ""
+
+    async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
+        """See `Coordinator.report`."""
+        ours = self._entered.get(broker.id)
+        if ours is None or ours.session != broker.session:
+            return
+        await self._open()
+        path, data = layout.loads_path(broker.id), layout.encode(list(loads))
+        found = await self._session.find(path)
+        if found is not None and found.session == self._session.number:
+            await self._session.change(Put(path, data))
+        else:
+            older = [Remove(path)] if found is not None else []
+            await self._session.change(*older, Make(path, data, ephemeral=True))
+
+    async def loads(self) -> Sequence[Load]:
+        """See `Coordinator.loads`."""
+        await self._open()
+        paths = [layout.loads_path(name) for name in await self._session.children(layout.LOADS)]
+        found: list[Load] = []
+        for start in range(0, len(paths), CALLS_AT_ONCE_MAX):
+            some = paths[start : start + CALLS_AT_ONCE_MAX]
+            for path, node in zip(some, await gathered(map(self._session.find, some)), strict=True):
+                found += layout.decode(path, node.data, list[Load]) if node is not None else []
+        return sorted(found, key=lambda load: (load.topic_id, load.partition))
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Connect, and once make what is not there. Raises: InvalidRequestError when another cluster lies there."""
+        await self._session.start()
+        if self._ready:
+            return
+        async with self._readying:
+            await self._open_once()
+
+    async def _open_once(self) -> None:
+        if self._ready:
+            return
+        await self._session.make_folders(layout.FOLDERS)
+        node = await self._session.find(layout.CLUSTER)
+        if node is None:
+            try:
+                await self._session.change(Make(layout.CLUSTER, self._cluster.encode()))
+            except AlreadyExistsError:
+                node = await self._session.read(layout.CLUSTER)
+        found = node.data.decode(errors="replace") if node is not None else self._cluster
+        if found != self._cluster:
+            raise InvalidRequestError(
+                f"ZooKeeper path {self._address.path} belongs to cluster {found[:60]!a}, not '{self._cluster}'",
+                hint="set cluster to that name, or name another path in the coordinator's URL",
+            )
+        self._ready = True
+
+    async def _change(self, *operations: Operation) -> None:
+        """Change nodes, and read them anew afterwards: also what failed may have happened."""
+        try:
+            await self._session.change(*operations)
+        finally:
+            for operation in operations:
+                self._mirror.forget(operation.path)
+            self._changed.set()
+
+    def _connected(self, lost: bool) -> None:
+        """The session is there, again or anew: all watches are gone, and with a lost one our ephemeral nodes."""
+        self._mirror.clear()
+        if self._ready:
+            self._changed.set()
+        if lost and not self._tasks.stopped:
+            for broker in list(self._entered.values()):
+                self._tasks.start(self._enter_again(broker), f"enter {broker.id}")
+
+    async def _enter_again(self, broker: BrokerEntry) -> None:
+        """Enter a broker whose session was lost, until that is done, or another session has its id."""
+        tries = 0
+        while self._entered.get(broker.id) == broker:
+            try:
+                found = await self._session.find(layout.broker_path(broker.id))
+                other = self._entry(broker.id, found).session if found is not None else broker.session
+                if other != broker.session:
+                    text = f"broker '{broker.id}' was entered by session {other}, this one is {broker.session}"
+                    self._events.error("broker-id-taken", text)
+                    return
+                await self._enter(broker)
+            except RetryableError as error:
+                tries += 1
+                self._events.warning("zookeeper-enter-retry", f"broker '{broker.id}', try {tries}: {error}")
+                await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
+            else:
+                self._events.info("broker-entered-again", f"broker '{broker.id}' after a lost session")
+                return
+
+    async def _follow(self) -> None:
+        """Keep a watch on everything that watchers hear of: what changed is read here, then they are called."""
+        tries, known = 0, False
+        while True:
+            self._changed.clear()
+            try:
+                await self.brokers()
+                await self.assignments()
+                await self.governor()
+            except MemqError as error:
+                tries, known = tries + 1, True  # whatever happened meanwhile was not seen
+                self._events.warning("zookeeper-read-failed", f"try {tries}: {error}")
+                await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.1, most_s=BACKOFF_S_MAX))
+                continue
+            if known:
+                self._watchers.changed()
+            tries, known = 0, True
+            await self._changed.wait()
+
+    def _entry(self, name: str, node: Node) -> BrokerEntry:
+        return layout.decode(layout.broker_path(name), node.data, BrokerEntry)
+
+    def _government(self, node: Node) -> Government:
+        return layout.decode(layout.GOVERNOR, node.data, Government)
+
+
+def _conflict(assignment: Assignment, version: int | None) -> VersionConflictError:
+    place = f"assignment of partition {assignment.partition} of topic id {assignment.topic_id}"
+    if version is None:
+        return VersionConflictError(f"{place} was changed meanwhile")
+    return VersionConflictError(f"{place} has version {version}, not {assignment.version}")

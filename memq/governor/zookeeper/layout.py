@@ -1,0 +1,116 @@
+"""Where things lie in ZooKeeper, and what the nodes hold: paths and bytes to values and back, pure.
+
+====================================  ==========  ===========================================================
+node, below the path of the URL       kind        holds
+====================================  ==========  ===========================================================
+`/cluster`                            persistent  the cluster's name
+`/brokers/BROKER`                     ephemeral   a `BrokerEntry`
+`/loads/BROKER`                       ephemeral   a list of `Load`
+`/topics/TOPIC`                       persistent  a `Topic`; its version is the node's version + 1
+`/partitions/TOPIC ID`                persistent  the topic's name; it stays when the topic goes: ids are used once
+`/partitions/TOPIC ID/PARTITION`      persistent  an `Assignment`; its version is the node's version
+`/governor`                           ephemeral   a `Government`: who governs, in which term
+`/term`                               persistent  nothing; its version is the number of the last term
+====================================  ==========  ===========================================================
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from memq.errors import CorruptDataError
+from memq.governor import Assignment
+from memq.topic import Topic
+
+CLUSTER = "/cluster"
+BROKERS = "/brokers"
+LOADS = "/loads"
+TOPICS = "/topics"
+PARTITIONS = "/partitions"
+GOVERNOR = "/governor"
+TERM = "/term"
+FOLDERS = (BROKERS, LOADS, TOPICS, PARTITIONS, TERM)
+
+Value = TypeVar("Value")
+
+
+class Government(msgspec.Struct, frozen=True, kw_only=True):
+    """Who governs: the broker, its session, and the term."""
+
+    id: str
+    session: str
+    term: int
+
+
+class _Owned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the node of an assignment holds; the rest is its path and its version."""
+
+    broker: str = ""
+    session: str = ""
+    epoch: int = 0
+
+
+def broker_path(broker: str) -> str:
+    """Return the node of a live broker."""
+    return f"{BROKERS}/{broker}"
+
+
+def loads_path(broker: str) -> str:
+    """Return the node of what a broker reported."""
+    return f"{LOADS}/{broker}"
+
+
+def topic_path(name: str) -> str:
+    """Return the node of a topic."""
+    return f"{TOPICS}/{name}"
+
+
+def id_path(topic_id: str) -> str:
+    """Return the node of a topic id, above its partitions."""
+    return f"{PARTITIONS}/{topic_id}"
+
+
+def partition_path(topic_id: str, partition: int) -> str:
+    """Return the node of an assignment."""
+    return f"{PARTITIONS}/{topic_id}/{partition}"
+
+
+def encode(value: object) -> bytes:
+    """Return the bytes of a node."""
+    return msgspec.json.encode(value)
+
+
+def decode(path: str, data: bytes, kind: type[Value]) -> Value:
+    """Return what a node holds. Raises: CorruptDataError naming the node."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptDataError(
+            f"ZooKeeper node {path} holds no {getattr(kind, '__name__', kind)}: {error}",
+            hint="something else writes below the path of the coordinator's URL; choose another one",
+        ) from error
+
+
+def decode_topic(path: str, data: bytes, version: int) -> Topic:
+    """Return the topic in a node of this version."""
+    return msgspec.structs.replace(decode(path, data, Topic), version=version + 1)
+
+
+def encode_assignment(assignment: Assignment) -> bytes:
+    """Return the bytes of an assignment's node."""
+    return encode(_Owned(broker=assignment.broker, session=assignment.session, epoch=assignment.epoch))
+
+
+def decode_assignment(topic_id: str, partition: int, data: bytes, version: int) -> Assignment:
+    """Return the assignment in a node of this version."""
+    owned = decode(partition_path(topic_id, partition), data, _Owned)
+    return Assignment(
+        topic_id=topic_id,
+        partition=partition,
+        broker=owned.broker,
+        session=owned.session,
+        epoch=owned.epoch,
+        version=version,
+    )

@@ -1,0 +1,104 @@
+"""What was read from ZooKeeper, kept as long as its watches hold: a change costs one read, not a read of everything.
+
+A watch fires once, after a change or when the connection is lost; then what it watched is forgotten, and the next
+reader fetches it with a new watch. kazoo's answers and watches come by different threads, so that a watch may fire
+before the answer of its own read is here: what that answer says is returned, and not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from memq.errors import NotFoundError
+from memq.governor.zookeeper.session import CALLS_AT_ONCE_MAX, Node, ZookeeperSession
+
+T = TypeVar("T")
+
+
+class _Watch:
+    """One watch, from the read that set it to its firing."""
+
+    def __init__(self) -> None:
+        self.fired = False
+
+
+class Mirror:
+    """`changed` is called after each change of what was read here."""
+
+    def __init__(self, session: ZookeeperSession, changed: Callable[[], None]) -> None:
+        self._session = session
+        self._changed = changed
+        self._nodes: dict[str, Node | None] = {}
+        self._children: dict[str, list[str]] = {}
+
+    async def node(self, path: str) -> Node | None:
+        """Return a node, None when it is not there. Raises: UnreachableError, DeniedError."""
+        await self._session.start()
+        if self._session.up and path in self._nodes:
+            return self._nodes[path]
+        watch = _Watch()
+        found = await self._read(path, watch)
+        if not watch.fired:
+            self._nodes[path] = found
+        return found
+
+    async def nodes(self, paths: Sequence[str]) -> list[Node | None]:
+        """Return several nodes, a bounded number of reads at once."""
+        await self._session.start()
+        if self._session.up and all(path in self._nodes for path in paths):
+            return [self._nodes[path] for path in paths]
+        found: list[Node | None] = []
+        for start in range(0, len(paths), CALLS_AT_ONCE_MAX):
+            found += await gathered(self.node(path) for path in paths[start : start + CALLS_AT_ONCE_MAX])
+        return found
+
+    async def children(self, path: str) -> list[str]:
+        """Return the names below a node, sorted. Raises: as `node`; NotFoundError."""
+        await self._session.start()
+        if self._session.up and path in self._children:
+            return self._children[path]
+        watch = _Watch()
+        found = await self._session.children(path, lambda: self._fire(path, watch, self._children))
+        if not watch.fired:
+            self._children[path] = found
+        return found
+
+    def forget(self, path: str) -> None:
+        """Read a node, and what lies below it and beside it, anew: it was changed from here, or may have been."""
+        self._nodes.pop(path, None)
+        self._children.pop(path, None)
+        self._children.pop(path.rpartition("/")[0], None)
+
+    def clear(self) -> None:
+        """Forget everything: the watches went with the session."""
+        self._nodes.clear()
+        self._children.clear()
+
+    async def _read(self, path: str, watch: _Watch) -> Node | None:
+        """Read a node, or learn that it is not there; in both cases with a watch."""
+
+        def fire() -> None:
+            self._fire(path, watch, self._nodes)
+
+        while True:
+            try:
+                return await self._session.read(path, fire)
+            except NotFoundError:
+                if not await self._session.exists(path, fire):
+                    return None
+
+    def _fire(self, path: str, watch: _Watch, kept: dict[str, Node | None] | dict[str, list[str]]) -> None:
+        watch.fired = True
+        kept.pop(path, None)
+        self._changed()
+
+
+async def gathered(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for all works, and raise the first error only then: none of them goes on unheard."""
+    ends = await asyncio.gather(*works, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+    return [end for end in ends if not isinstance(end, BaseException)]

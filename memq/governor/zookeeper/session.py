@@ -1,0 +1,373 @@
+"""kazoo behind the event loop: one session with ZooKeeper, its calls as coroutines, its errors as memq's.
+
+kazoo has threads of its own. They touch the event loop through `call_soon_threadsafe` alone, and nothing here waits
+for them but the last farewell, which has a thread too. While the session is suspended nothing is handed to kazoo: it
+would keep a request and send it after the reconnection, when whoever asked has long decided otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    InvalidACLError,
+    KazooException,
+    MarshallingError,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionClosedRequireSaslError,
+)
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.security import ACL, ANYONE_ID_UNSAFE, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Permissions
+
+from memq.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    DeniedError,
+    InvalidSettingError,
+    MemqError,
+    NotFoundError,
+    TooLargeError,
+    UnreachableError,
+    VersionConflictError,
+)
+from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
+from memq.logs import EventLog
+from memq.threads import ThreadPool
+
+RETRY_DELAY_S_MAX = 2
+CALLS_AT_ONCE_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What a node holds, its version, and the session that it goes with (0: it stays)."""
+
+    data: bytes
+    version: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Operation: make a node that is not there."""
+
+    path: str
+    data: bytes = b""
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Operation: replace what a node of this version holds; -1 is any version."""
+
+    path: str
+    data: bytes
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Operation: remove a node of this version; -1 is any version."""
+
+    path: str
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Operation: nothing, when the node has this version."""
+
+    path: str
+    version: int
+
+
+Operation = Make | Put | Remove | Check
+
+
+class ZookeeperSession:
+    """A session below one node. `connected` is called, on the loop, after each connection; True: the last one is lost.
+
+    Its first call connects. Raises, every call: UnreachableError while it is not connected or nothing answers in time,
+    DeniedError, ClosedError.
+    """
+
+    def __init__(
+        self,
+        address: ZookeeperAddress,
+        settings: ZookeeperSettings,
+        events: EventLog,
+        connected: Callable[[bool], None],
+    ) -> None:
+        self._address = address
+        self._settings = settings
+        self._events = events
+        self._connected = connected
+        self._client: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._up = asyncio.Event()
+        self._was_up = False
+        self._lost = True  # since the last connection
+        self._closed = False
+        self._farewell = ThreadPool("zookeeper", 1)
+
+    @property
+    def up(self) -> bool:
+        """Whether the session is connected now, as far as this side knows."""
+        return self._up.is_set() and self._client is not None and bool(self._client.connected)
+
+    @property
+    def number(self) -> int:
+        """The number of the session, 0 without one."""
+        identity = self._client.client_id if self._client is not None else None
+        return int(identity[0] or 0) if identity else 0
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect, once; calls before that wait for it, later ones fail at once while the connection is away.
+
+        Raises: UnreachableError, DeniedError, ClosedError.
+        """
+        if self._closed:
+            raise ClosedError("the coordinator is closed")
+        if self._client is None:
+            self._loop = asyncio.get_running_loop()
+            self._client = _client(self._address, self._settings)
+            self._client.add_listener(self._state_changed)
+            self._client.start_async()
+        if self._was_up:
+            self._live()
+            return
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
+                await self._up.wait()
+        except TimeoutError as error:
+            raise self._not_there() from error
+
+    async def close(self) -> None:
+        """End the session: its ephemeral nodes go. Closing twice is fine."""
+        self._closed = True
+        self._up.clear()
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                await self._farewell.run(_end, client)
+            except KazooException as error:
+                self._events.warning("zookeeper-close-failed", f"{self._address.hosts}: {error!r}")
+        await self._farewell.close()
+
+    def _state_changed(self, state: str) -> None:
+        """Called in a thread of kazoo."""
+        assert self._loop is not None, "a state before the start"
+        with suppress(RuntimeError):  # the loop has ended: nobody wants to know
+            self._loop.call_soon_threadsafe(self._take_state, state)
+
+    def _take_state(self, state: str) -> None:
+        if self._closed:
+            return
+        if state == KazooState.CONNECTED:
+            lost, self._lost = self._lost, False
+            self._events.info("zookeeper-connected", f"{self._address.hosts} session {self.number:x}")
+            self._up.set()
+            self._was_up = True
+            self._connected(lost)
+        else:
+            self._up.clear()
+            self._lost = self._lost or state == KazooState.LOST
+            word = "lost" if state == KazooState.LOST else "suspended"
+            self._events.warning(f"zookeeper-{word}", f"the session with {self._address.hosts} is {word}")
+
+    def _not_there(self) -> MemqError:
+        hosts = self._address.hosts
+        if self._client is not None and self._client.client_state == KeeperState.AUTH_FAILED:
+            return _denied(f"ZooKeeper at {hosts} refuses the credentials")
+        return UnreachableError(
+            f"ZooKeeper at {hosts} does not answer", hint="check the coordinator's URL, and that ZooKeeper runs"
+        )
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    async def read(self, path: str, watch: Callable[[], None] | None = None) -> Node:
+        """Return a node; `watch` is called once, on the loop, when it changed or the connection is lost.
+
+        Raises: NotFoundError.
+        """
+        data, stat = await self._call("get_async", path, watch=self._on_loop(watch))
+        return Node(data or b"", stat.version, stat.ephemeralOwner)
+
+    async def find(self, path: str) -> Node | None:
+        """Return a node, None when it is not there."""
+        try:
+            return await self.read(path)
+        except NotFoundError:
+            return None
+
+    async def exists(self, path: str, watch: Callable[[], None]) -> bool:
+        """Return whether a node is there; `watch` as for `read`, also when it comes to be."""
+        return await self._call("exists_async", path, watch=self._on_loop(watch)) is not None
+
+    async def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
+        """Return the names below a node, sorted; `watch` as for `read`. Raises: NotFoundError."""
+        return sorted(await self._call("get_children_async", path, watch=self._on_loop(watch)))
+
+    async def change(self, *operations: Operation) -> None:
+        """Do all operations or none. Raises: NotFoundError, AlreadyExistsError, VersionConflictError, TooLargeError.
+
+        After an UnreachableError they may have been done.
+        """
+        await self.start()
+        transaction = self._live().transaction()
+        for operation in operations:
+            _add(transaction, operation, self._address.path + operation.path)
+        results = await self._answer(transaction.commit_async(), operations[0].path)
+        for operation, result in zip(operations, results, strict=True):
+            if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
+                raise self._error(result, operation.path) from result
+
+    async def make_folders(self, paths: Sequence[str]) -> None:
+        """Make the node of the URL, and those below it, where they are not there."""
+        for path in ("", *paths):
+            await self._call("ensure_path_async", path)
+
+    async def _call(self, method: str, path: str, **options: object) -> Any:
+        await self.start()
+        return await self._answer(getattr(self._live(), method)(self._address.path + path, **options), path)
+
+    def _live(self) -> Any:
+        if not self.up:
+            raise self._not_there()
+        return self._client
+
+    async def _answer(self, result: Any, path: str) -> Any:
+        """Wait for what kazoo's threads will bring, for a session's length at most."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(error: BaseException | None, value: object) -> None:
+            if not future.done() and error is not None:
+                future.set_exception(error)
+            elif not future.done():
+                future.set_result(value)
+
+        def done(result: Any) -> None:
+            error = result.exception
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, error, None if error is not None else result.value)
+
+        result.rawlink(done)
+        try:
+            async with asyncio.timeout(self._settings.session_timeout_ms / 1000):
+                return await future
+        except TimeoutError as error:
+            raise self._not_there() from error
+        except KazooException as error:
+            raise self._error(error, path) from error
+
+    def _error(self, error: Exception, path: str) -> MemqError:
+        return _error(error, self._address.path + path, self._address.hosts)
+
+    def _on_loop(self, watch: Callable[[], None] | None) -> Callable[[object], None] | None:
+        if watch is None:
+            return None
+        loop = asyncio.get_running_loop()
+
+        def fired(event: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(watch)
+
+        return fired
+
+
+def _client(address: ZookeeperAddress, settings: ZookeeperSettings) -> Any:
+    """Return a kazoo client that tries to connect for ever; of its log only errors: the session says the rest."""
+    logger = logging.getLogger("memq.kazoo")
+    logger.setLevel(logging.ERROR)
+    sasl = {
+        "mechanism": settings.sasl_mechanism,
+        "username": settings.sasl_username,
+        "password": settings.sasl_password,
+        "service": settings.sasl_service,
+        "principal": settings.sasl_principal,
+    }
+    scheme, _, credential = settings.auth.partition(":")
+    if settings.auth and not (scheme and credential):
+        raise InvalidSettingError("setting auth in [zookeeper] is no scheme:credential", hint="digest:USER:PASSWORD")
+    try:
+        return KazooClient(
+            hosts=address.hosts,
+            timeout=settings.session_timeout_ms / 1000,
+            default_acl=_acl(settings.acl),
+            auth_data=[(scheme, credential)] if settings.auth else None,
+            sasl_options={key: value for key, value in sasl.items() if value} if settings.sasl_mechanism else None,
+            connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": RETRY_DELAY_S_MAX},
+            logger=logger,
+            use_ssl=settings.tls,
+            ca=settings.tls_ca_file or None,
+            certfile=settings.tls_cert_file or None,
+            keyfile=settings.tls_key_file or None,
+            keyfile_password=settings.tls_key_password or None,
+            verify_certs=settings.tls_verify,
+            check_hostname=settings.tls and settings.tls_verify and settings.tls_check_hostname,
+        )
+    except (KazooException, ValueError) as error:
+        raise InvalidSettingError(f"ZooKeeper can't be reached as the settings say: {error}") from error
+
+
+def _end(client: Any) -> None:
+    try:
+        client.stop()
+    finally:
+        client.close()
+
+
+def _acl(name: str) -> list[Any]:
+    """Return the rights on every node that is made."""
+    if name == "open":
+        return list(OPEN_ACL_UNSAFE)
+    everybody = [ACL(Permissions.READ, ANYONE_ID_UNSAFE)] if name == "creator-or-read" else []
+    return [*CREATOR_ALL_ACL, *everybody]
+
+
+def _add(transaction: Any, operation: Operation, path: str) -> None:
+    if isinstance(operation, Make):
+        transaction.create(path, operation.data, ephemeral=operation.ephemeral)
+    elif isinstance(operation, Put):
+        transaction.set_data(path, operation.data, operation.version)
+    elif isinstance(operation, Remove):
+        transaction.delete(path, operation.version)
+    else:
+        transaction.check(path, operation.version)
+
+
+def _denied(text: str) -> DeniedError:
+    return DeniedError(text, hint="check auth, acl and sasl in [zookeeper], and the rights of the node")
+
+
+def _error(error: Exception, path: str, hosts: str) -> MemqError:
+    """Return what an error of kazoo means."""
+    if isinstance(error, NoNodeError):
+        return NotFoundError(f"node {path} is not there")
+    if isinstance(error, NodeExistsError):
+        return AlreadyExistsError(f"node {path} exists already")
+    if isinstance(error, BadVersionError | NotEmptyError):
+        return VersionConflictError(f"node {path} was changed meanwhile")
+    if isinstance(error, NoAuthError | AuthFailedError | InvalidACLError | SessionClosedRequireSaslError):
+        return _denied(f"ZooKeeper at {hosts} denies access to node {path}")
+    if isinstance(error, MarshallingError):
+        return TooLargeError(f"node {path} is larger than ZooKeeper allows", hint="raise its jute.maxbuffer")
+    return UnreachableError(
+        f"ZooKeeper at {hosts} did not answer for node {path}: {error!r}", hint="check that ZooKeeper runs"
+    )

@@ -1,0 +1,288 @@
+"""What only the ZooKeeper coordinator promises, on a real server: lost and suspended sessions, rights, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kazoo.client import KazooClient
+from msgspec.structs import replace
+
+from localstack.servers import Server
+from memq.errors import (
+    ClosedError,
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    InvalidSettingError,
+    TermFencedError,
+    UnknownSettingError,
+    UnreachableError,
+)
+from memq.governor import Coordinator
+from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
+from memq.governor.zookeeper.settings import ZookeeperAddress, open_from_settings, parse_url
+from memq.network import Runtime
+from memq.settings import PartSettings
+from tests.contract.coordinators import HANG_S, broker, open_zookeeper, path_of, topic
+
+Doors = Callable[..., ZookeeperCoordinator]
+
+
+def over_zookeeper(scenario: Callable[[Doors, Server], Awaitable[None]]) -> Callable[[Path, Server], None]:
+    """Make a test of a scenario that opens as many doors to one cluster as it likes."""
+
+    def test(tmp_path: Path, zookeeper: Server) -> None:
+        async def run() -> None:
+            opened: list[ZookeeperCoordinator] = []
+
+            def door(**section: str) -> ZookeeperCoordinator:
+                chosen = {"session_timeout_ms": "1s", **section}
+                opened.append(open_zookeeper(zookeeper.address, path_of(tmp_path), **chosen))
+                return opened[-1]
+
+            try:
+                async with asyncio.timeout(HANG_S):
+                    await scenario(door, zookeeper)
+            finally:
+                zookeeper.resume()
+                for each in opened:
+                    await each.close()
+
+        asyncio.run(run())
+
+    test.__name__ = scenario.__name__
+    return test
+
+
+async def until(coordinator: Coordinator, holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds, looking after each change and each failure."""
+    changed = asyncio.Event()
+
+    async def notice() -> None:
+        changed.set()
+
+    end = coordinator.watch(notice)
+    while True:
+        changed.clear()
+        try:
+            if await holds():
+                end()
+                return
+        except UnreachableError:
+            await asyncio.sleep(0)
+            continue
+        await changed.wait()
+
+
+def expire(coordinator: ZookeeperCoordinator, server: Server) -> None:
+    """End a coordinator's session on purpose: ZooKeeper ends it when another client with its number says farewell."""
+    number, password = coordinator._session._client.client_id
+    double = KazooClient(server.address, client_id=(number, password))
+    double.start()
+    double.stop()
+    double.close()
+
+
+@over_zookeeper
+async def test_doors_see_what_others_change(door: Doors, server: Server) -> None:
+    one, two = door(), door()
+
+    async def two_sees(brokers: int, topics: int, owned: int) -> None:
+        async def holds() -> bool:
+            owners = [entry for entry in await two.assignments() if entry.broker]
+            return (len(await two.brokers()), len(await two.topics()), len(owners)) == (brokers, topics, owned)
+
+        await until(two, holds)
+
+    await one.register(broker("b1"))
+    await two_sees(1, 0, 0)
+    await one.create_topic(topic(partitions=2))
+    await two_sees(1, 1, 0)
+    first = (await one.assignments())[0]
+    await one.set_assignment(replace(first, broker="b1", epoch=1))
+    await two_sees(1, 1, 1)
+    await one.close()
+    await two_sees(0, 1, 1)
+    with pytest.raises(ClosedError):
+        await one.topics()
+
+
+@over_zookeeper
+async def test_a_broker_whose_session_was_lost_is_entered_again_and_governs_no_more(
+    door: Doors, server: Server
+) -> None:
+    one, two = door(), door()
+    await one.register(broker("b1", "s1"))
+    await two.register(broker("b2", "s2"))
+    await one.create_topic(topic(partitions=1))
+    term = await one.govern(broker("b1", "s1"))
+    assert (term, await two.govern(broker("b2", "s2"))) == (1, 0)
+    await asyncio.to_thread(expire, one, server)
+
+    async def governs() -> bool:
+        return await two.govern(broker("b2", "s2")) == 2
+
+    await until(two, governs)
+
+    async def back() -> bool:
+        return [entry.id for entry in await two.brokers()] == ["b1", "b2"]
+
+    await until(two, back)
+    current = await two.assignment(topic().id, 0)
+    with pytest.raises(TermFencedError):
+        await one.set_assignment(replace(current, broker="b1"), term=term)
+    assert await one.govern(broker("b1", "s1")) == 0
+
+
+@over_zookeeper
+async def test_an_id_that_another_session_took_is_not_taken_back(door: Doors, server: Server) -> None:
+    one, two = door(), door()
+    await one.register(broker("b1", "s1"))
+    await two.register(broker("b1", "s2"))
+    await asyncio.to_thread(expire, one, server)
+
+    async def connected() -> bool:
+        return await one.governor() == ""
+
+    await until(one, connected)
+    assert list(await two.brokers()) == [broker("b1", "s2")]
+    await one.unregister(broker("b1", "s1"))
+    assert list(await two.brokers()) == [broker("b1", "s2")]
+
+
+@over_zookeeper
+async def test_while_it_is_away_everything_fails_in_time_and_goes_on_afterwards(door: Doors, server: Server) -> None:
+    one = door()
+    await one.register(broker("b1"))
+    await one.create_topic(topic(partitions=1))
+    (first,) = await one.assignments()
+    server.pause()  # a signal: it may answer once or twice more
+    with pytest.raises(UnreachableError):
+        while True:
+            assert await one.assignment(first.topic_id, 0) == first
+    with pytest.raises(UnreachableError):
+        await one.set_assignment(replace(first, broker="b1"))
+    for read in (one.brokers, one.topics, one.assignments, one.governor, one.loads):
+        with pytest.raises(UnreachableError, match="ZooKeeper at"):
+            await read()
+    server.resume()
+
+    async def back() -> bool:
+        return [entry.id for entry in await one.brokers()] == ["b1"]
+
+    await until(one, back)
+    (current,) = await one.assignments()
+    assert (await one.set_assignment(replace(current, broker="b1", epoch=1))).epoch == 1
+
+
+@over_zookeeper
+async def test_it_survives_a_server_that_is_killed(door: Doors, server: Server) -> None:
+    one = door()
+    await one.register(broker("b1"))
+    await one.create_topic(topic(partitions=1))
+    server.kill()
+    with pytest.raises(UnreachableError):
+        await one.create_topic(topic("views", 2))
+    await asyncio.to_thread(server.restart)
+
+    async def back() -> bool:
+        return len(await one.brokers()) == 1 and len(await one.topics()) == 1
+
+    await until(one, back)
+    await one.create_topic(topic("views", 2))
+
+
+@over_zookeeper
+async def test_a_path_belongs_to_one_cluster(door: Doors, server: Server) -> None:
+    one = door()
+    await one.topics()
+    other = open_zookeeper(server.address, one._address.path, cluster="other")
+    with pytest.raises(InvalidRequestError, match="belongs to cluster 'test', not 'other'"):
+        await other.topics()
+    await other.close()
+
+
+@over_zookeeper
+async def test_nodes_of_their_creator_are_closed_to_others(door: Doors, server: Server) -> None:
+    mine = door(auth="digest:memq:secret", acl="creator")
+    await mine.create_topic(topic(partitions=1))
+    with pytest.raises(DeniedError, match="denies access to node"):
+        await door().topics()
+    again = door(auth="digest:memq:secret", acl="creator")
+    assert [each.name for each in await again.topics()] == ["clicks"]
+
+
+@over_zookeeper
+async def test_what_others_wrote_there_is_named(door: Doors, server: Server) -> None:
+    one = door()
+    await one.create_topic(topic(partitions=1))
+    path = f"{one._address.path}/topics/clicks"
+
+    def spoil() -> None:
+        client = KazooClient(server.address)
+        client.start()
+        client.set(path, b"nonsense")
+        client.stop()
+        client.close()
+
+    await asyncio.to_thread(spoil)
+    with pytest.raises(CorruptDataError, match="/topics/clicks holds no Topic"):
+        await door().topics()
+
+
+@over_zookeeper
+async def test_a_topic_with_as_many_partitions_as_there_may_be(door: Doors, server: Server) -> None:
+    one, two = door(session_timeout_ms="30s"), door(session_timeout_ms="30s")
+    await one.create_topic(topic(partitions=4_096))
+    assert len(await two.assignments()) == 4_096
+    await two.delete_topic(topic(partitions=4_096))
+    assert list(await two.assignments()) == []
+
+
+def test_nobody_there_is_said_in_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        coordinator = open_zookeeper("127.0.0.1:1", "/memq", connect_timeout_ms="300ms")
+        with pytest.raises(UnreachableError, match=r"ZooKeeper at 127\.0\.0\.1:1 does not answer"):
+            await coordinator.topics()
+        await coordinator.close()
+
+    asyncio.run(scenario())
+
+
+def test_urls() -> None:
+    assert parse_url("zookeeper://a:1,[::1]:2,c/x/y/") == ZookeeperAddress("a:1,[::1]:2,c", "/x/y")
+    assert parse_url("zookeeper://a") == ZookeeperAddress("a", "/memq")
+    for bad in ("zookeeper://", "zookeeper:///x", "zk://a", "zookeeper://a:b/x", "zookeeper://a/zookeeper/x"):
+        with pytest.raises(InvalidSettingError):
+            parse_url(bad)
+    with pytest.raises(InvalidSettingError, match="can't be used"):
+        parse_url("zookeeper://a//x//y")
+
+
+@given(st.text(max_size=60))
+def test_any_url_is_read_or_refused(text: str) -> None:
+    with suppress(InvalidSettingError):
+        assert parse_url(f"zookeeper://{text}").path.startswith("/")
+
+
+def test_settings_that_can_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(**section: str) -> ZookeeperCoordinator:
+        return open_zookeeper("127.0.0.1:1", "/memq", **section)
+
+    with pytest.raises(UnknownSettingError, match="unknown setting 'sesion_timeout_ms'"):
+        opened(sesion_timeout_ms="1s")
+    with pytest.raises(InvalidSettingError, match="acl"):
+        opened(acl="nobody")
+    monkeypatch.setitem(sys.modules, "kazoo.client", None)
+    monkeypatch.delitem(sys.modules, "memq.governor.zookeeper.coordinator")
+    monkeypatch.delitem(sys.modules, "memq.governor.zookeeper.session")
+    with pytest.raises(InvalidSettingError, match="needs kazoo") as caught:
+        open_from_settings(PartSettings(coordinator="zookeeper://a"), Runtime(), "test")
+    assert caught.value.hint == "pip install 'memq[zookeeper]'"
