@@ -14,6 +14,7 @@ from memq.broker.publishing import Publisher
 from memq.broker.services import Services
 from memq.errors import EpochFencedError, MemqError, MovedError, NotFoundError, RetryableError, VersionConflictError
 from memq.format.pointer import encode_pointer
+from memq.format.totals import contended_ms
 from memq.governor import Assignment
 from memq.notification import Publication
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
@@ -89,7 +90,7 @@ async def _open_epoch(services: Services, topic: Topic, partition: int, read: Re
 async def _publish_opened(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
     """Read the tail, publish `opened`, and read up to it. Raises: EpochFencedError, RetryableError, TimeoutError."""
     clock = services.runtime.clock
-    await _read_tail(services, own, publisher)
+    await _read_tail(services, topic, own, publisher)
     if own.highest_epoch >= own.epoch:  # a coordinator that was set back: its keys lie in the store already
         raise EpochFencedError(f"the queue shows epoch {own.highest_epoch}")
     own.state()
@@ -116,10 +117,10 @@ def _origin(services: Services, topic: Topic, own: Ownership) -> Origin:
     return Origin(settings.cluster, settings.broker_id, services.store_name, topic, own.partition, own.epoch)
 
 
-async def _read_tail(services: Services, own: Ownership, publisher: Publisher) -> None:
-    """Read the queue from W ago to its end, from earlier on when that shows no pointer of this partition.
+async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
+    """Read the queue from W ago to its end, from earlier on while that does not settle the partition's totals.
 
-    The totals come from the last pointer of the partition, which may be older than W.
+    The last pointer of the partition may be older than W; the totals want those shortly before it too.
     """
     queue, read = services.queue, publisher.partition
     span = await queue.span(read)
@@ -129,10 +130,17 @@ async def _read_tail(services: Services, own: Ownership, publisher: Publisher) -
     while True:
         own.restart(start)
         await publisher.read_to_end()
-        if own.highest_epoch or start <= span.begin:
+        if start <= span.begin:
             return
-        step *= 16
-        start = max(start - step, span.begin)
+        if own.highest_epoch:
+            settled_ms = own.tail.last_ms - contended_ms(topic.settings.stale_publish_ms)
+            enough = await queue.seek_time(read, settled_ms)
+            if start <= enough:
+                return
+            start = enough
+        else:
+            step *= 16
+            start = max(start - step, span.begin)
 
 
 async def release_partition(services: Services, publisher: Publisher, topic: Topic) -> None:

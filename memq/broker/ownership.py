@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from memq.broker.streams import Producer
+from memq.broker.tail import Tail
 from memq.format.pointer import Adopted, Pointer, ProducerRanges
-from memq.format.totals import TotalsFold, adopted_of, behind
+from memq.format.totals import adopted_of
 from memq.topic import Totals
 
 ADOPTED_MAX = 64  # late pointers that one pointer can count; more wait for the next one
@@ -53,16 +54,16 @@ class Ownership:
     read_to: int = 0
     proof_s: float = 0.0
     stated: bool = False  # the opening's totals are stated: what is met from here on is adopted
-    totals: Totals = field(default_factory=Totals)
+    totals: Totals = field(default_factory=Totals)  # all that is known in the queue but `adopted` and `landed`
     producers: dict[int, Producer] = field(default_factory=dict)
-    adopted: list[Adopted] = field(default_factory=list)
+    adopted: list[Adopted] = field(default_factory=list)  # late pointers that the next own ones list and count
     landed: dict[int, Pointer] = field(default_factory=dict)  # own batches met by reading, by batch sequence
     highest_epoch: int = 0
     unread: bool = False  # something may lie between the own pointers: read before the next publish
     handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, whatever came of it
     _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
     _published: int = -1  # highest own batch sequence that is counted
-    _tail: TotalsFold = field(default_factory=TotalsFold)  # while opening: what earlier owners counted
+    tail: Tail = field(default_factory=Tail)  # while opening: what earlier owners counted
 
     def become(self, phase: Phase) -> None:
         """Change phase; only what the table allows."""
@@ -104,7 +105,7 @@ class Ownership:
         if pointer.kind == "data":
             self.join(pointer.producers, time_ms)
         if not self.stated:
-            self._tail.add(offset, pointer)
+            self.tail.add(offset, time_ms, pointer)
         elif pointer.kind == "data":
             self._count_met(offset, pointer)
         self.highest_epoch = max(self.highest_epoch, pointer.epoch)
@@ -113,7 +114,7 @@ class Ownership:
         """Begin to read the tail at `offset`; nothing is known yet."""
         self.read_to = offset
         self.producers.clear()
-        self._tail = TotalsFold()
+        self.tail = Tail()
 
     def join(self, producers: Iterable[ProducerRanges], time_ms: int) -> None:
         """Note sequences that the queue holds since `time_ms`."""
@@ -135,9 +136,9 @@ class Ownership:
     def state(self) -> None:
         """Fix the totals that the `opened` pointer states; it counts what came late to the owners before."""
         self.stated = True
-        self.totals = self._tail.totals
-        self.adopted = list(self._tail.late.values())
-        self._tail = TotalsFold()
+        self.totals = self.tail.counted()
+        self.adopted = self.tail.uncounted()
+        self.tail = Tail()
 
     # ---- what is published -------------------------------------------------------------------
 
@@ -167,9 +168,11 @@ class Ownership:
         self._count_own(self.landed.pop(batch_sequence))
 
     def _count_own(self, pointer: Pointer) -> None:
-        counted = {entry.offset for entry in pointer.adopted}
-        self.adopted = [entry for entry in self.adopted if entry.offset not in counted]
-        self.totals = behind(pointer)
+        """Add what the pointer holds and lists: an earlier try may state less than what was counted since."""
+        listed = {entry.offset for entry in pointer.adopted}
+        totals = self.totals_with(entry for entry in self.adopted if entry.offset in listed)
+        self.adopted = [entry for entry in self.adopted if entry.offset not in listed]
+        self.totals = totals.plus(pointer.records, pointer.stored_bytes)
         if pointer.kind == "data":
             self._published = max(self._published, pointer.batch_sequence)
 

@@ -10,6 +10,7 @@ from memq.broker.services import Services
 from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.key import topic_prefix
 from memq.format.pointer import Pointer, decode_pointer
+from memq.format.totals import contended_ms
 from memq.notification import Entry
 from memq.storage_handlers import ObjectEntry
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
@@ -19,35 +20,52 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What retention takes of a read partition: entries below `before`, and the objects that they alone named."""
+    """What retention takes of a read partition: entries below `before`, and the objects that they alone named.
+
+    `holding` are write partitions whose last pointers keep more from it than is wanted.
+    """
 
     before: int
     keys: tuple[str, ...]
+    holding: tuple[int, ...]
 
 
 def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSettings, now_ms: int) -> Expired:
     """Decide what of a partition's entries (all of them, in order) is too old or too much. Pure.
 
-    The last pointer of each write partition stays: it has the totals and the epoch that the next opening needs.
-    So does what is younger than the dedup window, however much it is: an opening rebuilds the window from it.
-    Damaged entries (None) go with what is around them.
+    The last pointer of each write partition stays, with what settles its totals (`memq.format.totals`): these and the
+    epoch are what the next opening needs. So does what is younger than the dedup window, however much it is: an
+    opening rebuilds the window from it. Damaged entries (None) go with what is around them.
     """
     window_ms = now_ms - settings.dedup_window_ms - CLOCK_ERROR_MS
     known = list(entries)
-    last = {pointer.partition: number for number, (_, pointer) in enumerate(known) if pointer is not None}
-    bound = min(last.values(), default=0)
+    bounds = _bounds(known, contended_ms(settings.stale_publish_ms))
     bytes_behind = sum(pointer.stored_bytes for _, pointer in known if pointer is not None)
-    taken = 0
-    for entry, pointer in known[:bound]:
+    wanted = 0
+    for entry, pointer in known:
         bytes_behind -= pointer.stored_bytes if pointer is not None else 0
         too_old = settings.retention_ms > 0 and entry.time_ms < now_ms - settings.retention_ms
         too_much = 0 < settings.retention_bytes <= bytes_behind and entry.time_ms < window_ms
         if not (too_old or too_much):
             break
-        taken += 1
+        wanted += 1
+    taken = min(wanted, min(bounds.values(), default=0))
     kept = {key for _, pointer in known[taken:] for key in _keys(pointer)}
     keys = dict.fromkeys(key for _, pointer in known[:taken] for key in _keys(pointer) if key not in kept)
-    return Expired(known[taken][0].offset if taken else (known[0][0].offset if known else 0), tuple(keys))
+    holding = tuple(partition for partition, bound in bounds.items() if bound < wanted)
+    return Expired(known[taken][0].offset if known else 0, tuple(keys), holding)
+
+
+def _bounds(known: list[tuple[Entry, Pointer | None]], settled_ms: int) -> dict[int, int]:
+    """Return, per write partition, the index of the first entry that is as young as its last pointers want."""
+    last_ms: dict[int, int] = {}
+    for entry, pointer in known:
+        if pointer is not None:
+            last_ms[pointer.partition] = max(entry.time_ms, last_ms.get(pointer.partition, entry.time_ms))
+    return {
+        partition: next(n for n, (entry, _) in enumerate(known) if entry.time_ms >= time_ms - settled_ms)
+        for partition, time_ms in last_ms.items()
+    }
 
 
 def _keys(pointer: Pointer | None) -> list[str]:
@@ -75,8 +93,8 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     if nothing_old and not settings.retention_bytes:
         return  # the usual case costs one small read
     known = [item async for item in _pointers(services, partition)]
-    await _restate_last(partitions, topic, known, now_ms)
     found = expired(known, settings, now_ms)
+    await _restate(partitions, topic, found.holding)
     if found.before <= span.begin:
         return
     await services.queue.trim(partition, found.before)
@@ -88,15 +106,11 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     services.events.info("retired", f"topic '{topic.name}' partition {partition.partition}: {taken}")
 
 
-async def _restate_last(
-    partitions: Partitions, topic: Topic, known: list[tuple[Entry, Pointer | None]], now_ms: int
-) -> None:
-    """Have `opened` published again behind a last pointer that is too old, so that the next round can take it."""
-    last = {pointer.partition: (entry, pointer) for entry, pointer in known if pointer is not None}
-    for partition, (entry, pointer) in last.items():
-        old = topic.settings.retention_ms and entry.time_ms < now_ms - topic.settings.retention_ms
+async def _restate(partitions: Partitions, topic: Topic, holding: Iterable[int]) -> None:
+    """Have `opened` published again behind last pointers that are too old, so that the next round can take them."""
+    for partition in holding:
         processor = partitions.processors.get((topic.id, partition))
-        if old and pointer.kind == "data" and processor is not None:
+        if processor is not None:
             await processor.restate()
 
 

@@ -14,7 +14,6 @@ from memq.client.group_positions import GroupDescription, PartitionProgress, Res
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses, check_connect_timeout
 from memq.client.metadata import ClusterMetadata
 from memq.client.places import Places
-from memq.client.progress import Progress
 from memq.client.record import place_of
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.limits import PARTITIONS_MAX
@@ -193,21 +192,22 @@ class AsyncAdmin:
         place = place_of(partition)
         if committed is None:
             position = await self._places.position_of("beginning", partition, topic.settings)
-            here = await self._places.totals_at(Progress(), position, partition)
+            here = await self._pointers_before(topic, partition, position)
         else:
             position, totals = committed.position, committed.totals
             here = Totals(totals.records - position.record_index, totals.bytes)
         lag = await self._places.lag(topic, partition, position, here, self._runtime.clock)
         return PartitionProgress(place, committed.position if committed is not None else None, member, lag)
 
+    async def _pointers_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
+        """Return how much lies before the pointer of a position."""
+        offset, writers = position.pointer_offset, topic.writers_of(partition)
+        return await self._places.totals_before(partition, offset, topic.settings, writers)
+
     async def _totals_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
-        """Return how much lies before a position: what its pointer says, or all when it is the end."""
-        progress = Progress()
-        totals = await self._places.totals_at(progress, position, partition)
-        writers = topic.writers_of(partition)
-        if not progress.knows(writers):
-            totals = await self._places.end_totals(partition, writers)
-        return totals.plus(position.record_index, 0)
+        """Return how much lies before a position."""
+        here = await self._pointers_before(topic, partition, position)
+        return here.plus(position.record_index, 0)
 
 
 def _topic_of(answer: AdminAnswer) -> Topic:

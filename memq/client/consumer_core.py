@@ -228,9 +228,10 @@ class ConsumerCore:
         lags: dict[TopicPartition, Lag] = {}
         for partition, assigned in list(self._reading.assigned.items()):
             position, totals = self._here(assigned)
-            if totals is None:
-                totals = await self._places.totals_at(assigned.flow.progress, position, partition)
             topic = self._topics[partition.topic]
+            if totals is None:
+                writers = topic.writers_of(partition)
+                totals = await self._places.totals_of(assigned.flow, topic.settings, writers)
             lags[assigned.place] = await self._places.lag(topic, partition, position, totals, self._runtime.clock)
         return lags
 

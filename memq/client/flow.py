@@ -172,7 +172,7 @@ class PartitionFlow:
             except MemqError:
                 continue  # unreadable: whoever read there dealt with it
             self._lookback.advance(entry.time_ms)
-            self._progress.pass_over(entry.offset, pointer)
+            self._progress.pass_over(pointer)
             for producer in pointer.producers:
                 for first, next_ in producer.ranges:
                     self._lookback.note(pointer.partition, producer.producer, first, next_)
@@ -344,7 +344,7 @@ class PartitionFlow:
     def _pass(self, slot: Slot) -> None:
         """Leave the first slot behind."""
         if slot.pointer is not None:
-            self._progress.pass_over(slot.offset, slot.pointer)
+            self._progress.pass_over(slot.pointer)
         self._release(slot)
         self.position = Position(self.partition.partition, slot.offset + 1)
 

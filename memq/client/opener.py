@@ -110,12 +110,12 @@ class Opener:
                 assigned.ledger.stored(stored)
 
     def _read(self, partition: ReadPartition, position: Position) -> Assigned:
-        settings = self._topics[partition.topic].settings
+        topic = self._topics[partition.topic]
         flow = PartitionFlow(
             partition,
             position,
-            window_ms=window_ms(settings),
+            window_ms=window_ms(topic.settings),
             end=self._ends.get(partition),
             pass_damage=self._settings.on_damaged != "fail",
         )
-        return self._reading.add(flow, settings)
+        return self._reading.add(flow, topic)

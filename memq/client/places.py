@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from memq.client.flow import PartitionFlow
-from memq.client.progress import Progress, end_progress
+from memq.client.flow import FlowState, PartitionFlow
+from memq.client.progress import Progress
 from memq.clock import Clock
 from memq.errors import InvalidRequestError, MemqError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
+from memq.format.totals import contended_ms
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entry, PointerReader
+from memq.notification import Entry, PointerReader, Span
 from memq.topic import CLOCK_ERROR_MS, Position, ReadPartition, Topic, TopicSettings, Totals
 
 IndexOf = Callable[[Pointer], Awaitable[Sequence[BlockEntry]]]
-_TAIL_OFFSETS = 16
+TAIL_OFFSETS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,11 @@ def window_ms(settings: TopicSettings) -> int:
 
 
 class Places:
-    """Answers questions about places, by reading pointers only."""
+    """Answers questions about places, by reading pointers only; totals from the last `tail_offsets`, if they do."""
 
-    def __init__(self, queue: PointerReader) -> None:
+    def __init__(self, queue: PointerReader, tail_offsets: int = TAIL_OFFSETS) -> None:
         self._queue = queue
+        self._tail_offsets = tail_offsets
 
     async def position_of(
         self, point: str | int | Position, partition: ReadPartition, settings: TopicSettings
@@ -63,8 +65,10 @@ class Places:
         span = await self._queue.span(partition)
         return Position(number, span.begin if point == "beginning" else span.end)
 
-    async def look_back(self, flow: PartitionFlow, settings: TopicSettings, index_of: IndexOf) -> None:
-        """Show `flow` the pointers of the dedup window before its start."""
+    async def look_back(
+        self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
+    ) -> None:
+        """Show `flow` the pointers of the dedup window before its start, and how much lies before it."""
         partition, start = flow.partition, flow.position.pointer_offset
         span = await self._queue.span(partition)
         if start > span.begin:
@@ -73,32 +77,30 @@ class Places:
             async for entries in self._pages(partition, first, start):
                 for pointer in flow.look_back(entries):
                     flow.note_index(pointer, await index_of(pointer))
+        if start and not all(flow.progress.is_settled(writer) for writer in writers):
+            flow.progress.join(await self._before(partition, start, span, settings, writers))
 
-    async def end_totals(self, partition: ReadPartition, write_partitions: Sequence[int]) -> Totals:
+    async def end_totals(self, partition: ReadPartition, settings: TopicSettings, writers: Sequence[int]) -> Totals:
         """Return how much the partition holds up to its end now, all that retention took included."""
         span = await self._queue.span(partition)
-        back = _TAIL_OFFSETS
-        while True:
-            first = max(span.begin, span.end - back)
-            tail = await self._pointers(partition, first, span.end)
-            progress = end_progress(tail)
-            if progress.knows(write_partitions) or first == span.begin:
-                return progress.totals
-            back *= 4
+        return (await self._before(partition, span.end, span, settings, writers)).totals
 
-    async def totals_at(self, progress: Progress, position: Position, partition: ReadPartition) -> Totals:
-        """Return what lies before `position`, where `progress` has folded what was read before it."""
-        ahead = await self._queue.read(partition, position.pointer_offset, 1)
-        if ahead:
-            try:
-                progress.start_at(decode_pointer(ahead[0].body))
-            except MemqError:
-                return progress.totals  # unreadable: it is met, and dealt with, when it is delivered
-        return progress.totals
+    async def totals_before(
+        self, partition: ReadPartition, offset: int, settings: TopicSettings, writers: Sequence[int]
+    ) -> Totals:
+        """Return how much lies before the pointer at `offset`, all that retention took included."""
+        span = await self._queue.span(partition)
+        return (await self._before(partition, offset, span, settings, writers)).totals
+
+    async def totals_of(self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int]) -> Totals:
+        """Return how much lies before the pointer at the position of `flow`."""
+        if flow.state is FlowState.LOOKING_BACK:
+            return await self.totals_before(flow.partition, flow.position.pointer_offset, settings, writers)
+        return flow.progress.totals
 
     async def lag(self, topic: Topic, partition: ReadPartition, position: Position, here: Totals, clock: Clock) -> Lag:
         """Return what lies between `position`, with `here` before its pointer, and the end now."""
-        end = await self.end_totals(partition, topic.writers_of(partition))
+        end = await self.end_totals(partition, topic.settings, topic.writers_of(partition))
         records = end.records - here.records - position.record_index
         if records <= 0:
             return Lag(0, 0, 0.0)
@@ -135,15 +137,53 @@ class Places:
                 return entries[-1].time_ms if entries else 0
             back *= 4
 
-    async def _pointers(self, partition: ReadPartition, first: int, end: int) -> list[tuple[int, Pointer]]:
-        found: list[tuple[int, Pointer]] = []
+    async def _before(
+        self, partition: ReadPartition, offset: int, span: Span, settings: TopicSettings, writers: Sequence[int]
+    ) -> Progress:
+        """Return what lies before `offset`, from as few pointers before it as settle the totals of all `writers`.
+
+        See `memq.format.totals`. Where retention took them, the first pointer that is left says what lay before it.
+        """
+        end = min(offset, span.end)
+        first = max(span.begin, end - self._tail_offsets)
+        while True:
+            progress = Progress()
+            last_ms: dict[int, int] = {}
+            async for time_ms, pointer in self._pointers(partition, first, end):
+                progress.pass_over(pointer)
+                last_ms[pointer.partition] = max(time_ms, last_ms.get(pointer.partition, 0))
+            open_ms = [last_ms.get(writer) for writer in writers if not progress.is_settled(writer)]
+            earlier = end - 4 * (end - first)
+            known_ms = [time_ms for time_ms in open_ms if time_ms is not None]
+            if open_ms == known_ms:
+                settled_ms = min(known_ms, default=0) - contended_ms(settings.stale_publish_ms)
+                earlier = await self._queue.seek_time(partition, settled_ms) if known_ms else first
+            if first <= max(earlier, span.begin):
+                break
+            first = max(earlier, span.begin)
+        if span.begin and not progress.knows(writers):
+            await self._read_on(progress, partition, end, span.end, writers)
+        return progress
+
+    async def _read_on(
+        self, progress: Progress, partition: ReadPartition, first: int, end: int, writers: Sequence[int]
+    ) -> None:
+        """Retention took all that `writers` had before `first`: what their next pointers state lay there."""
+        async for _, pointer in self._pointers(partition, first, end):
+            if not progress.knows([pointer.partition]):
+                progress.start_at(pointer)
+                if progress.knows(writers):
+                    return
+
+    async def _pointers(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[tuple[int, Pointer]]:
+        """Yield the pointers from `first` up to, not with, `end`, with their queue times."""
         async for entries in self._pages(partition, first, end):
             for entry in entries:
                 try:
-                    found.append((entry.offset, decode_pointer(entry.body)))
+                    pointer = decode_pointer(entry.body)
                 except MemqError:
                     continue  # unreadable: nothing can be said of its batch
-        return found
+                yield entry.time_ms, pointer
 
     async def _pages(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[list[Entry]]:
         """Yield the entries from `first` up to, not with, `end`, in pages."""

@@ -1,7 +1,7 @@
 """How many records and bytes lie before a place in a read partition, from the totals in its pointers. Pure.
 
-Late pointers are in no total until their owner adopts them in a later pointer, so until then they are counted here.
-The same fold over pointers gives both ends of a lag: records stored, before dedup, filter and damage.
+One fold per write partition (`memq.format.totals`, with the theory) gives both ends of a lag: records stored, before
+dedup, filter and damage.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ class Progress:
     def __init__(self) -> None:
         self._parts: dict[int, TotalsFold] = {}
 
-    def pass_over(self, offset: int, pointer: Pointer) -> None:
-        """Count the pointer at `offset` as lying before this place."""
-        self._parts.setdefault(pointer.partition, TotalsFold(pointer.epoch)).add(offset, pointer)
+    def pass_over(self, pointer: Pointer) -> None:
+        """Count a pointer as lying before this place."""
+        self._part(pointer.partition).add(pointer)
 
     def start_at(self, pointer: Pointer) -> None:
-        """Take the totals before `pointer` where nothing of its write partition was folded yet."""
-        if pointer.partition not in self._parts:
-            part = self._parts[pointer.partition] = TotalsFold(pointer.epoch)
-            part.totals = pointer.totals
+        """Take what `pointer`, the first of its write partition at or behind this place, states to lie before it."""
+        self._part(pointer.partition).reach(pointer.totals)
 
-    def expect_epoch(self, partition: int, epoch: int) -> None:
-        """Note that `epoch` was opened before the first pointer that is folded: lower ones are late."""
-        part = self._parts.setdefault(partition, TotalsFold(epoch))
-        part.epoch = max(part.epoch, epoch)
+    def join(self, other: Progress) -> None:
+        """Take what `other` found before the same place, where it is more."""
+        for partition, part in other._parts.items():
+            self._part(partition).reach(part.totals)
+
+    def _part(self, partition: int) -> TotalsFold:
+        found = self._parts.get(partition)
+        if found is None:
+            found = self._parts[partition] = TotalsFold()
+        return found
 
     @property
     def totals(self) -> Totals:
@@ -40,25 +44,13 @@ class Progress:
         total = Totals()
         for part in self._parts.values():
             total = total.plus(part.totals.records, part.totals.bytes)
-            for late in part.late.values():
-                total = total.plus(late.records, late.bytes)
         return total
 
     def knows(self, partitions: Iterable[int]) -> bool:
         """Whether each of these write partitions was met."""
         return all(partition in self._parts for partition in partitions)
 
-
-def end_progress(tail: list[tuple[int, Pointer]]) -> Progress:
-    """Fold the last pointers of a read partition, given in order, into the totals at its end.
-
-    An epoch whose `opened` is not in the tail was opened before it, so pointers of lower epochs in the tail are late.
-    """
-    opened = {(pointer.partition, pointer.epoch) for _, pointer in tail if pointer.kind == "opened"}
-    progress = Progress()
-    for _, pointer in tail:
-        if (pointer.partition, pointer.epoch) not in opened:
-            progress.expect_epoch(pointer.partition, pointer.epoch)
-    for offset, pointer in tail:
-        progress.pass_over(offset, pointer)
-    return progress
+    def is_settled(self, partition: int) -> bool:
+        """Whether the pointers of a write partition alone show that its totals are exact."""
+        found = self._parts.get(partition)
+        return found is not None and found.settled

@@ -20,7 +20,7 @@ from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification.remote import Polled, RemoteQueue
 from memq.tasks import TaskOwner
-from memq.topic import ReadPartition, TopicSettings
+from memq.topic import ReadPartition, Topic, TopicSettings
 
 FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
@@ -35,6 +35,7 @@ class Assigned:
 
     flow: PartitionFlow
     settings: TopicSettings
+    writers: list[int]  # the write partitions whose pointers go here
     ledger: CommitLedger = field(default_factory=CommitLedger)
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     removed: bool = False
@@ -90,10 +91,10 @@ class Reading:
         """The partitions that are read, in the order they came."""
         return self._assigned
 
-    def add(self, flow: PartitionFlow, settings: TopicSettings) -> Assigned:
+    def add(self, flow: PartitionFlow, topic: Topic) -> Assigned:
         """Read a partition, in place of what was read of it before."""
         self.remove(flow.partition)
-        assigned = self._assigned[flow.partition] = Assigned(flow, settings)
+        assigned = self._assigned[flow.partition] = Assigned(flow, topic.settings, topic.writers_of(flow.partition))
         self._turn.append(flow.partition)
         self._work(assigned, self._begin(assigned), "consumer looks back")
         return assigned
@@ -223,7 +224,9 @@ class Reading:
         while True:
             try:
                 async with self._looking_back:
-                    await self._places.look_back(assigned.flow, assigned.settings, self._fetcher.index_of)
+                    await self._places.look_back(
+                        assigned.flow, assigned.settings, assigned.writers, self._fetcher.index_of
+                    )
                 break
             except MemqError as error:
                 failures += 1

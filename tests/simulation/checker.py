@@ -18,12 +18,12 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memq.client.progress import Progress
 from memq.errors import MemqError
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
-from memq.topic import ReadPartition, Totals
+from memq.topic import ReadPartition, TopicSettings
+from tests.simulation.lag import LagCheck
 from tests.simulation.node import Node
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.reader import Delivered, FindingError, LogEntry, ReferenceReader, read_entry, resume
@@ -220,15 +220,13 @@ class Checker:
             for _ in range(min(resumes_max, len(places))):
                 self._check_resume(partition, log, *places.pop(draw_below(len(places))))
 
-    def check_totals(self) -> None:
-        """Check that the product's own count over the pointers, from which lag is taken, finds what lies there."""
+    def check_lag(self, settings: TopicSettings, draw_below: Callable[[int], int], *, moments_max: int = 8) -> None:
+        """Check lag at some moments that `draw_below` picks."""
         for partition, log in self.logs.items():
-            progress, stored = Progress(), Totals()
-            for entry in log.entries:
-                progress.pass_over(entry.offset, entry.pointer)
-                stored = stored.plus(entry.pointer.records, entry.pointer.stored_bytes)
-            if progress.totals != stored:
-                self._fail(f"totals of {partition} are {progress.totals}, stored are {stored}")
+            try:
+                LagCheck(partition, log.entries, settings).check(draw_below, moments_max)
+            except FindingError as error:
+                self._fail(f"lag of {partition}: {error}")
 
     def _check_order(self) -> None:
         last: dict[tuple[str, int], int] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from dataclasses import replace
 
 from memq.clock import SystemClock
 from tests.simulation.faults import LEVELS
@@ -30,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     begin = clock.monotonic()
     for count, seed in enumerate(seeds, 1):
         level = options.level or list(LEVELS)[seed % len(LEVELS)]
-        plan = replace(draw_plan(seed, level, kinds), totals=options.totals)
+        plan = draw_plan(seed, level, kinds)
         try:
             report = run_plan(plan, echo=print if options.trace else None)
         except SimulationError as error:
@@ -52,7 +51,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--producers", default="plain,product", help="kinds to draw from")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--planted", action="store_true", help="plant each known bug and look for it")
-    parser.add_argument("--totals", action="store_true", help="check too that the totals behind lag are exact")
     parser.add_argument("--quiet", action="store_true", help="only what is found")
     return parser.parse_args(arguments)
 

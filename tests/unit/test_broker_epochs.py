@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.broker.hot import HotBatches
+from memq.broker.opening import open_partition
 from memq.broker.ownership import Ownership
 from memq.broker.publishing import Publisher
 from memq.broker.services import Services
@@ -22,14 +24,14 @@ from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointe
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB, POINTER_RANGES_MAX
 from memq.network import Runtime
-from memq.notification import Publication
+from memq.notification import Entry, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import AckLevel, Api, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, OpenAnswer, decode_message, encode_message
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import ReadPartition, Topic, TopicSettings
+from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import PRODUCER, TIMEOUT_S, BareClient, block_of, running_broker, write_frame
 from tests.contract.manual_clock import ManualClock
 
@@ -103,6 +105,31 @@ def test_an_epoch_that_the_queue_shows_already_is_not_used_again() -> None:
             client, topic = await connected(broker, TopicSettings())
             await broker.services.queue.publish(control(topic, "opened", 1))  # the coordinator knows nothing of it
             assert (await client.open(topic)).epoch == 2
+            await client.close()
+
+    run(work())
+
+
+def test_an_opening_after_a_long_silence_counts_what_landed_beside_the_last_pointer() -> None:
+    """The last pointer's owner had not met it, and nothing of it is young enough for the dedup window."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            (read,) = read_partitions(topic)
+            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            for sequence in range(3):
+                client.write(write_frame(block_of(topic, sequence, [b"v"])))
+                assert (await client.frame()).argument == sequence + 1
+                if sequence == 1:  # the pointer lands once more, and the owner publishes the next one before it reads
+                    log.entries.append(replace(log.entries[-1], offset=log.end))
+            assert [each.totals.records for each in await pointers(broker, topic)] == [0, 0, 1, 1, 2]
+            hour_ms = 3_600_000
+            log.entries[:] = [Entry(entry.offset, entry.time_ms - hour_ms, entry.body) for entry in log.entries]
+            own = await open_partition(broker.services, topic, 0, read)
+            assert (own.epoch, own.totals.records) == (2, 4)
+            assert (await pointers(broker, topic))[-1].totals.records == 4
             await client.close()
 
     run(work())

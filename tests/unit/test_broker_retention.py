@@ -16,6 +16,7 @@ from memq.broker.retention import expired, look_after, retire, sweep
 from memq.clock import SystemClock
 from memq.errors import StoreError
 from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.format.totals import contended_ms
 from memq.notification import Entry, Publication
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
@@ -72,8 +73,18 @@ def test_the_last_pointer_of_every_write_partition_stays_however_old() -> None:
     assert (found.before, found.keys) == (11, ("k0",))
 
 
+def test_what_settles_the_totals_of_a_last_pointer_stays_with_it() -> None:
+    """What landed shortly before a last pointer is counted by nobody when that one's owner had not met it."""
+    settled_ms = contended_ms(SETTINGS.stale_publish_ms)
+    last_ms = 5 * HOUR_MS
+    known = entries(last_ms + settled_ms + 1, last_ms + settled_ms, last_ms + 1, last_ms)
+    found = expired(known, SETTINGS, NOW_MS)
+    assert (found.keys, found.holding) == (("k0",), (0,))
+    assert expired(entries(5 * HOUR_MS, 0), SETTINGS, NOW_MS).holding == ()
+
+
 def test_what_is_too_much_goes_from_the_front() -> None:
-    known = entries(*[2 * YOUNG_MS] * 6)
+    known = entries(*[3 * YOUNG_MS] * 5, 2 * YOUNG_MS)
     settings = TopicSettings(retention_ms=0, retention_bytes=250)
     found = expired(known, settings, NOW_MS)
     assert found.keys == ("k0", "k1", "k2"), "at least 250 bytes stay: three of a hundred"
@@ -262,15 +273,16 @@ def test_an_old_last_pointer_is_restated_and_then_goes() -> None:
         async with running_broker() as broker:
             rig = await Rig.make(broker)
             await rig.batch()
+            await rig.batch()
             await rig.age(8 * 24 * HOUR_MS)
             await retire(broker.services, broker.partitions)
-            assert len(rig.store.objects) == 1, "the totals of the partition are in its last pointer only"
-            await until(lambda: broker.services.counters.published_pointers == 2)
+            assert len(rig.store.objects) == 2, "the totals of the partition are in its last pointers only"
+            await until(lambda: broker.services.counters.published_pointers == 3)
             await retire(broker.services, broker.partitions)
             assert rig.store.objects == {}
-            assert [(each.kind, each.totals.records) for each in await rig.pointers()] == [("opened", 1)]
+            assert [(each.kind, each.totals.records) for each in await rig.pointers()] == [("opened", 2)]
             assert (await rig.batch()) in rig.store.objects
-            assert (await rig.pointers())[-1].totals.records == 1
+            assert (await rig.pointers())[-1].totals.records == 2
             await rig.client.close()
 
     run(work())

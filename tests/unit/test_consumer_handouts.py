@@ -134,7 +134,7 @@ class Model:
     def __post_init__(self) -> None:
         for number in range(3):
             flow = PartitionFlow(ReadPartition("clicks", "00" * 16, number), Position(number, 0), window_ms=1_000)
-            self.assigned.append(Assigned(flow, TopicSettings()))
+            self.assigned.append(Assigned(flow, TopicSettings(), [number]))
             self.offsets.append(0)
 
     def add(self, number: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from memq.client.places import Places, late_ms, window_ms
 from memq.client.progress import Progress
 from memq.errors import InvalidRequestError
 from memq.format.pointer import Adopted, decode_pointer
+from memq.format.totals import contended_ms
 from memq.notification import Entry, Span
 from memq.topic import Position, ReadPartition, TopicSettings, Totals, equal_slots
 from tests.unit.queue_model import PARTITION, Block, Log
@@ -75,7 +77,7 @@ def folded(log: Log, before: int) -> Totals:
     progress = Progress()
     for entry in log.entries:
         if entry.offset < before:
-            progress.pass_over(entry.offset, decode_pointer(entry.body))
+            progress.pass_over(decode_pointer(entry.body))
     return progress.totals
 
 
@@ -85,9 +87,7 @@ def stored_before(log: Log, before: int) -> int:
 
 @given(logs(), st.integers(1, 20))
 def test_the_end_is_found_from_the_tail_alone(log: Log, tail: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memq.client.places._TAIL_OFFSETS", tail)
-        end = ask(Places(LogReader(log)).end_totals(PARTITION, [0]))
+    end = ask(Places(LogReader(log), tail).end_totals(PARTITION, SETTINGS, [0]))
     assert end.records == stored_before(log, log.next_offset)
 
 
@@ -95,9 +95,64 @@ def test_the_end_is_found_from_the_tail_alone(log: Log, tail: int) -> None:
 def test_lag_counts_each_stored_record_once(log: Log, data: st.DataObject) -> None:
     offset = data.draw(st.integers(0, log.next_offset))
     here = folded(log, offset)
-    end = ask(Places(LogReader(log)).end_totals(PARTITION, [0]))
+    end = ask(Places(LogReader(log)).end_totals(PARTITION, SETTINGS, [0]))
     left = stored_before(log, log.next_offset) - stored_before(log, offset)
     assert end.records - here.records == left
+
+
+@given(logs(), st.integers(1, 20), st.data())
+def test_what_lies_before_a_place_is_found_from_the_pointers_around_it(
+    log: Log, tail: int, data: st.DataObject
+) -> None:
+    offset = data.draw(st.integers(0, log.next_offset))
+    here = ask(Places(LogReader(log), tail).totals_before(PARTITION, offset, SETTINGS, [0]))
+    assert here.records == stored_before(log, offset)
+
+
+CONTENDED_MS = contended_ms(SETTINGS.stale_publish_ms)
+
+
+def test_a_quiet_partition_is_read_back_to_what_came_shortly_before_its_last_pointer() -> None:
+    log = Log()
+    log.batch(Block(1, 0), time_ms=0)
+    last_ms = 10 * CONTENDED_MS
+    log.batch(Block(2, 0), late=True, time_ms=last_ms - CONTENDED_MS // 2)  # the last one's owner had not met it
+    log.batch(Block(1, 3), time_ms=last_ms)
+    found = ask(Places(LogReader(log), 1).end_totals(PARTITION, SETTINGS, [0]))
+    assert found.records == 9
+
+
+def two_writers() -> Log:
+    """A log of two write partitions: the pointers of the second one are far apart."""
+    logs = [Log(), Log()]
+    shared = Log()
+    for number in range(24):
+        writer = int(number % 12 == 5)
+        one = logs[writer]
+        one.next_offset = shared.next_offset
+        offset = one.batch(Block(1 + writer, 3 * number))
+        pointer = msgspec.structs.replace(decode_pointer(one.entries[-1].body), partition=writer)
+        shared.add(pointer, one.bodies[offset], time_ms=number * CONTENDED_MS)
+    return shared
+
+
+@pytest.mark.parametrize("begin", [0, 3, 8])
+@pytest.mark.parametrize("tail", [1, 4])
+def test_totals_are_those_of_all_writers_wherever_their_pointers_are(begin: int, tail: int) -> None:
+    log = two_writers()
+    stored = [stored_before(log, offset) for offset in range(25)]
+    del log.entries[:begin]  # retention took them
+    places = Places(LogReader(log), tail)
+    found = [ask(places.totals_before(PARTITION, offset, SETTINGS, [0, 1])).records for offset in range(begin, 25)]
+    assert found == stored[begin:]
+    for offset in range(begin, 25):
+        flow = PartitionFlow(PARTITION, Position(0, offset), window_ms=window_ms(SETTINGS))
+        ask(places.look_back(flow, SETTINGS, [0, 1], no_index))
+        assert flow.behind.totals.records == stored[offset]
+
+
+async def no_index(pointer: object) -> list[Any]:
+    raise AssertionError("every pointer names its producers")
 
 
 def test_a_time_is_the_first_batch_sealed_at_or_after_it() -> None:
@@ -129,11 +184,7 @@ def test_a_reader_looks_back_over_the_window_and_no_further(start: int) -> None:
     for number in range(9):
         log.batch(Block(number + 1, 0), time_ms=number * window // 3)
     flow = PartitionFlow(PARTITION, Position(0, start), window_ms=window)
-
-    async def no_index(pointer: object) -> list[Any]:
-        raise AssertionError("every pointer names its producers")
-
-    ask(Places(LogReader(log)).look_back(flow, SETTINGS, no_index))
+    ask(Places(LogReader(log)).look_back(flow, SETTINGS, [0], no_index))
     remembered = [number for number in range(9) if (0, number + 1) in flow._lookback._next]
     assert remembered == list(range(max(0, start - (3 if start < 9 else 4)), start))
 

@@ -1,6 +1,8 @@
-"""The fold over a write partition's pointers: what is counted, what is late, and what an owner adopts."""
+"""The fold over a write partition's pointers: what they state is a lower bound, and what settles it."""
 
 from __future__ import annotations
+
+import pytest
 
 from memq.format.pointer import Adopted, Pointer
 from memq.format.totals import TotalsFold, adopted_of
@@ -27,30 +29,75 @@ def pointer(
 
 
 def fold(*pointers: Pointer) -> TotalsFold:
-    """Fold pointers at offsets from 0 on."""
     found = TotalsFold()
-    for offset, each in enumerate(pointers):
-        found.add(offset, each)
+    for each in pointers:
+        found.add(each)
     return found
 
 
-def test_pointers_in_order_add_up() -> None:
-    found = fold(pointer("opened", 1), pointer("data", 1, 0, 5), pointer("data", 1, 1, 7, before=5))
-    assert (found.totals, found.late) == (Totals(12, 120), {})
+FIRST = pointer("data", 1, 0, 5)
+LATE = pointer("data", 1, 9, 4)
+# What lies in the queue, in order; the totals behind it are the plain sum from offset 0 on.
+HISTORIES = {
+    "in order": (pointer("opened", 1), FIRST, pointer("data", 1, 1, 7, before=5)),
+    "a batch that landed twice": (FIRST, FIRST, pointer("data", 1, 1, 2, before=10, adopted=(adopted_of(0, FIRST),))),
+    "a repetition that adopts what the first try had not met": (
+        pointer("opened", 2),
+        LATE,
+        pointer("data", 2, 0, 3),
+        pointer("data", 2, 0, 3, before=4, adopted=(adopted_of(1, LATE),)),
+        pointer("data", 2, 1, 1, before=10, adopted=(adopted_of(2, FIRST),)),
+    ),
+    "a repetition that lands last and adopts again": (
+        LATE,
+        pointer("data", 2, 0, 3),
+        pointer("data", 2, 1, 1, before=7, adopted=(adopted_of(0, LATE),)),
+        pointer("data", 2, 0, 3, before=4, adopted=(adopted_of(0, LATE),)),
+    ),
+    "beside an opening": (FIRST, pointer("data", 1, 1, 7, before=5), pointer("opened", 2, before=5), LATE),
+}
 
 
-def test_a_batch_that_landed_twice_is_late_until_it_is_adopted_by_whichever_offset() -> None:
-    first, again = pointer("data", 1, 0, 5), pointer("data", 1, 0, 5)
-    assert list(fold(first, again).late) == [1]
-    counted = pointer("data", 1, 1, 2, before=10, adopted=(adopted_of(0, first),))  # the owner met the other copy
-    found = fold(first, again, counted)
-    assert (found.totals, found.late) == (Totals(12, 120), {})
+@pytest.mark.parametrize("name", HISTORIES)
+def test_from_the_beginning_the_fold_is_the_sum(name: str) -> None:
+    history = HISTORIES[name]
+    assert fold(*history).totals == Totals(
+        sum(each.records for each in history), sum(each.stored_bytes for each in history)
+    )
 
 
-def test_what_landed_before_an_opened_that_did_not_count_it_is_late() -> None:
-    found = fold(pointer("data", 1, 0, 5), pointer("data", 1, 1, 7, before=5), pointer("opened", 2, before=5))
-    assert found.totals == Totals(5, 50)
-    assert [entry.records for entry in found.late.values()] == [7]
-    late = tuple(found.late.values())
-    found.add(3, pointer("opened", 3, before=12, adopted=late))  # the next owner adopts it, though 2 never did
-    assert (found.totals, found.late) == (Totals(12, 120), {})
+def test_a_fold_that_starts_anywhere_is_exact_from_the_first_tight_pointer_on() -> None:
+    late = adopted_of(1, LATE)
+    history = (FIRST, LATE, pointer("data", 2, 0, 3, before=5), pointer("data", 2, 1, 1, before=12, adopted=(late,)))
+    assert fold(*history[2:3]).totals == Totals(8, 80)  # its owner had not met the late one: too low
+    assert fold(*history[1:3]).totals == Totals(8, 80)
+    assert fold(*history[2:]).totals == fold(*history).totals == Totals(13, 130)
+
+
+def test_three_batches_that_follow_on_each_other_settle_a_fold() -> None:
+    run = [pointer("data", 3, batch, 2, before=2 * batch) for batch in range(4, 7)]
+    assert [fold(*run[:count]).settled for count in range(4)] == [False, False, False, True]
+    assert fold(run[0], pointer("ended", 3, before=10), *run[1:]).settled  # it holds no records
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pointer("data", 3, 6, 2, before=11),  # counts what did not show
+        pointer("data", 3, 6, 2, before=11, adopted=(adopted_of(1, LATE),)),
+        pointer("data", 3, 7, 2, before=12),  # a hole
+        pointer("data", 4, 6, 2, before=12),  # another owner
+        pointer("data", 3, 5, 2, before=10),  # a copy: what lies beside it may be unknown to its owner
+    ],
+)
+def test_what_does_not_follow_settles_nothing(changed: Pointer) -> None:
+    assert not fold(pointer("data", 3, 4, 2, before=8), pointer("data", 3, 5, 2, before=10), changed).settled
+
+
+def test_a_copy_whose_first_lies_before_the_tail_does_not_settle_it() -> None:
+    copy = pointer("data", 3, 4, 2, before=8)  # landed behind the pointer that its owner published on
+    after = pointer("data", 3, 5, 2, before=10)
+    counts_it = pointer("data", 3, 6, 2, before=14, adopted=(adopted_of(7, copy),))
+    assert not fold(copy, after).settled
+    found = fold(copy, after, counts_it)
+    assert (found.totals, found.settled) == (Totals(16, 160), False)
