@@ -142,13 +142,6 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         """Return the write partitions whose pointers go to a read partition."""
         return [part.partition for part in self.partitions if part.read_partition == partition.partition]
 
-    def partition_of_slot(self, slot: int) -> int:
-        """Return the write partition whose slot range holds `slot`."""
-        for part in self.partitions:
-            if part.slot_first <= slot <= part.slot_last:
-                return part.partition
-        raise InvalidRequestError(f"slot {slot} of topic '{self.name}' has no partition")
-
 
 def equal_slots(count: int) -> tuple[PartitionSlots, ...]:
     """Share the 65,536 slots among `count` write partitions as evenly as possible, each with its own read partition."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
-from memq.errors import CorruptDataError, DeniedError
+from memq.errors import CorruptDataError
 from memq.format.block import Buffer
 from memq.format.object import index_bytes
 from memq.format.pointer import Location
 from memq.limits import INDEX_HEAD_BYTES, MIB, TRAILER_BYTES
-from memq.storage_handlers import ObjectReader
+from memq.storage_handlers.cut_objects import ReadPart, reaches, readable_bytes
 
 OBJECT_BYTES_MAX = 512 * MIB  # the largest batch has 256 MiB, the largest index 64 MiB and its meta
 
@@ -26,17 +26,6 @@ class ReadRange(Protocol):
         ...
 
 
-def range_reader(stores: Mapping[str, ObjectReader]) -> ReadRange:
-    """Return the `ReadRange` of stores that are open here, by name. Raises: DeniedError for another store."""
-
-    async def read(store: str, key: str, offset: int, length: int) -> Buffer:
-        if store not in stores:
-            raise DeniedError(f"store '{store}' can't be opened here")
-        return await stores[store].get_range(key, offset, length)
-
-    return read
-
-
 async def read_whole(read: ReadRange, location: Location) -> Buffer:
     """Return the whole object that `location` names, however long it really is.
 
@@ -44,14 +33,15 @@ async def read_whole(read: ReadRange, location: Location) -> Buffer:
     and no byte follows. Only another one is measured.
     Raises: as `ReadRange`; CorruptDataError over OBJECT_BYTES_MAX.
     """
+    part = partial(read, location.store, location.key)
     size = await _stated_size(read, location)
-    if size and not await _reaches(read, location, size + 1):
+    if size and not await reaches(part, size + 1):
         try:
-            return await read(location.store, location.key, 0, size)
+            return await part(0, size)
         except CorruptDataError:
             pass  # it is shorter than it says
-    size = await _measure(read, location)
-    return await read(location.store, location.key, 0, size) if size else b""
+    size = await _measure(part, location.key)
+    return await part(0, size) if size else b""
 
 
 async def _stated_size(read: ReadRange, location: Location) -> int:
@@ -65,25 +55,11 @@ async def _stated_size(read: ReadRange, location: Location) -> int:
     return size if size <= OBJECT_BYTES_MAX else 0
 
 
-async def _measure(read: ReadRange, location: Location) -> int:
-    """Return the object's length: one byte tells whether all before it is there, so double, then halve."""
-    low, high = 0, 1 << 10  # `low` bytes are there, `high` are not
-    while await _reaches(read, location, high):
+async def _measure(read: ReadPart, key: str) -> int:
+    """Return the object's length, whatever it says of itself: double until it does not reach that far, then halve."""
+    low, high = 0, 1 << 10
+    while await reaches(read, high):
         low, high = high, high * 2
         if low > OBJECT_BYTES_MAX:
-            raise CorruptDataError(f"object '{location.key}' has over {low} bytes, {OBJECT_BYTES_MAX} are allowed")
-    while high - low > 1:
-        middle = (low + high) // 2
-        if await _reaches(read, location, middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-async def _reaches(read: ReadRange, location: Location, size: int) -> bool:
-    try:
-        await read(location.store, location.key, size - 1, 1)
-    except CorruptDataError:
-        return False
-    return True
+            raise CorruptDataError(f"object '{key}' has over {low} bytes, {OBJECT_BYTES_MAX} are allowed")
+    return await readable_bytes(read, low, high)

@@ -11,6 +11,7 @@ from memq.format.block import Buffer
 from memq.format.object import BlockEntry, index_bytes, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer
 from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
+from memq.storage_handlers.cut_objects import readable_bytes
 
 ReadMode = Literal["auto", "direct", "broker"]
 
@@ -136,17 +137,13 @@ class Fetcher:
 
 
 async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
-    """Return the part of a batch that is there, found by halving: one byte tells whether all before it is there."""
-    low, high = 0, location.length  # `low` bytes are there, `high` are not
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            await reader.get_range(location.key, location.offset + middle - 1, 1)
-        except CorruptDataError:
-            high = middle
-        else:
-            low = middle
-    return await reader.get_range(location.key, location.offset, low) if low else b""
+    """Return the part of a batch that is there, of an object in which it is not whole."""
+
+    async def read(offset: int, length: int) -> Buffer:
+        return await reader.get_range(location.key, location.offset + offset, length)
+
+    size = await readable_bytes(read, 0, location.length)
+    return await read(0, size) if size else b""
 
 
 async def _read_index(reader: RangeReader, location: Location) -> list[BlockEntry]:

@@ -14,12 +14,12 @@ from awscrt.checksums import crc32c
 
 from memq.audit.collector import audit
 from memq.audit.verdict import THROUGH_STORE, Kind, Outcome, Verdict
-from memq.audit.whole_object import range_reader
+from memq.audit.whole_object import ReadRange
 from memq.broker.broker import Broker
 from memq.cli.audit import THROUGH_BROKER, audit_by_brokers, print_verdict
 from memq.client.link import Link, connect_link
 from memq.errors import MemqError, StoreError
-from memq.format.block import scope_of
+from memq.format.block import Buffer, scope_of
 from memq.format.builder import BlockBuilder
 from memq.format.object import open_object
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
@@ -37,6 +37,16 @@ from memq.topic import ReadPartition, Topic
 
 RECORDS, BLOCKS = 3, 4  # of each producer
 WAIT_S = 10.0
+
+
+def range_reader(handler: StorageHandler) -> ReadRange:
+    """Return the `ReadRange` of the store `main`."""
+
+    async def read(store: str, key: str, offset: int, length: int) -> Buffer:
+        assert store == "main"
+        return await handler.get_range(key, offset, length)
+
+    return read
 
 
 class Owner:
@@ -68,7 +78,7 @@ class World:
     topic: Topic
 
     async def audit(self) -> Verdict:
-        read = range_reader({"main": self.store})
+        read = range_reader(self.store)
         return await audit(self.topic, self.queue, read, self.runtime.clock.wall_ms())
 
     @property
@@ -310,7 +320,7 @@ def test_what_retention_takes_while_the_audit_runs_is_not_called_lost(moment: st
                 return await world.queue.span(partition)
 
         queue = Queue(world.runtime.clock)
-        return await audit(world.topic, queue, range_reader({"main": world.store}), world.runtime.clock.wall_ms())
+        return await audit(world.topic, queue, range_reader(world.store), world.runtime.clock.wall_ms())
 
     verdict = asyncio.run(go())
     assert verdict.outcome is Outcome.INCOMPLETE
