@@ -47,9 +47,10 @@ class DataFolder:
     _lock: int
 
     @classmethod
-    def open(cls, path: Path, draw: random.Random, name: str = "memq") -> DataFolder:
+    def open(cls, path: Path, draw: random.Random, name: str = "memq", *, queue_gone: bool = False) -> DataFolder:
         """Open the folder at `path`, making what is not there; a new cluster is called `name` and what `draw` draws.
 
+        `queue_gone` says that the queue's file may be missing beside objects: it is about to be restored.
         Raises: InvalidRequestError when another process holds it, naming its pid; DeniedError when it can't be
         written; CorruptDataError when a part is missing or damaged; UnsupportedFormatError when a newer memq made
         it; StoreError when the disk is full or fails.
@@ -60,7 +61,7 @@ class DataFolder:
         except OSError as error:
             raise _folder_error(path, error) from error
         try:
-            return cls(path, _identity(path, draw, name).id, lock)
+            return cls(path, _identity(path, draw, name, queue_gone=queue_gone).id, lock)
         except OSError as error:
             os.close(lock)
             raise _folder_error(path, error) from error
@@ -126,7 +127,7 @@ def _take_lock(path: Path) -> int:
     return lock
 
 
-def _identity(path: Path, draw: random.Random, name: str) -> Identity:
+def _identity(path: Path, draw: random.Random, name: str, *, queue_gone: bool) -> Identity:
     file = path / "cluster.json"
     try:
         body = file.read_bytes()
@@ -141,7 +142,7 @@ def _identity(path: Path, draw: random.Random, name: str) -> Identity:
         raise UnsupportedFormatError(
             f"data folder '{path}' has layout {found.layout}, this memq knows {LAYOUT_VERSION}"
         )
-    _check_parts(path)
+    _check_parts(path, ("topics.sqlite",) if queue_gone else ("queue.sqlite", "topics.sqlite"))
     return found
 
 
@@ -160,11 +161,11 @@ def _new_identity(path: Path, draw: random.Random, name: str) -> Identity:
     return made
 
 
-def _check_parts(path: Path) -> None:
+def _check_parts(path: Path, names: tuple[str, ...]) -> None:
     """Refuse a folder that holds objects but lost what names them: an empty queue would have all of them swept."""
     if not any((path / "objects").iterdir()):
         return
-    for name in ("queue.sqlite", "topics.sqlite"):
+    for name in names:
         file = path / name
         if not file.exists() or not file.stat().st_size:
             raise _missing(path, name)
@@ -173,7 +174,9 @@ def _check_parts(path: Path) -> None:
 def _missing(path: Path, name: str) -> CorruptDataError:
     return CorruptDataError(
         f"data folder '{path}' holds objects, but its '{name}' is missing or empty",
-        hint=f"restore '{name}' from a copy, or start with another folder",
+        hint="make it anew from the objects: memq restore --data DIR"
+        if name == "queue.sqlite"
+        else f"restore '{name}' from a copy, or start with another folder",
     )
 
 

@@ -1,0 +1,180 @@
+"""Fills an empty queue from the objects in the store: lists a topic, reads its objects in order, publishes pointers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from memq.broker.rebuild import FoundBatch, Rebuilder, find_batch
+from memq.clock import Clock
+from memq.errors import (
+    CorruptDataError,
+    EpochFencedError,
+    InvalidRequestError,
+    MemqError,
+    QueueRefusedError,
+    UnsupportedFormatError,
+)
+from memq.format.key import ObjectKey, parse_object_key, topic_prefix
+from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.notification import NotificationQueue, Publication
+from memq.storage_handlers import ObjectReader
+from memq.topic import ReadPartition, Topic, read_partitions
+
+READ_BYTES = 1 << 20
+Place = tuple[int, int, int]  # write partition, epoch, batch sequence
+
+
+@dataclass(slots=True)
+class Restored:
+    """What was found of a topic. `copies` are batches of nothing new; `findings` name objects and what is wrong."""
+
+    topic: str
+    objects: int = 0
+    pointers: int = 0  # made, also in a dry run
+    held: int = 0  # in the queue already
+    records: int = 0
+    bytes: int = 0
+    copies: int = 0
+    damaged_blocks: int = 0
+    findings: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Restorer:
+    """Restores topics of one cluster from one store into one queue. No broker of the cluster may run meanwhile."""
+
+    def __init__(
+        self,
+        cluster: str,
+        store_name: str,
+        store: ObjectReader,
+        queue: NotificationQueue,
+        clock: Clock,
+        *,
+        dry_run: bool = False,
+        moved: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """`moved` is told how many objects were dealt with."""
+        self._cluster = cluster
+        self._store_name = store_name
+        self._store = store
+        self._queue = queue
+        self._clock = clock
+        self._dry_run = dry_run
+        self._moved = moved
+
+    async def restore(self, topic: Topic) -> Restored:
+        """Publish the pointers of all objects of a topic that the queue does not hold, and return what was found.
+
+        Called again after it was interrupted, it goes on where it was. A dry run publishes nothing and makes nothing.
+        Raises: InvalidRequestError when a broker opened the topic in the new queue; MemqError of store and queue.
+        """
+        told = Restored(topic.name)
+        keys = await self._keys(topic, told)
+        if not self._dry_run:
+            await self._queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
+        rebuilder = Rebuilder(topic, self._cluster, self._store_name)
+        for partition in read_partitions(topic):
+            held = set[Place]() if self._dry_run else await self._held(partition)
+            writers = [keys.pop(writer, []) for writer in topic.writers_of(partition)]
+            async for found in self._in_order(topic, writers, told):
+                await self._take(partition, rebuilder.pointer(found), held, told)
+        for stray in keys.values():
+            told.findings += [(key, "the topic has no such partition") for key, _ in stray]
+        return told
+
+    async def _keys(self, topic: Topic, told: Restored) -> dict[int, list[tuple[str, ObjectKey]]]:
+        """List the topic's objects: by write partition, in the order of epoch and batch sequence."""
+        keys: dict[int, list[tuple[str, ObjectKey]]] = {}
+        async for entry in self._store.list(topic_prefix(self._cluster, topic.name, topic.id)):
+            try:
+                named = parse_object_key(entry.key)
+            except InvalidRequestError as error:
+                told.findings.append((entry.key, str(error)))
+                continue
+            if isinstance(named, ObjectKey):
+                keys.setdefault(named.partition, []).append((entry.key, named))
+        for found in keys.values():
+            found.sort(key=lambda item: (item[1].epoch, item[1].batch_sequence))
+        return keys
+
+    async def _held(self, partition: ReadPartition) -> set[Place]:
+        held: set[Place] = set()
+        offset = 0
+        while entries := await self._queue.read(partition, offset, READ_BYTES):
+            for entry in entries:
+                pointer = decode_pointer(entry.body)
+                if pointer.kind == "data":
+                    held.add((pointer.partition, pointer.epoch, pointer.batch_sequence))
+            offset = entries[-1].offset + 1
+        return held
+
+    async def _in_order(
+        self, topic: Topic, writers: list[list[tuple[str, ObjectKey]]], told: Restored
+    ) -> AsyncIterator[FoundBatch]:
+        """Yield the batches of one read partition: each writer's in its order, the writers merged by time."""
+        streams = [self._batches(topic, keys, told) for keys in writers]
+        heads: list[tuple[int, int, FoundBatch]] = []
+        for number, stream in enumerate(streams):
+            async for found in stream:
+                heapq.heappush(heads, (found.entry.appended_ms, number, found))
+                break
+        while heads:
+            _, number, found = heapq.heappop(heads)
+            yield found
+            async for found in streams[number]:
+                heapq.heappush(heads, (found.entry.appended_ms, number, found))
+                break
+
+    async def _batches(
+        self, topic: Topic, keys: list[tuple[str, ObjectKey]], told: Restored
+    ) -> AsyncIterator[FoundBatch]:
+        for key, named in keys:
+            told.objects += 1
+            try:
+                found = find_batch(key, named, await self._store.get(key), topic)
+            except (CorruptDataError, UnsupportedFormatError) as error:
+                told.findings.append((key, str(error)))
+            else:
+                if found.damaged:
+                    told.damaged_blocks += found.damaged
+                    told.findings.append((key, f"{found.damaged} of {len(found.blocks)} blocks are damaged"))
+                yield found
+            self._moved(1)
+
+    async def _take(self, partition: ReadPartition, pointer: Pointer | None, held: set[Place], told: Restored) -> None:
+        if pointer is None:
+            told.copies += 1
+            return
+        if (pointer.partition, pointer.epoch, pointer.batch_sequence) in held:
+            told.held += 1
+            return
+        if not self._dry_run:
+            await self._publish(partition, pointer)
+        told.pointers += 1
+        told.records += pointer.records
+        told.bytes += pointer.stored_bytes
+
+    async def _publish(self, partition: ReadPartition, pointer: Pointer) -> None:
+        """Publish with the batch's own time, so that a seek by time finds it; with now where the queue wants that."""
+        for time_ms in (pointer.sealed_ms, self._clock.wall_ms()):
+            publication = Publication(partition, pointer.partition, pointer.epoch, time_ms, encode_pointer(pointer))
+            try:
+                await self._queue.publish(publication)
+            except QueueRefusedError:
+                continue
+            except EpochFencedError as error:
+                raise InvalidRequestError(
+                    f"topic '{partition.topic}' was opened in the new queue: {error}",
+                    hint="stop the brokers, remove the new queue, and restore before they start",
+                ) from error
+            return
+        raise _refused(partition)
+
+
+def _refused(partition: ReadPartition) -> MemqError:
+    return QueueRefusedError(
+        f"the queue refuses pointers of topic '{partition.topic}' that are dated now",
+        hint="set the clocks of this machine and of the queue's",
+    )

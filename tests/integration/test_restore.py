@@ -1,0 +1,111 @@
+"""`memq restore`: a queue that is gone is made anew from the objects, and everything is there as it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import memq
+from tests.servers import DevServer
+
+TOPIC = "clicks"
+VALUES = [f"value {number}".encode() for number in range(3_000)]
+
+
+def restore(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "memq.cli", "restore", "--data", str(data), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def fill(address: str) -> None:
+    """Three rounds, so that there are several batches; two partitions."""
+    with memq.Admin(address) as admin:
+        admin.create_topic(TOPIC, partitions=2)
+    for start in range(0, len(VALUES), 1_000):
+        with memq.Producer(address) as producer:
+            for number in range(start, start + 1_000):
+                producer.send(TOPIC, VALUES[number], partition=number % 2)
+            producer.flush(timeout=30)
+
+
+def read(address: str) -> list[tuple[int, bytes | None]]:
+    with memq.Consumer(address, [TOPIC], end="end") as consumer:
+        return [(batch.partition, value) for batch in consumer for value in batch.values()]
+
+
+def expected() -> dict[int, list[bytes]]:
+    return {partition: VALUES[partition::2] for partition in (0, 1)}
+
+
+def by_partition(found: list[tuple[int, bytes | None]]) -> dict[int, list[bytes | None]]:
+    return {partition: [value for at, value in found if at == partition] for partition in (0, 1)}
+
+
+def remove_queue(data: Path) -> None:
+    for file in data.glob("queue.sqlite*"):
+        file.unlink()
+
+
+def test_a_lost_queue_is_restored_and_goes_on(tmp_path: Path) -> None:
+    server = DevServer(tmp_path / "data")
+    server.start()
+    fill(server.address)
+    server.signal()
+    assert server.wait() == 0
+    assert "has its queue" in restore(server.data).stderr, "a folder that has its queue keeps it"
+    remove_queue(server.data)
+    dry = restore(server.data, "--dry-run", "--json")
+    assert dry.returncode == 0, dry.stderr
+    assert not (server.data / "queue.sqlite").exists()
+    found = restore(server.data, "--json")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == dry.stdout
+    told = json.loads(found.stdout)[0]
+    assert (told["records"], told["copies"], told["findings"]) == (3_000, 0, [])
+    assert told["pointers"] == told["objects"] >= 6
+
+    server.start()
+    try:
+        assert by_partition(read(server.address)) == expected()
+        with memq.Producer(server.address) as producer:
+            producer.send(TOPIC, b"after", partition=0).result(timeout=30)
+        assert (0, b"after") in read(server.address)
+        command = [sys.executable, "-m", "memq.cli", "audit", TOPIC, "-b", server.address]
+        audited = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert audited.returncode == 0, audited.stdout
+    finally:
+        server.kill()
+
+
+def test_a_damaged_object_is_named_and_the_rest_restored(tmp_path: Path) -> None:
+    server = DevServer(tmp_path / "data")
+    server.start()
+    fill(server.address)
+    server.signal()
+    assert server.wait() == 0
+    remove_queue(server.data)
+    first, second = sorted(file for file in (server.data / "objects").rglob("*") if file.is_file())[:2]
+    first.write_bytes(first.read_bytes()[:-1])  # cut: its trailer is gone
+    body = bytearray(second.read_bytes())
+    body[100] ^= 1  # within its first block
+    second.write_bytes(body)
+    found = restore(server.data)
+    assert found.returncode == 1
+    assert first.name in found.stderr
+    assert f"{second.name}: 1 of " in found.stderr
+    assert (server.data / "queue.sqlite").exists()
+
+
+def test_a_start_without_the_queue_says_what_to_do(tmp_path: Path) -> None:
+    server = DevServer(tmp_path / "data")
+    server.start()
+    fill(server.address)
+    server.signal()
+    assert server.wait() == 0
+    remove_queue(server.data)
+    command = [sys.executable, "-m", "memq.cli", "dev", "--data", str(server.data), "--port", "0", "--http-port", "-1"]
+    started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert started.returncode == 1
+    assert "memq restore" in started.stderr

@@ -1,0 +1,161 @@
+"""Pointers made anew from objects are those that the broker had published, and each record is named once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+from awscrt.checksums import crc32c
+
+from memq.broker.broker import Broker
+from memq.broker.restore import Restored, Restorer
+from memq.clock import SystemClock
+from memq.errors import InvalidRequestError
+from memq.format.block import parse_header
+from memq.format.key import object_key
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.notification import NotificationQueue, Publication
+from memq.notification.memory import MemoryQueue
+from memq.protocol.frames import Api
+from memq.topic import Topic, Totals, read_partitions
+from tests.brokers import TIMEOUT_S, BareClient, block_of, running_broker, write_frame
+
+BATCHES = 5
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(3 * TIMEOUT_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+async def fill(broker: Broker) -> Topic:
+    """Have batches of two producers committed one after another."""
+    client = await BareClient.connect(broker)
+    topic = await client.topic()
+    await client.open(topic, stream=1, producer=1)
+    await client.open(topic, stream=2, producer=2)
+    for number in range(BATCHES):
+        stream = 1 + number % 2
+        block = block_of(topic, 3 * (number // 2), [b"a", b"bb", b"ccc"], producer=stream)
+        client.write(write_frame(block, stream=stream))
+        assert (await client.frame()).api == Api.ACK
+    await client.close()
+    return topic
+
+
+async def data_pointers(queue: NotificationQueue, topic: Topic) -> list[Pointer]:
+    entries = await queue.read(read_partitions(topic)[0], 0, 1 << 20)
+    found = [decode_pointer(entry.body) for entry in entries]
+    return [pointer for pointer in found if pointer.kind == "data"]
+
+
+async def restore(broker: Broker, queue: NotificationQueue, topic: Topic, *, dry_run: bool = False) -> Restored:
+    services = broker.services
+    clock = services.runtime.clock
+    restorer = Restorer(services.settings.cluster, "main", services.store, queue, clock, dry_run=dry_run)
+    return await restorer.restore(topic)
+
+
+def test_restored_pointers_are_those_that_were_published() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            queue = MemoryQueue(SystemClock())
+            told = await restore(broker, queue, topic)
+            expected = await data_pointers(broker.services.queue, topic)
+            assert await data_pointers(queue, topic) == expected
+            assert (told.pointers, told.records, told.held, told.findings) == (BATCHES, 3 * BATCHES, 0, [])
+            again = await restore(broker, queue, topic)
+            assert (again.pointers, again.held) == (0, BATCHES)
+            assert await data_pointers(queue, topic) == expected
+
+    run(work())
+
+
+def test_a_dry_run_makes_nothing() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            queue = MemoryQueue(SystemClock())
+            assert (await restore(broker, queue, topic, dry_run=True)).pointers == BATCHES
+            await restore(broker, queue, topic)  # would meet what a dry run had made
+            assert len(await data_pointers(queue, topic)) == BATCHES
+
+    run(work())
+
+
+def test_what_lies_twice_is_named_once() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            store = broker.services.store
+            first = (await data_pointers(broker.services.queue, topic))[0]
+            misplaced = object_key(
+                first.cluster, topic.name, topic.id, 0, first.epoch, first.batch_sequence + BATCHES, first.sealed_ms
+            )
+            body = await store.get(first.locations[0].key)
+            await store.put(misplaced, [body], crc32c(body))
+            queue = MemoryQueue(SystemClock())
+            told = await restore(broker, queue, topic)
+            assert len(await data_pointers(queue, topic)) == BATCHES
+            assert [key for key, _ in told.findings] == [misplaced], "its index says another place"
+
+    run(work())
+
+
+def test_a_copy_of_a_lost_epoch_is_left_out_and_partly_new_batches_skip() -> None:
+    """An owner that was fenced left an object without a pointer; its producers sent the same blocks to the next one."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            await store_next_epoch(broker, topic)
+            queue = MemoryQueue(SystemClock())
+            told = await restore(broker, queue, topic)
+            found = await data_pointers(queue, topic)
+            assert (told.copies, told.pointers) == (1, BATCHES + 1)
+            assert found[-1].skip == (0,)
+            assert found[-1].totals == Totals(3 * BATCHES, sum(pointer.stored_bytes for pointer in found[:-1]))
+
+    run(work())
+
+
+async def store_next_epoch(broker: Broker, topic: Topic) -> None:
+    """Store two objects of epoch 2: a copy of what there is, and a batch of one known and one new block."""
+    known = block_of(topic, 0, [b"a", b"bb", b"ccc"], producer=1)
+    new = block_of(topic, 100, [b"d"], producer=1)
+    for sequence, blocks in ((0, [known]), (1, [known, new])):
+        entries, at = [], 0
+        for block in blocks:
+            entries.append(BlockEntry.from_header(parse_header(block), at))
+            at += len(block)
+        records = sum(entry.count for entry in entries)
+        batch = BatchEntry(0, at, 2_000 + sequence, sequence, records, 0, len(blocks), 0, 2)
+        meta = ObjectMeta(cluster="memq", broker="b", topics=(ObjectTopic(topic.name, topic.id),), created_ms=1)
+        body = b"".join(blocks) + encode_index(meta, [batch], entries, at)
+        cluster = broker.services.settings.cluster
+        key = object_key(cluster, topic.name, topic.id, 0, 2, sequence, 2_000 + sequence)
+        await broker.services.store.put(key, [body], crc32c(body))
+
+
+def test_a_topic_that_was_opened_in_the_new_queue_is_refused() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            partition = read_partitions(topic)[0]
+            queue = MemoryQueue(SystemClock())
+            await queue.create([partition], 30_000)
+            pointer = (await data_pointers(broker.services.queue, topic))[0]
+            opened = msgspec.structs.replace(pointer, kind="opened", epoch=9)
+            await queue.publish(Publication(partition, 0, 9, SystemClock().wall_ms(), encode_pointer(opened)))
+            with pytest.raises(InvalidRequestError, match="was opened in the new queue"):
+                await restore(broker, queue, topic)
+
+    run(work())
