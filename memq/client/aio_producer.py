@@ -92,7 +92,7 @@ class AsyncProducer:
                 block = buffer.sticky[topic]
                 size = block.raw_bytes + len(value) + 5
                 if size <= block.limit:  # the rule is that of RowBlock; there is one thread here
-                    block.rows.append(value)
+                    block.cells.append(value)
                     block.raw_bytes = size
                     return cast(AsyncDelivery, block.delivery)
         fields = check_fields(value, key, headers, timestamp_ms, tag)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from operator import itemgetter
 from typing import Any
 
 from memq.client.delivery import AsyncDelivery, Delivery
@@ -18,8 +17,8 @@ from memq.topic import Topic
 # Shapes of records: only a value; value and key; value, key and timestamp; anything.
 MIXED, PLAIN, KEYED, TIMED = range(4)
 ROW_COSTS = {PLAIN: 5, KEYED: 9, TIMED: 17}  # what the columns of a row take beside the bytes of its cells
+_WIDTHS = {PLAIN: 1, KEYED: 2, TIMED: 3}  # cells of a row
 _ONCE_COST = 16
-_FIRST, _SECOND, _THIRD = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class OpenBlock:
@@ -41,20 +40,23 @@ class OpenBlock:
 
 
 class RowBlock(OpenBlock):
-    """An open block whose records all have the same shape: rows in one list, so that one append adds a record.
+    """An open block whose records all have the same shape: their cells in one list, so that one step adds a record.
 
     That makes a way in without the lock, which would cost half of a `send`. The rule, which rests on the GIL (each
     step is atomic, and seen by all threads in its order):
 
-    - who adds: `rows.append(row)`, then looks at `closed`, and when it is true calls `SendBuffer.place_late`;
-    - who ends the block (with the lock): sets `closed`, then reads how many rows there are. These it takes.
+    - who adds: `cells.extend(row)`, a tuple of value, key and timestamp as far as the shape has them, or just
+      `cells.append(value)`; then looks at `closed`, and when it is true calls `SendBuffer.place_late`;
+    - who ends the block (with the lock): sets `closed`, then reads how many cells there are. These it takes.
 
-    A row that is not among them was appended after `closed` was set, so whoever appended it sees that, and takes
-    it out of `rows` again by its identity. Two threads may append the very same object: then each may take the
+    A row that is not among them was added after `closed` was set, so whoever added it sees that, and takes
+    it out of `cells` again by its identity. Two threads may add the very same objects: then each may take the
     other's, which is the same record. `raw_bytes` may lose an update between threads; it only decides when to seal.
+    Cells and not tuples: the columns are slices, a sixth of what picking them out of tuples costs, and the garbage
+    collector is not called for every 700 records.
     """
 
-    __slots__ = ("closed", "count_closed", "raw_bytes", "row_cost", "rows")
+    __slots__ = ("cells", "closed", "count_closed", "raw_bytes", "row_cost", "width")
 
     def __init__(
         self, home: PartitionBuffer, delivery: Delivery | AsyncDelivery, limit: int, opened_s: float, shape: int
@@ -62,48 +64,48 @@ class RowBlock(OpenBlock):
         super().__init__(home, delivery, limit, opened_s)
         self.shape = shape
         self.row_cost = ROW_COSTS[shape]
+        self.width = _WIDTHS[shape]
         self.raw_bytes = _ONCE_COST
-        self.rows: list[Any] = []
+        self.cells: list[Any] = []
         self.closed = False
         self.count_closed = 0
 
     @property
     def count(self) -> int:
         """How many records wait."""
-        return len(self.rows)
+        return len(self.cells) // self.width
 
     def append(self, fields: Fields) -> None:
         """Add a record of this shape."""
         self.raw_bytes += fields.size + self.row_cost
-        self.rows.append(fields.value if self.shape == PLAIN else fields[:2] if self.shape == KEYED else fields.timed)
+        self.cells.extend(fields.timed[: self.width])
 
     def extend(self, many: Many, start: int, end: int, size: int) -> None:
         """Add records of this shape, which is PLAIN; `size` is the sum of their bytes."""
         self.raw_bytes += size + self.row_cost * (end - start)
-        self.rows.extend(many.values[start:end])
+        self.cells.extend(many.values[start:end])
 
     def close(self) -> None:
-        """End the way in without the lock; what came before is `rows` up to `count_closed`."""
+        """End the way in without the lock; what came before are `count_closed` rows."""
         self.closed = True
-        self.count_closed = len(self.rows)
+        self.count_closed = len(self.cells) // self.width
 
-    def take_late(self, row: object) -> bool:
+    def take_late(self, row: tuple[object, ...]) -> bool:
         """Take a row back that came after the end; false when it came in time."""
-        for number in range(self.count_closed, len(self.rows)):
-            if self.rows[number] is row:
-                del self.rows[number]
+        cells, width = self.cells, self.width
+        for at in range(self.count_closed * width, len(cells), width):
+            if all(cell is own for cell, own in zip(cells[at : at + width], row, strict=True)):
+                del cells[at : at + width]
                 return True
         return False
 
     def build(self) -> BlockBuilder:
         """Return the rows as columns, after `close`."""
         builder = BlockBuilder()
-        rows = self.rows[: self.count_closed]
-        if self.shape == PLAIN:
-            builder.fill(rows, None, None, self.raw_bytes)
-        else:
-            times = list(map(_THIRD, rows)) if self.shape == TIMED else None
-            builder.fill(list(map(_FIRST, rows)), list(map(_SECOND, rows)), times, self.raw_bytes)
+        width, end = self.width, self.count_closed * self.width
+        keys = self.cells[1:end:width] if width > 1 else None
+        times = self.cells[2:end:width] if width > 2 else None
+        builder.fill(self.cells[0:end:width], keys, times, self.raw_bytes)
         return builder
 
 

@@ -163,11 +163,11 @@ class Producer:
                     block = self._sticky[topic]
                     size = block.raw_bytes + len(value) + 5
                     if size <= block.limit:
-                        block.rows.append(value)
+                        block.cells.append(value)
                         block.raw_bytes = size
                         if not block.closed:
                             return block.delivery  # type: ignore[return-value]  # this producer makes no other kind
-                        late = self._buffer.place_late(block, value)
+                        late = self._buffer.place_late(block, (value,))
                         if late is not None:
                             return cast(Delivery, late)
             except KeyError:  # the way is not open now; cheaper than asking first

@@ -48,7 +48,7 @@ class SendBuffer:
     """Open blocks, cut blocks and the memory they claim.
 
     `sticky` is the fast way in: by topic, the open block of values that keyless records go to. It is used without
-    the lock, by the rule of `RowBlock`: when `raw_bytes + len(value) + 5 <= limit`, append the value to `rows`, set
+    the lock, by the rule of `RowBlock`: when `raw_bytes + len(value) + 5 <= limit`, append the value to `cells`, set
     `raw_bytes`, and look at `closed`.
     """
 
@@ -146,14 +146,14 @@ class SendBuffer:
         size = block.raw_bytes + len(value) + len(key) + block.row_cost
         if size > block.limit:
             return None
-        block.rows.append(row)  # type: ignore[union-attr]  # as above
+        block.cells.extend(row)  # type: ignore[union-attr]  # as above
         block.raw_bytes = size  # type: ignore[misc]  # as above
         if not block.closed:  # type: ignore[union-attr]  # as above
             return block.delivery
         return self.place_late(block, row)  # type: ignore[arg-type]  # as above
 
-    def place_late(self, block: RowBlock, row: object) -> _Delivery | None:
-        """Return the delivery of a row that was appended to a closed block in time, None when it must be put again."""
+    def place_late(self, block: RowBlock, row: tuple[object, ...]) -> _Delivery | None:
+        """Return the delivery of a row that was added to a closed block in time, None when it must be put again."""
         with self.lock:
             return None if block.take_late(row) else block.delivery
 

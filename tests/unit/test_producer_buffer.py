@@ -287,10 +287,28 @@ def test_rows_that_come_late_are_taken_back_once_each() -> None:
     assert isinstance(block, RowBlock)
     block.close()
     same = b"late"
-    block.rows += [same, same]
+    block.cells += [same, same]
     assert block.build().values == [b"in time"]
-    assert [block.take_late(same) for _ in range(3)] == [True, True, False]
-    assert not block.take_late(block.rows[0])
+    assert [block.take_late((same,)) for _ in range(3)] == [True, True, False]
+    assert not block.take_late((block.cells[0],))
+
+
+def test_of_late_rows_with_a_key_and_a_time_the_right_one_is_taken_back() -> None:
+    hands = Hands()
+    hands.send(b"in time", b"k", timestamp_ms=1)
+    (partition,) = hands.buffer.buffers()
+    block = partition.open
+    assert isinstance(block, RowBlock)
+    block.close()
+    value, key, rows = b"late", b"key", [object() for _ in range(3)]
+    for number in rows:
+        block.cells += (value, key, number)
+    assert not block.take_late((key, value, rows[0]))  # what lies across two rows is none
+    assert block.take_late((value, key, rows[1]))
+    assert block.cells[3:] == [value, key, rows[0], value, key, rows[2]]
+    assert not block.take_late((value, key, rows[1]))
+    built = block.build()
+    assert (built.values, built.keys, built.timestamps) == ([b"in time"], [b"k"], [1])
 
 
 def test_a_block_is_closed_before_its_rows_are_counted() -> None:
@@ -306,7 +324,7 @@ def test_a_block_is_closed_before_its_rows_are_counted() -> None:
     (partition,) = hands.buffer.buffers()
     block = partition.open
     assert isinstance(block, RowBlock)
-    block.rows = Rows(block.rows)
+    block.cells = Rows(block.cells)
     block.close()
     assert seen == [True]
 
@@ -330,7 +348,7 @@ def test_a_block_that_cannot_be_sealed_fails_alone() -> None:
     hands.send(b"v")
     (partition,) = hands.buffer.buffers()
     assert partition.open is not None
-    partition.open.rows[0] = 5  # type: ignore[union-attr]  # as a careless fast caller would
+    partition.open.cells[0] = 5  # type: ignore[union-attr]  # as a careless fast caller would
     hands.buffer.seal_open(partition)
     (pending,) = hands.buffer.take_ready(partition)
     assert isinstance(pending.error, InvalidRequestError)
