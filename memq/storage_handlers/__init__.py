@@ -22,7 +22,9 @@ class ObjectReader(Protocol):
     """Reads objects.
 
     Promises: an object that was put is read whole and unchanged by everyone at once, or not at all.
-    Non-promises: a listing need not show an object that is being put; its order is by key.
+    A listing is in the order of the keys, or (SeaweedFS) of the names of folders and objects in them: what lies in
+    one folder comes without anything else between.
+    Non-promises: a listing need not show an object that is being put.
     Raises: NotFoundError for a key that is not there; StoreError for what may pass;
     CorruptDataError when the object is shorter than the range that was asked for;
     DeniedError for missing permissions; InvalidRequestError for a key that breaks the grammar.
@@ -41,7 +43,7 @@ class ObjectReader(Protocol):
         ...
 
     def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
-        """Yield the objects whose key starts with `prefix`, by key."""
+        """Yield the objects whose key starts with `prefix`, folder by folder."""
         ...
 
 

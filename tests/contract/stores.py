@@ -25,23 +25,33 @@ STORES: dict[str, Callable[[Path], StorageHandler]] = {
     "filesystem": open_filesystem,
 }
 
+Scenario = Callable[[StorageHandler], Awaitable[None]]
+SCENARIOS: dict[str, Scenario] = {}  # by name: the tests on real servers run them over stores of their own
+
 HANG_S = 120  # a wake-up that was lost is a failure, not a build that never ends
 
 
-def over_stores(scenario: Callable[[StorageHandler], Awaitable[None]]) -> Callable[[str, Path], None]:
+def over_stores(scenario: Scenario) -> Callable[[str, Path], None]:
     """Make a test of a scenario, once per handler."""
+    SCENARIOS[scenario.__name__] = scenario
 
     @pytest.mark.parametrize("kind", list(STORES))
     def test(kind: str, tmp_path: Path) -> None:
-        async def run() -> None:
-            store = STORES[kind](tmp_path)
-            try:
-                async with asyncio.timeout(HANG_S):
-                    await scenario(store)
-            finally:
-                await store.close()
-
-        asyncio.run(run())
+        run_scenario(scenario, lambda: STORES[kind](tmp_path))
 
     test.__name__ = scenario.__name__
     return test
+
+
+def run_scenario(scenario: Scenario, open_store: Callable[[], StorageHandler]) -> None:
+    """Run a scenario on a store of its own, and close that."""
+
+    async def run() -> None:
+        store = open_store()
+        try:
+            async with asyncio.timeout(HANG_S):
+                await scenario(store)
+        finally:
+            await store.close()
+
+    asyncio.run(run())

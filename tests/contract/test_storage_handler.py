@@ -74,14 +74,15 @@ async def test_other_bytes_under_the_key_are_refused(store: StorageHandler) -> N
 
 @over_stores
 async def test_one_of_many_racing_puts_wins_and_the_others_know(store: StorageHandler) -> None:
-    for turn in range(20):
-        key = f"race/{turn}"
+    async def race(key: str) -> None:
         bodies = [bytes([number]) * 4_096 for number in range(8)]
         results = await asyncio.gather(*(put(store, key, body) for body in bodies), return_exceptions=True)
         winners = [body for body, result in zip(bodies, results, strict=True) if result is None]
         assert len(winners) == 1
         assert all(result is None or isinstance(result, ObjectExistsError) for result in results)
         assert await store.get(key) == winners[0]
+
+    await asyncio.gather(*(race(f"race/{turn}") for turn in range(20)))
 
 
 @over_stores
@@ -139,9 +140,9 @@ async def test_a_listing_is_by_key_and_by_any_prefix(store: StorageHandler) -> N
     expected = sorted(["a-b/x", "a/x", "a/y/1", "a/y/2", "a/y.z", "a0", "b/-", "b/0", "b/a/b/c"])
     for key in reversed(expected):
         await put(store, key, key.encode())
-    assert await keys(store) == expected
+    assert await keys(store) in (expected, sorted(expected, key=lambda key: key.split("/")))
     for prefix in ("a", "a/", "a/y", "a/y/", "b/a/b/c", "absent", "a/x/", "b/."):
-        assert await keys(store, prefix) == [key for key in expected if key.startswith(prefix)]
+        assert sorted(await keys(store, prefix)) == [key for key in expected if key.startswith(prefix)]
     assert [entry.size async for entry in store.list("b/a")] == [len("b/a/b/c")]
 
 
@@ -191,7 +192,7 @@ async def test_closing_twice_is_fine(store: StorageHandler) -> None:
 
 @over_stores
 async def test_the_url_names_a_scheme(store: StorageHandler) -> None:
-    assert store.url.split(":")[0] in ("memory", "file")
+    assert store.url.split(":")[0] in ("memory", "file", "s3")
 
 
 def test_a_second_put_in_memory_makes_the_time_of_writing_new() -> None:

@@ -1,0 +1,31 @@
+"""The store in S3: a handler that decides, over one of two libraries that send; what it needs is the extra `[s3]`."""
+
+from __future__ import annotations
+
+from memq.network import Runtime
+from memq.settings import PartSettings, Section
+from memq.storage_handlers.s3.data_path import DataPath
+from memq.storage_handlers.s3.handler import S3Handler
+from memq.storage_handlers.s3.settings import Bucket, read_bucket
+
+
+def open_from_settings(settings: PartSettings, runtime: Runtime) -> S3Handler:
+    """Open the store that `settings.store` names, `s3://BUCKET/PREFIX`, with what the section `[s3]` says.
+
+    No request is sent. Raises: InvalidSettingError, UnknownSettingError, DeniedError when there are no keys.
+    """
+    return open_store(settings.store, runtime, settings.section("s3"))
+
+
+def open_store(url: str, runtime: Runtime, section: Section | None = None) -> S3Handler:
+    """Open the store at `url`; without a section the keys come from where boto3 finds them. Raises: as above."""
+    bucket = read_bucket(url, section or {})
+    path = open_path(bucket)
+    return S3Handler(bucket, path, path, runtime)
+
+
+def open_path(bucket: Bucket) -> DataPath:
+    """Return the library that is to send the requests."""
+    from memq.storage_handlers.s3.obstore_path import ObstorePath
+
+    return ObstorePath(bucket)

@@ -1,0 +1,116 @@
+"""What an answer of the store means, and which error the caller gets for it; pure.
+
+Theory: a library says in its own words what a server said in S3's. Both data paths bring it down to a status and a
+code, and here alone is decided what follows: try again, look, or tell the caller.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError, NotFoundError, StoreError
+
+
+class Meaning(Enum):
+    """What follows from an answer."""
+
+    TRY_AGAIN = "it may pass"
+    SLOW_DOWN = "the server asks for less"
+    TAKEN = "something lies under the key, or is being put there"
+    DENIED = "a right is missing, or the keys are wrong"
+    NO_KEY = "the object is not there"
+    NO_BUCKET = "the bucket is not there"
+    NO_RANGE = "the object ends before the range begins"
+    DAMAGED = "the bytes were changed on their way"
+    REFUSED = "the request can't succeed as it is"
+
+
+class StoreAnswer(Exception):  # noqa: N818 - not an error of memq: it never leaves this package
+    """An answer that is no success. `status` 0: there was none, and nobody knows what was done."""
+
+    def __init__(self, status: int, code: str = "", text: str = "") -> None:
+        super().__init__(" ".join(part for part in (str(status or ""), code, text) if part))
+        self.status = status
+        self.code = code
+        self.text = text
+
+    @property
+    def meaning(self) -> Meaning:
+        """What follows from it."""
+        return meaning(self.status, self.code)
+
+
+_BY_CODE = {
+    "SlowDown": Meaning.SLOW_DOWN,
+    "TooManyRequests": Meaning.SLOW_DOWN,
+    "RequestTimeout": Meaning.TRY_AGAIN,  # 400: the body came too slowly
+    "RequestTimeoutException": Meaning.TRY_AGAIN,
+    "IncompleteBody": Meaning.TRY_AGAIN,
+    "BadDigest": Meaning.DAMAGED,
+    "InvalidDigest": Meaning.DAMAGED,
+    "XAmzContentChecksumMismatch": Meaning.DAMAGED,
+    "ExpiredToken": Meaning.DENIED,  # 400
+    "InvalidToken": Meaning.DENIED,
+    "NoSuchBucket": Meaning.NO_BUCKET,
+    "NoSuchKey": Meaning.NO_KEY,
+    "NoSuchUpload": Meaning.TRY_AGAIN,  # 404: of a multipart upload that somebody ended
+}
+_BY_STATUS = {
+    0: Meaning.TRY_AGAIN,
+    401: Meaning.DENIED,
+    403: Meaning.DENIED,
+    404: Meaning.NO_KEY,
+    408: Meaning.TRY_AGAIN,
+    409: Meaning.TAKEN,  # two puts of one key at once: S3 says which has won only later
+    412: Meaning.TAKEN,
+    416: Meaning.NO_RANGE,
+    429: Meaning.SLOW_DOWN,
+    501: Meaning.REFUSED,  # not implemented: no second try changes that
+}
+_HINTS = {
+    "RequestTimeTooSkewed": "set the clock of this machine: it is too far from the server's",
+    "SignatureDoesNotMatch": "check secret_access_key in [s3], and the profile",
+    "InvalidAccessKeyId": "check access_key_id in [s3], and the profile: the server does not know it",
+    "ExpiredToken": "the temporary keys are over: get new ones",
+    "AuthorizationHeaderMalformed": "set region in [s3] to the bucket's",
+    "PermanentRedirect": "set region and endpoint in [s3] to the bucket's",
+    "NotImplemented": "the server can't do this: use one that knows If-None-Match on PUT",
+}
+
+
+def meaning(status: int, code: str) -> Meaning:
+    """Return what follows from a status and S3's code, which may be empty: a HEAD has none."""
+    known = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if known is not None:
+        return known
+    return Meaning.TRY_AGAIN if status >= 500 else Meaning.REFUSED
+
+
+MAY_PASS = (Meaning.TRY_AGAIN, Meaning.SLOW_DOWN, Meaning.DAMAGED)
+
+
+def error_for(answer: StoreAnswer, failure: str, place: str, key: str) -> MemqError:
+    """Return memq's error for an answer; `failure` says what was not done, `place` where the bucket is."""
+    hint = _HINTS.get(answer.code, "")
+    match answer.meaning:
+        case Meaning.NO_KEY:
+            return NotFoundError(f"object '{key}' is not there")
+        case Meaning.NO_BUCKET:
+            return InvalidRequestError(f"{failure}: {place} does not exist", hint="make it, or correct the store's URL")
+        case Meaning.DENIED:
+            return DeniedError(f"{failure}: {place} says {answer}", hint=hint)
+        case Meaning.DAMAGED if answer.status == 200:
+            return CorruptDataError(f"{failure}: {answer.text}")
+        case Meaning.TRY_AGAIN | Meaning.SLOW_DOWN | Meaning.TAKEN | Meaning.DAMAGED:
+            said = f"says {answer}" if answer.status else f"gives no answer: {answer.text}"
+            return StoreError(f"{failure}: {place} {said}", hint=hint or _reach_hint(answer))
+        case _:
+            return InvalidRequestError(f"{failure}: {place} says {answer}", hint=hint)
+
+
+def _reach_hint(answer: StoreAnswer) -> str:
+    """Return what to do when nobody answered; the words are those of the TLS libraries."""
+    text = answer.text.lower()
+    if "certificate" in text or "unknownissuer" in text or "ssl" in text:
+        return "give the server's certificate authority as ca_file in [s3], and name the host as its certificate does"
+    return "" if answer.status else "check endpoint in [s3] and that the server runs; the request is tried again"

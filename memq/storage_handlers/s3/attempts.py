@@ -1,0 +1,164 @@
+"""Sends one request until it succeeds, is refused, or its time is over: the breaker, hedges and back-off act here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from memq.backoff import backoff_s
+from memq.errors import StoreError
+from memq.limits import MIB
+from memq.network import Runtime
+from memq.storage_handlers.s3.answers import MAY_PASS, Meaning, StoreAnswer, error_for
+from memq.storage_handlers.s3.breaker import CircuitBreaker
+from memq.storage_handlers.s3.counters import S3Counters
+from memq.storage_handlers.s3.hedging import Hedger
+from memq.storage_handlers.s3.settings import Bucket
+
+T = TypeVar("T")
+Request = Callable[[], Awaitable[T]]
+
+_BACKOFF_S_BASE = 0.05
+_BACKOFF_S_MAX = 1.0  # a store that has healed is used again within two of these
+_SLOWER = 4.0  # how much longer the first pauses are when the server asks for less
+_SECONDS_PER_MIB = 0.5
+
+
+class Attempts:
+    """The way of all requests to one bucket."""
+
+    def __init__(self, bucket: Bucket, runtime: Runtime, counters: S3Counters) -> None:
+        settings = bucket.settings
+        self.breaker = CircuitBreaker(runtime.random)
+        self._place = bucket.place
+        self._runtime = runtime
+        self._counters = counters
+        self._hedger = Hedger(settings.hedge_permille)
+        self._request_s = settings.request_timeout_ms / 1000
+        self.deadline_s = settings.deadline_ms / 1000
+
+    def deadline(self) -> float:
+        """Return when a call that begins now gives up."""
+        return self._now() + self.deadline_s
+
+    async def run(
+        self,
+        kind: str,
+        size: int,
+        request: Request[T],
+        failure: str,
+        *,
+        key: str = "",
+        hedge: bool = False,
+        deadline_s: float | None = None,
+    ) -> T:
+        """Return what a request returns, sent again while that may help.
+
+        `kind` and `size` say what it is like, for the time it may take; `failure` begins the error's text.
+        Raises: StoreAnswer for an answer whose meaning is the caller's to know (TAKEN, NO_KEY, NO_RANGE);
+        MemqError for all others.
+        """
+        until_s = self.deadline() if deadline_s is None else deadline_s
+        tries = 0
+        while True:
+            await self._admission(until_s, failure)
+            try:
+                return await self._hedged(kind, size, request, hedge=hedge)
+            except StoreAnswer as answer:
+                if answer.meaning in (Meaning.TAKEN, Meaning.NO_KEY, Meaning.NO_RANGE):
+                    raise
+                tries += 1
+                await self._pause(answer, tries, until_s, error_for(answer, failure, self._place, key))
+
+    async def pause(self, tries: int, until_s: float, text: str) -> None:
+        """Wait before a call does its `tries`-th further try. Raises: StoreError when its time is over."""
+        await self._pause(StoreAnswer(0), tries, until_s, StoreError(text))
+
+    async def _pause(self, answer: StoreAnswer, tries: int, until_s: float, error: Exception) -> None:
+        if answer.meaning not in MAY_PASS:
+            raise error from answer
+        slower = _SLOWER if answer.meaning is Meaning.SLOW_DOWN else 1.0
+        delay_s = backoff_s(self._runtime.random, tries, base_s=slower * _BACKOFF_S_BASE, most_s=_BACKOFF_S_MAX)
+        if self._now() + delay_s >= until_s:
+            error.add_note(f"given up after {tries} tries")
+            raise error from answer
+        self._counters.retries += 1
+        await asyncio.sleep(delay_s)
+
+    async def _admission(self, until_s: float, failure: str) -> None:
+        """Wait until the breaker lets a request through."""
+        while wait_s := self.breaker.ask(self._now(), self._request_s):
+            if self._now() + wait_s >= until_s:
+                raise StoreError(f"{failure}: {self._place} has failed too often to be asked at once")
+            await asyncio.sleep(wait_s)
+
+    async def _hedged(self, kind: str, size: int, request: Request[T], *, hedge: bool) -> T:
+        """Send a request, and a second one like it when the first is slow; the first that succeeds counts."""
+        delay_s = self._hedger.delay_s(kind, size)
+        if not hedge or delay_s is None:
+            return await self._timed(kind, size, request)
+        first = asyncio.create_task(self._timed(kind, size, request), name=f"s3 {kind}")
+        tasks = [first]
+        try:
+            await asyncio.wait(tasks, timeout=delay_s)
+            if not first.done() and self._hedger.spend():
+                self._counters.hedges += 1
+                tasks.append(asyncio.create_task(self._timed(kind, size, request), name=f"s3 {kind}, hedge"))
+            return await self._first(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            for task in tasks:
+                if not task.cancelled():
+                    task.exception()  # seen
+
+    async def _first(self, tasks: list[asyncio.Task[T]]) -> T:
+        """Return what the first task returns that succeeds; raise what the last one raises."""
+        left = list(tasks)
+        while True:
+            done, _ = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            for task in [each for each in left if each in done]:  # by the order of their start
+                left.remove(task)
+                if task.exception() is None or not left:
+                    self._counters.hedges_won += task is not tasks[0]
+                    return task.result()
+
+    async def _timed(self, kind: str, size: int, request: Request[T]) -> T:
+        """Send one request, within its time, and tell breaker and hedger how it went."""
+        self._counters.requests += 1
+        self._counters.put_requests += kind == "put"
+        self._counters.get_requests += kind == "get"
+        started_s = self._now()
+        try:
+            async with asyncio.timeout(self._request_s + size / MIB * _SECONDS_PER_MIB):
+                result = await request()
+        except TimeoutError as error:
+            self._counters.timeouts += 1
+            self._failed()
+            raise StoreAnswer(0, "", f"nothing in {self._now() - started_s:.1f} s") from error
+        except asyncio.CancelledError:
+            self.breaker.left(self._now())
+            raise
+        except StoreAnswer as answer:
+            self._judge(answer)
+            raise
+        self.breaker.succeeded()
+        self._hedger.took(kind, size, self._now() - started_s)
+        return result
+
+    def _judge(self, answer: StoreAnswer) -> None:
+        self._counters.slow_downs += answer.meaning is Meaning.SLOW_DOWN
+        self._counters.damaged += answer.meaning is Meaning.DAMAGED
+        if answer.meaning in (Meaning.TRY_AGAIN, Meaning.SLOW_DOWN):
+            self._failed()
+        else:
+            self.breaker.succeeded()
+
+    def _failed(self) -> None:
+        self.breaker.failed(self._now())
+        self._counters.breaker_openings = self.breaker.opened
+
+    def _now(self) -> float:
+        return self._runtime.clock.monotonic()

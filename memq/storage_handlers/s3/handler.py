@@ -1,0 +1,266 @@
+"""Objects in a bucket of S3 or of a server that speaks as S3 does: the port, over either data path.
+
+Put-if-absent is `If-None-Match: *`. Each put marks its object with the crc32c of its bytes and with a number of its own
+call: when a try finds the key taken, the marks tell whether an earlier try of the same call has done it, whether
+another call has stored the same bytes, or whether other bytes lie there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from awscrt.checksums import crc32c
+
+from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
+from memq.network import Runtime
+from memq.storage_handlers import Buffer, ObjectEntry
+from memq.storage_handlers.files import joined_crc
+from memq.storage_handlers.keys import check_key, check_prefix
+from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for
+from memq.storage_handlers.s3.attempts import Attempts, Request
+from memq.storage_handlers.s3.counters import S3Counters
+from memq.storage_handlers.s3.data_path import DataPath, Found, PutOrder, let_go
+from memq.storage_handlers.s3.rights import check_rights
+from memq.storage_handlers.s3.settings import Bucket
+
+T = TypeVar("T")
+
+CHECK_S = 60.0  # a bucket that was checked is not checked again for so long: a readiness probe must not cost requests
+
+
+class S3Handler:
+    """See `StorageHandler`. `counters` and `breaker` are for who has a registry of metrics.
+
+    Requests that may pass are sent again within `deadline_ms`, after that the caller gets StoreError.
+    """
+
+    def __init__(self, bucket: Bucket, path: DataPath, parts: DataPath, runtime: Runtime) -> None:
+        """`parts` writes the objects that are too large for one request; it may be `path` itself."""
+        self.counters = S3Counters()
+        self._bucket = bucket
+        self._path = path
+        self._parts = parts
+        self._runtime = runtime
+        self._attempts = Attempts(bucket, runtime, self.counters)
+        self.breaker = self._attempts.breaker
+        self._checked_s: float | None = None
+
+    @property
+    def url(self) -> str:
+        """See `StorageHandler.url`. There are no keys in it."""
+        return self._bucket.url
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        """See `ObjectWriter.put`. Nothing is copied on obstore's path."""
+        check_key(key)
+        found = joined_crc(buffers)
+        if found != checksum:
+            raise CorruptDataError(f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}")
+        views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+        size = sum(map(len, views))
+        call = f"{self._runtime.random.getrandbits(64):016x}"
+        try:
+            await self._put_absent(key, PutOrder(self._whole(key), views, size, checksum, call))
+        finally:
+            await let_go(views)
+
+    async def _put_absent(self, key: str, order: PutOrder) -> None:
+        """Put where nothing lies; where something does, look whether it is ours.
+
+        A key that is taken and yet empty is one that S3 still decides about (409), or whose object was just deleted.
+        """
+        until_s, tries = self._attempts.deadline(), 0
+        while True:
+            try:
+                await self._send(key, order, absent=True, until_s=until_s)
+                return
+            except StoreAnswer as answer:
+                if answer.meaning is not Meaning.TAKEN:
+                    raise error_for(answer, f"object '{key}' not stored", self._bucket.place, key) from answer
+            if await self._is_settled(key, order, until_s):
+                return
+            tries += 1
+            await self._attempts.pause(tries, until_s, f"object '{key}' not stored: its key is neither free nor taken")
+
+    async def _is_settled(self, key: str, order: PutOrder, until_s: float) -> bool:
+        """Tell whether our bytes lie under the key that is taken; False when nothing does.
+
+        Raises: ObjectExistsError for other bytes.
+        """
+        try:
+            found = await self._look(key, order, until_s)
+        except NotFoundError:
+            return False
+        if found.put == order.put:
+            self.counters.lost_answers += 1
+            return True
+        # Ours, of an earlier call: If-None-Match leaves its time of writing as it is, so it is written over.
+        self.counters.renewals += 1
+        try:
+            await self._send(key, order, absent=False, until_s=until_s)
+        except StoreAnswer as answer:
+            if answer.meaning is not Meaning.TAKEN:
+                raise error_for(answer, f"object '{key}' not stored", self._bucket.place, key) from answer
+            return False  # 409: somebody else writes it right now
+        return True
+
+    async def _look(self, key: str, order: PutOrder, until_s: float) -> Found:
+        found = await self._asked("head", key, partial(self._path.head, order.key), until_s)
+        same = found.size == order.size
+        if same and found.checksum is None:  # written by others, say copied by a tool that dropped the marks
+            body, _ = await self._asked("get", key, partial(self._path.get, order.key), until_s, size=order.size)
+            same = crc32c(body) == order.checksum
+        elif same:
+            same = found.checksum == order.checksum
+        if not same:
+            raise ObjectExistsError(f"another object of {found.size} bytes lies under key '{key}'")
+        return found
+
+    async def _send(self, key: str, order: PutOrder, *, absent: bool, until_s: float) -> None:
+        in_parts = order.size >= self._bucket.settings.multipart_bytes_min
+        path = self._parts if in_parts else self._path
+
+        async def send() -> None:
+            await path.put(order, absent=absent)
+
+        failure = f"object '{key}' not stored"
+        hedge = absent and not in_parts
+        await self._attempts.run("put", order.size, send, failure, key=key, hedge=hedge, deadline_s=until_s)
+
+    async def delete(self, key: str) -> None:
+        """See `ObjectWriter.delete`."""
+        check_key(key)
+        try:
+            await self._asked("delete", key, partial(self._path.delete, self._whole(key)), failure="not deleted")
+        except NotFoundError:
+            return
+
+    async def get(self, key: str) -> bytes:
+        """See `ObjectReader.get`. The bytes are compared with the checksum that they were stored with."""
+        check_key(key)
+
+        async def request() -> bytes:
+            body, found = await self._path.get(self._whole(key))
+            if len(body) != found.size:
+                raise StoreAnswer(0, "", f"{len(body)} bytes of {found.size}")
+            if found.checksum is not None and crc32c(body) != found.checksum:
+                raise StoreAnswer(
+                    200, "BadDigest", f"its bytes have crc32c {crc32c(body):08x}, not {found.checksum:08x}"
+                )
+            return body
+
+        return await self._asked("get", key, request, hedge=True)
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See `ObjectReader.get_range`. What is longer than `part_bytes` is read in parts, in parallel."""
+        check_key(key)
+        part, most = self._bucket.settings.part_bytes, self._bucket.settings.parts_in_flight_max
+        if length <= part:
+            return await self._get_part(key, offset, length)
+        turn = asyncio.Semaphore(most)
+
+        async def get_in_turn(start: int) -> bytes:
+            async with turn:
+                return await self._get_part(key, start, min(part, offset + length - start))
+
+        starts = range(offset, offset + length, part)
+        tasks = [asyncio.create_task(get_in_turn(start), name=f"s3 part at {start}") for start in starts]
+        try:
+            return b"".join(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _get_part(self, key: str, offset: int, length: int) -> bytes:
+        """Read a range in one request; a short answer is the object's end, or the server's error: its size tells."""
+        until_s, tries = self._attempts.deadline(), 0
+        while True:
+            body = await self._get_at_most(key, offset, length, until_s) if length else b""
+            if length and len(body) == length:
+                return body
+            size = await self.size(key)
+            if size < offset + length:
+                raise CorruptDataError(f"object '{key}' has {size} bytes, asked for {length} from {offset}")
+            if not length:
+                return b""
+            tries += 1
+            text = f"object '{key}' not read: {len(body)} bytes came of {length} from {offset}"
+            await self._attempts.pause(tries, until_s, text)
+
+    async def _get_at_most(self, key: str, offset: int, length: int, until_s: float) -> bytes:
+        async def request() -> bytes:
+            return await self._path.get_range(self._whole(key), offset, length)
+
+        try:
+            return await self._asked("get", key, request, until_s, size=length, hedge=True)
+        except StoreAnswer as answer:
+            if answer.meaning is Meaning.NO_RANGE:
+                return b""
+            raise
+
+    async def size(self, key: str) -> int:
+        """See `ObjectReader.size`."""
+        check_key(key)
+        return (await self._asked("head", key, partial(self._path.head, self._whole(key)))).size
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+        """See `ObjectReader.list`. Reads a page of 1,000 entries at a time."""
+        whole, skip, after = self._bucket.prefix + check_prefix(prefix), len(self._bucket.prefix), ""
+        pages: AsyncIterator[Sequence[ObjectEntry]] | None = None
+
+        async def next_page() -> Sequence[ObjectEntry] | None:
+            nonlocal pages
+            pages = pages or self._path.pages(whole, after)
+            try:
+                return await anext(pages, None)
+            except BaseException:  # a listing that failed goes on behind the last key that was seen
+                pages = None
+                raise
+
+        while (page := await self._asked("list", prefix, next_page, failure="not listed")) is not None:
+            for entry in page:
+                yield ObjectEntry(entry.key[skip:], entry.size, entry.modified_ms)
+                after = entry.key
+
+    async def check(self) -> None:
+        """See `StorageHandler.check`. Names every right that is missing; what was proven holds for a minute."""
+        now_s = self._runtime.clock.monotonic()
+        if self._checked_s is not None and now_s - self._checked_s < CHECK_S and self.breaker.is_closed:
+            return
+        name = f"memq-check/{self._runtime.random.getrandbits(64):016x}"
+        await check_rights(self._bucket, self._path, self._attempts, self._whole(name))
+        self._checked_s = now_s
+
+    async def close(self) -> None:
+        """See `StorageHandler.close`."""
+        await self._path.close()
+        await self._parts.close()
+
+    async def _asked(
+        self,
+        kind: str,
+        key: str,
+        request: Request[T],
+        until_s: float | None = None,
+        *,
+        failure: str = "not read",
+        size: int = 0,
+        hedge: bool = False,
+    ) -> T:
+        """Send a request about `key`. Raises: MemqError, and StoreAnswer for a range that begins behind the end."""
+        what = f"objects under '{key}'" if kind == "list" else f"object '{key}'"
+        try:
+            return await self._attempts.run(
+                kind, size, request, f"{what} {failure}", key=key, hedge=hedge, deadline_s=until_s
+            )
+        except StoreAnswer as answer:
+            if answer.meaning is Meaning.NO_RANGE:
+                raise
+            raise error_for(answer, f"{what} {failure}", self._bucket.place, key) from answer
+
+    def _whole(self, key: str) -> str:
+        return self._bucket.prefix + key

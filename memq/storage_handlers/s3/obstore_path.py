@@ -1,0 +1,175 @@
+"""The default data path: obstore sends buffers from where they lie, without a join and outside of Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.s3.answers import StoreAnswer
+from memq.storage_handlers.s3.credentials import authority_of, check_keys, missing_extra, open_session, region_of
+from memq.storage_handlers.s3.data_path import Found, PutOrder, found_of
+from memq.storage_handlers.s3.settings import Bucket
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, S3Config, S3Store
+
+_PAGE = 1_000
+_STATUS = re.compile(r"\bstatus: (\d{3})\b")
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,80})</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]{0,300})")
+_CAUSE = re.compile(
+    r'^\s+(?:error: |message: |source: )?"?([A-Za-z][A-Za-z .()-]{2,200}?)"?,$', re.MULTILINE
+)  # leaves of a tree
+
+
+class ObstorePath:
+    """See `DataPath`.
+
+    The server checks CRC64NVME, the one checksum besides SHA256 that obstore sends; it is made of the very bytes
+    whose crc32c was compared before. Their crc32c goes along in the metadata, for who reads whole objects.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._store = _open_store(bucket)
+        self._attributes = {"Content-Type": "application/octet-stream"}
+        if bucket.settings.storage_class:
+            self._attributes["Storage-Class"] = bucket.settings.storage_class
+
+    async def put(self, order: PutOrder, *, absent: bool) -> None:
+        """See `DataPath.put`."""
+        import obstore
+
+        with _answers():
+            await obstore.put_async(
+                self._store,
+                order.key,
+                order.views or [memoryview(b"")],
+                mode="create" if absent else "overwrite",
+                use_multipart=False,
+                attributes={**self._attributes, **order.marks},
+            )
+
+    async def get(self, key: str) -> tuple[bytes, Found]:
+        """See `DataPath.get`."""
+        import obstore
+
+        with _answers():
+            result = await obstore.get_async(self._store, key)
+            found = found_of(result.meta["size"], result.attributes)
+            return bytes(await result.bytes_async()), found
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See `DataPath.get_range`."""
+        import obstore
+
+        with _answers():
+            return bytes(await obstore.get_range_async(self._store, key, start=offset, length=length))
+
+    async def head(self, key: str) -> Found:
+        """See `DataPath.head`."""
+        import obstore
+
+        with _answers():
+            result = await obstore.get_async(self._store, key, options={"head": True})
+            return found_of(result.meta["size"], result.attributes)
+
+    async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
+        """See `DataPath.pages`. obstore lists folders: what a name begins with is looked for in its folder."""
+        import obstore
+
+        folder = prefix.rpartition("/")[0]
+        stream = obstore.list(self._store, folder or None, offset=after or None, chunk_size=_PAGE)
+        while True:
+            with _answers():
+                try:
+                    page = await stream.__anext__()
+                except StopAsyncIteration:
+                    return
+            yield [_entry(meta) for meta in page if meta["path"].startswith(prefix)]
+
+    async def delete(self, key: str) -> None:
+        """See `DataPath.delete`."""
+        import obstore
+
+        with _answers():
+            await obstore.delete_async(self._store, key)
+
+    async def close(self) -> None:
+        """See `DataPath.close`: connections end with the store."""
+
+
+def _open_store(bucket: Bucket) -> S3Store:
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+        from obstore.store import S3Store
+    except ImportError as error:
+        raise missing_extra(error) from error
+    session = open_session(bucket)
+    check_keys(bucket, session)
+    settings = bucket.settings
+    client: ClientConfig = {
+        "allow_http": settings.endpoint.startswith("http://"),
+        "connect_timeout": timedelta(milliseconds=settings.connect_timeout_ms),
+        "timeout": timedelta(milliseconds=10 * settings.deadline_ms),  # the handler's own clock comes first
+        "pool_max_idle_per_host": str(settings.connections_max),
+    }
+    authority = authority_of(bucket, session)
+    if authority is not None:
+        client["root_certificate"] = authority
+    return S3Store(
+        bucket.name,
+        config=_config(bucket, region_of(bucket, session)),
+        client_options=client,
+        retry_config={"max_retries": 0},
+        credential_provider=Boto3CredentialProvider(session),
+    )
+
+
+def _config(bucket: Bucket, region: str) -> S3Config:
+    settings = bucket.settings
+    config: S3Config = {
+        "region": region,
+        "virtual_hosted_style_request": not bucket.path_style,
+        "unsigned_payload": True,  # the checksum is signed with the headers; SHA256 costs more than all else
+        "checksum_algorithm": "CRC64NVME",
+        "disable_bulk_delete": True,  # one request either way, and not every server knows the other
+        "disable_tagging": True,
+    }
+    if settings.endpoint:
+        scheme, _, host = settings.endpoint.rstrip("/").partition("://")
+        config["endpoint"] = f"{scheme}://{host}" if bucket.path_style else f"{scheme}://{bucket.name}.{host}"
+    if settings.sse:
+        config["server_side_encryption"] = settings.sse
+    if settings.sse_kms_key_id:
+        config["sse_kms_key_id"] = settings.sse_kms_key_id
+    return config
+
+
+def _entry(meta: Mapping[str, Any]) -> ObjectEntry:
+    return ObjectEntry(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))
+
+
+@contextmanager
+def _answers() -> Iterator[None]:
+    """Bring what obstore raises down to an answer."""
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, FileNotFoundError, PermissionError, ValueError) as error:
+        raise read_answer(str(error)) from error
+
+
+def read_answer(text: str) -> StoreAnswer:
+    """Return the answer that obstore's text tells of: it has the server's status and body, or the network's error."""
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status is not None:
+        message = _MESSAGE.search(text)
+        return StoreAnswer(int(status[1]), code[1] if code else "", message[1] if message else "")
+    first = text.partition("\n")[0].rpartition("HTTP error: ")[2]
+    causes = _CAUSE.findall(text)[-2:]
+    return StoreAnswer(0, "", ": ".join([first, *causes])[:300])

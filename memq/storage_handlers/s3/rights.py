@@ -1,0 +1,75 @@
+"""Proves at the start that a bucket can be used: each right is tried, and named when it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from awscrt.checksums import crc32c
+
+from memq.errors import DeniedError, InvalidRequestError, StoreError
+from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for
+from memq.storage_handlers.s3.attempts import Attempts
+from memq.storage_handlers.s3.data_path import DataPath, PutOrder
+from memq.storage_handlers.s3.settings import Bucket
+
+_PROBE = b"memq was here"
+_TIMES = 2  # the second put must find the first
+
+
+async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: str) -> None:
+    """List, put, put again, get and delete the object `key`, which nobody else uses.
+
+    Raises: DeniedError with one line per missing right; InvalidRequestError when the bucket is not there, or its server
+    overwrites what should be put only where nothing lies; StoreError for what may pass.
+    """
+    order = PutOrder(key, [memoryview(_PROBE)], len(_PROBE), crc32c(_PROBE), key.rpartition("/")[2])
+    folder = key.rpartition("/")[0] + "/"
+    missing: list[str] = []
+
+    async def tried(right: str, purpose: str, request: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            await attempts.run("check", 0, request, f"{bucket.place} not checked", key=key)
+        except DeniedError as error:
+            cause = error.__cause__
+            missing.append(f"{right} is missing, {purpose}: {cause}")
+            return False
+        except StoreAnswer as answer:
+            raise error_for(answer, "not checked", bucket.place, key) from answer
+        return True
+
+    async def list_one() -> None:
+        await anext(path.pages(folder, ""), None)
+
+    async def get_all() -> None:
+        body, _ = await path.get(key)
+        if body != _PROBE:
+            raise StoreError(f"object '{key}' of {bucket.place} came back changed", hint="the store damages objects")
+
+    async def put_where_absent() -> None:
+        await _put_where_absent(bucket, path, order)
+
+    await tried("s3:ListBucket", "a sweep lists objects", list_one)
+    if await tried("s3:PutObject", "a broker writes objects", put_where_absent):
+        try:
+            await tried("s3:GetObject", "brokers and consumers read objects", get_all)
+        finally:
+            await tried("s3:DeleteObject", "a sweep deletes objects", lambda: path.delete(key))
+    if missing:
+        head = f"{bucket.place}: {len(missing)} of 4 rights are missing"
+        raise DeniedError("\n  ".join([head, *missing]), hint="docs/operations.md has a policy for each role")
+
+
+async def _put_where_absent(bucket: Bucket, path: DataPath, order: PutOrder) -> None:
+    """Put twice: the second must be refused, also when the first was tried before and its answer lost."""
+    for _ in range(_TIMES):
+        try:
+            await path.put(order, absent=True)
+        except StoreAnswer as answer:
+            if answer.meaning is not Meaning.TAKEN:
+                raise
+            return
+    await path.delete(order.key)
+    raise InvalidRequestError(
+        f"{bucket.place} overwrites objects in spite of If-None-Match",
+        hint="use a server that knows put-if-absent: two owners of a partition could overwrite each other's batches",
+    )

@@ -1,0 +1,109 @@
+"""What is told about a bucket: the URL that names it, and the section `[s3]`; read and checked here, used elsewhere."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.limits import MIB
+from memq.settings import Section, did_you_mean, read_section, section_setting
+from memq.storage_handlers.keys import check_prefix
+
+# S3's own rule for names of buckets, with capitals and underscores, which other servers allow.
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}\Z")
+URL_SETTINGS = ("endpoint", "region", "addressing")  # these may stand in the URL, and clients are told them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Settings:
+    """The section `[s3]`. Without keys the usual places are searched: variables, profile, role of the machine."""
+
+    data_path: str = section_setting("obstore", "library that moves the bytes", choices=("obstore", "aiobotocore"))
+    endpoint: str = section_setting("", "http(s)://HOST[:PORT] of a server; nothing for the region's own")
+    region: str = section_setting("", "region of the bucket; nothing: that of the profile, else us-east-1")
+    addressing: str = section_setting(
+        "auto", "bucket in the path or in the host's name; auto: path where there is an endpoint",
+        choices=("auto", "path", "virtual"),
+    )  # fmt: skip
+    access_key_id: str = section_setting("", "key id, instead of searching the usual places")
+    secret_access_key: str = section_setting("", "secret of that key id")
+    session_token: str = section_setting("", "token of temporary keys")
+    profile: str = section_setting("", "profile in the shared configuration of the machine")
+    ca_file: str = section_setting("", "PEM file of an own certificate authority, trusted besides the system's")
+    sse: str = section_setting("", "encryption at rest", choices=("", "AES256", "aws:kms", "aws:kms:dsse"))
+    sse_kms_key_id: str = section_setting("", "key for aws:kms; nothing for the bucket's own")
+    storage_class: str = section_setting("", "storage class of objects, such as STANDARD or INTELLIGENT_TIERING")
+    connections_max: int = section_setting(64, "idle connections kept; aiobotocore: connections at all", 1, 10_000)
+    connect_timeout_ms: int = section_setting(3_000, "how long a connection may take", 10, 60_000)
+    request_timeout_ms: int = section_setting(
+        10_000, "how long one request may take, and half a second more for each MiB of it", 10, 3_600_000
+    )
+    deadline_ms: int = section_setting(30_000, "how long one call tries again before it fails", 10, 3_600_000)
+    part_bytes: int = section_setting(8 * MIB, "ranges and parts of this size go in parallel", 5 * MIB, 1 << 30)
+    parts_in_flight_max: int = section_setting(4, "ranges or parts of one object at once", 1, 64)
+    multipart_bytes_min: int = section_setting(64 * MIB, "objects from this size on go in parts", 5 * MIB, 5 << 30)
+    hedge_permille: int = section_setting(50, "second requests for slow ones, of 1000; 0 for none", 0, 1_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Where objects lie: a bucket, and what begins every key in it (nothing, or text that ends in a slash)."""
+
+    name: str
+    prefix: str
+    settings: S3Settings
+
+    @property
+    def url(self) -> str:
+        """The URL for others: without keys, with what they need to find the bucket."""
+        told = {name: getattr(self.settings, name) for name in URL_SETTINGS}
+        query = urlencode({name: value for name, value in told.items() if value not in ("", "auto")}, safe=":/")
+        return f"s3://{self.name}/{self.prefix.rstrip('/')}".rstrip("/") + (f"?{query}" if query else "")
+
+    @property
+    def place(self) -> str:
+        """The bucket for messages."""
+        return f"bucket '{self.name}' at {self.settings.endpoint or 'its region'}"
+
+    @property
+    def path_style(self) -> bool:
+        """Whether the bucket stands in the path of requests, not in the host's name."""
+        chosen = self.settings.addressing
+        return chosen == "path" or (chosen == "auto" and bool(self.settings.endpoint))
+
+
+def read_bucket(url: str, section: Section) -> Bucket:
+    """Return the bucket that `s3://BUCKET/PREFIX?endpoint=…&region=…&addressing=…` names; the URL wins.
+
+    Raises: InvalidSettingError, UnknownSettingError with a "did you mean", InvalidRequestError for the prefix.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not _BUCKET.match(parts.netloc) or parts.fragment:
+        raise InvalidSettingError(f"'{url[:120]}' names no bucket", hint="write s3://BUCKET/PREFIX?endpoint=http://…")
+    told: dict[str, tuple[object, str]] = dict(section)
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in URL_SETTINGS:
+            raise UnknownSettingError(f"unknown setting '{name}' in {url[:120]}", hint=did_you_mean(name, URL_SETTINGS))
+        told[name] = (value, "the store's URL")
+    settings = read_section("s3", told, S3Settings)
+    _check_together(settings)
+    folder = parts.path.strip("/")
+    return Bucket(parts.netloc, check_prefix(f"{folder}/") if folder else "", settings)
+
+
+def _check_together(settings: S3Settings) -> None:
+    endpoint = urlsplit(settings.endpoint)
+    if settings.endpoint and (endpoint.scheme not in ("http", "https") or not endpoint.netloc or endpoint.query):
+        raise InvalidSettingError(
+            f"setting endpoint = '{settings.endpoint[:120]}' of [s3] is no URL", hint="write http(s)://HOST:PORT"
+        )
+    if bool(settings.access_key_id) != bool(settings.secret_access_key):
+        raise InvalidSettingError("[s3] has one of access_key_id and secret_access_key", hint="give both, or neither")
+    if settings.sse_kms_key_id and not settings.sse.startswith("aws:kms"):
+        raise InvalidSettingError(f"[s3] has sse_kms_key_id, but sse = '{settings.sse}'", hint="set sse = 'aws:kms'")
+    if settings.request_timeout_ms > settings.deadline_ms:
+        raise InvalidSettingError(
+            f"[s3] request_timeout_ms = {settings.request_timeout_ms} is over deadline_ms = {settings.deadline_ms}"
+        )
