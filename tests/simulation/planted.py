@@ -194,6 +194,41 @@ BUGS = (
         "if False:",
         seed=1002,
     ),
+    Planted(
+        "late batches never counted",
+        "memq.broker.ownership",
+        "Ownership._count_met",
+        "self.adopted.append(adopted_of(offset, pointer))",
+        "pass",
+    ),
+    Planted(
+        "late batches counted again and again",
+        "memq.broker.ownership",
+        "Ownership._count_own",
+        "self.adopted = [entry for entry in self.adopted if entry.offset not in listed]",
+        "pass",
+    ),
+    Planted(
+        "opening without the batches that nobody counted",
+        "memq.broker.ownership",
+        "Ownership.state",
+        "self.adopted = self.tail.uncounted()",
+        "pass",
+    ),
+    Planted(
+        "last statement believed",
+        "memq.format.totals",
+        "TotalsFold.reach",
+        "mine = self.totals",
+        "self.totals = mine = stated",
+    ),
+    Planted(
+        "lag from too few pointers",
+        "memq.format.totals",
+        "TotalsFold.add",
+        "self._run >= RUN",
+        "self._run >= 0",
+    ),
 )
 
 
