@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo check test test-integration simulate bench soak lint format types imports tidy clean
+.PHONY: help demo check test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,6 +26,12 @@ test: lint types imports        ## the ring without servers, below a minute
 
 test-integration: $(DEV)        ## real processes on this machine
 	$(PYTEST) tests/integration tests/chaos
+
+localstack: $(DEV)              ## real Kafka, ZooKeeper and S3 on this machine; `make localstack-down` stops them
+	@$(PYTHON) -m localstack up
+
+localstack-down: $(DEV)         ## stops them; their data stay
+	@$(PYTHON) -m localstack down
 
 simulate: $(DEV)                ## the whole cluster on virtual time: SEEDS=N, or SEED=n for one
 	@$(PYTHON) -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from localstack.errors import LocalstackError
 
-CACHE_VARIABLE = "MEMQ_LOCALSTACK_CACHE"
 FETCHES_IN_FLIGHT_MAX = 4
 FETCH_TIMEOUT_S = 60
 
@@ -40,10 +39,7 @@ class Jar:
 
 
 def cache_folder() -> Path:
-    """Return where jars are kept: $MEMQ_LOCALSTACK_CACHE, else memq-localstack in the user's cache folder."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named).absolute()
+    """Return where jars are kept: memq-localstack in the user's cache folder (XDG_CACHE_HOME, else ~/.cache)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memq-localstack"
 
 

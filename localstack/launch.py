@@ -19,11 +19,13 @@ from typing import Self
 import msgspec
 
 from localstack.errors import LocalstackError
+from localstack.ports import answers
 from localstack.processes import LOOK_EVERY_S, Identity, identity_of
 
 READY_TIMEOUT_S = 90.0  # Kafka takes 4 s on two idle cores; a CI machine is not idle
 KILL_TIMEOUT_S = 10.0
 TAIL_LINES = 15
+LOG_CHARACTERS_MAX = 1_000_000  # of one start, kept until it is ready
 IN_USE = re.compile(r"already in use", re.IGNORECASE)  # Java and Go say so with different capitals
 
 
@@ -35,7 +37,7 @@ class Launch:
     command: tuple[str, ...]
     address: str  # HOST:PORT, as clients want it
     ports: tuple[int, ...]  # all that it listens on, the clients' first
-    ready: tuple[str, ...]  # texts that its log holds when it is ready, each
+    ready: tuple[str, ...]  # texts that its log holds when it is ready, each; none: its port takes connections then
     environment: dict[str, str] = field(default_factory=dict)  # beside what this process has
     stop_signal: int = signal.SIGTERM
     stop_timeout_s: float = 20.0
@@ -113,28 +115,35 @@ class Server:
                 start_new_session=True,  # a Ctrl-C in the terminal is for the launcher, not for the servers
             )
         self._identity = identity_of(self._child.pid)
-        self.save()
-        self._wait_ready(begin, timeout_s)
+        try:
+            self.save()
+            self._wait_ready(begin, timeout_s)
+        except BaseException:  # also Ctrl-C: what is not handed over does not stay
+            self.kill()
+            raise
         return self
 
     def _wait_ready(self, begin: int, timeout_s: float) -> None:
-        """Read the log from byte `begin` on until each of the ready texts has come."""
-        missing, said = list(self.launch.ready), ""
-        deadline = time.monotonic() + timeout_s
+        """Read the log from byte `begin` on until it says that the server is ready."""
+        said, deadline = "", time.monotonic() + timeout_s
         with self.log.open("r", encoding="utf-8", errors="replace") as log:
             log.seek(begin)
-            while missing:
+            while True:
                 gone = not self.running  # before the last read, so that nothing it said is overlooked
-                said = (said + log.read())[-1_000_000:]
-                missing = [text for text in missing if text not in said]
-                if missing and (gone or time.monotonic() > deadline):
-                    self.kill()
+                said = (said + log.read())[-LOG_CHARACTERS_MAX:]
+                if not gone and self._is_ready(said):
+                    return
+                if gone or time.monotonic() > deadline:
                     why = "ended" if gone else f"was not ready after {timeout_s:.0f} s"
                     raise NotReadyError(
                         f"{self.launch.kind} at {self.address} {why}; its log {self.log} ends with:\n{self.tail()}"
                     )
-                if missing:
-                    time.sleep(LOOK_EVERY_S)
+                time.sleep(LOOK_EVERY_S)
+
+    def _is_ready(self, said: str) -> bool:
+        if self.launch.ready:
+            return all(text in said for text in self.launch.ready)
+        return answers(self.launch.ports[0])
 
     def stop(self) -> None:
         """End the server as its operator would; what does not end in time is killed."""
@@ -189,6 +198,11 @@ class Server:
         draft = self.folder / "server.json.new"
         draft.write_bytes(msgspec.json.encode(Saved(self.launch, self._identity)))
         draft.replace(self.folder / "server.json")
+
+    def forget(self) -> None:
+        """Write that no process is meant to be there: it was stopped, not lost."""
+        self._identity = None
+        self.save()
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import random
 import socket
 
+from localstack.errors import LocalstackError
+
 HOST = "127.0.0.1"
 FIRST, LAST = 20_000, 31_999  # Linux gives out 32768 and up, macOS and Windows 49152 and up
 TRIES_MAX = 1_000
+ANSWER_TIMEOUT_S = 1.0
 
 
 def is_free(port: int) -> bool:
@@ -26,14 +29,21 @@ def is_free(port: int) -> bool:
     return True
 
 
+def answers(port: int) -> bool:
+    """Whether somebody takes connections on that port of the loopback address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(ANSWER_TIMEOUT_S)
+        return probe.connect_ex((HOST, port)) == 0
+
+
 def free_ports(count: int) -> list[int]:
     """Return that many different ports on which nobody listens."""
     draw = random.SystemRandom()
     found: list[int] = []
     for _ in range(TRIES_MAX):
+        if len(found) == count:
+            return found
         port = draw.randint(FIRST, LAST)
         if port not in found and is_free(port):
             found.append(port)
-            if len(found) == count:
-                return found
-    raise OSError(f"no {count} free ports in {FIRST}-{LAST} after {TRIES_MAX} tries")
+    raise LocalstackError(f"found no {count} free ports in {FIRST}-{LAST} in {TRIES_MAX} tries", hint="choose them")

@@ -48,7 +48,9 @@ def identity_of(pid: int) -> Identity | None:
     """Return who has that id now, or None when nobody does or only a zombie."""
     if Path("/proc/self/stat").exists():
         return _identity_from_proc(pid)
-    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    shown = subprocess.run(
+        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
     state, _, started = shown.stdout.strip().partition(" ")
     return Identity(pid, started.strip()) if state and not state.startswith("Z") else None
 

