@@ -15,7 +15,7 @@ class Peers:
     librdkafka lets nobody set the congestion control of its sockets, so both sides run with the system's.
     """
 
-    def __init__(self, store: str = "memory") -> None:
+    def __init__(self, store: str = "recent") -> None:
         with ExitStack() as stack:
             self.broker = stack.enter_context(Child("broker", store=store))
             self.mock = stack.enter_context(Child("kafka_mock"))

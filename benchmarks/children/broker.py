@@ -1,4 +1,4 @@
-"""A real broker on chosen parts: store `discard`, `memory` or `files`; a command stalls the store or lets it go."""
+"""A real broker on chosen parts: store `discard`, `memory`, `recent` or `files`; commands stall or free `discard`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from memq.broker.broker import Broker
 from memq.broker.dev import calm_collector
 from memq.clock import SystemClock
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.limits import MIB
 from memq.network import ProtocolFactory, Runtime, SocketListener, SocketNetwork
 from memq.notification.memory import MemoryQueue
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer, StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.storage_handlers.memory import MemoryHandler
+
+RECENT_BYTES = 128 * MIB
 
 
 class DiscardHandler(MemoryHandler):
@@ -34,6 +37,22 @@ class DiscardHandler(MemoryHandler):
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         await self.running.wait()
+
+
+class RecentHandler(MemoryHandler):
+    """Keeps the last objects, as the peer's mock does its last 5 MiB: with all of them fresh pages cost the most."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self._bytes = 0
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        await super().put(key, buffers, checksum)
+        self._bytes += len(self.objects[key])
+        while self._bytes > RECENT_BYTES:
+            oldest = next(iter(self.objects))
+            self._bytes -= len(self.objects[oldest])
+            await self.delete(oldest)
 
 
 class CubicNetwork(SocketNetwork):
@@ -51,6 +70,8 @@ def make_store(kind: str, folder: Path) -> StorageHandler:
         for name in ("objects", "tmp"):
             (folder / name).mkdir()
         return FilesystemHandler(folder / "objects", folder / "tmp")
+    if kind == "recent":
+        return RecentHandler()
     return DiscardHandler() if kind == "discard" else MemoryHandler(SystemClock())
 
 
