@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 from localstack.errors import LocalstackError
+from localstack.s3 import BUCKET
 from localstack.servers import S3Server
+from localstack.settings_file import NAME
 from localstack.stack import STARTS, Found, down, state_folder, status, up
 
 INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
@@ -63,6 +65,8 @@ def _up(folder: Path, ports: dict[str, int]) -> int:
         took = f"ready after {time.monotonic() - began:.1f} s" if found.began else "runs already"
         print(f"{_line(found)}  {took}", flush=True)
         began = time.monotonic()
+    if (folder / NAME).exists():
+        print(f"settings for brokers: {folder / NAME}")
     return 0
 
 
@@ -100,7 +104,7 @@ def _facts(found: Found) -> dict[str, object]:
     facts["log"] = str(server.log)
     if isinstance(server, S3Server):
         facts |= {"endpoint": server.endpoint, "region": server.region}
-        facts |= {"access_key": server.access_key, "secret_key": server.secret_key, "bucket": "memq"}
+        facts |= {"access_key": server.access_key, "secret_key": server.secret_key, "bucket": BUCKET}
     return facts
 
 
@@ -108,5 +112,5 @@ def _line(found: Found) -> str:
     server = found.server
     line = f"{found.name:<10} {found.state:<5} {server.address:<16} pid {server.pid:<8}"
     if isinstance(server, S3Server):
-        line += f" bucket memq, key {server.access_key}, secret {server.secret_key}"
+        line += f" bucket {BUCKET}, key {server.access_key}, secret {server.secret_key}"
     return line

@@ -15,6 +15,7 @@ from localstack.launch import Launch
 from localstack.ports import HOST
 
 REGION = "us-east-1"
+BUCKET = "memq"  # made unless others are asked for
 VOLUME_MIB = 1024
 ALL_RIGHTS = ("Admin", "Read", "Write", "List", "Tagging")
 ENCRYPTION_KEY = "6d656d71" * 8  # for tests of server-side encryption; it protects nothing

@@ -112,7 +112,7 @@ def start_s3(
     port: int = 0,
     *,
     server: str = "",
-    buckets: Sequence[str] = ("memq",),
+    buckets: Sequence[str] = (s3.BUCKET,),
     identities: Sequence[Identity] = (ADMIN,),
     certificate: tuple[Path, Path] | None = None,
     arguments: Sequence[str] = (),

@@ -13,6 +13,7 @@ from pathlib import Path
 from localstack.launch import Server
 from localstack.s3 import preferred
 from localstack.servers import S3Server, start_kafka, start_s3, start_zookeeper
+from localstack.settings_file import write_settings
 
 
 def _start_s3(folder: Path, port: int) -> Server:
@@ -49,7 +50,7 @@ def state_folder() -> Path:
 
 
 def up(folder: Path, ports: Mapping[str, int]) -> Iterator[Found]:
-    """Start the servers that `ports` names and that do not run; yield each when it is ready.
+    """Start the servers that `ports` names and that do not run; yield each when it is ready. Then write `memq.toml`.
 
     A dead one is started again on its data. Port 0 is a free one, or that of the last time.
 
@@ -63,6 +64,7 @@ def up(folder: Path, ports: Mapping[str, int]) -> Iterator[Found]:
                 yield Found(name, server)
             else:
                 yield Found(name, STARTS[name](folder / name, port), began=True)
+        write_settings(folder)
 
 
 def status(folder: Path) -> list[Found]:

@@ -31,6 +31,9 @@ from localstack.servers import (
     start_s3,
     start_zookeeper,
 )
+from memq.governor.zookeeper.settings import ZookeeperSettings, parse_url
+from memq.settings import load_settings, read_section
+from memq.storage_handlers.s3.settings import read_bucket
 
 TIMEOUT_S = 120
 READER = Identity("reader", "reader", "reader-secret", rights=("Read:memq", "List:memq"))
@@ -174,11 +177,12 @@ def test_up_status_down_by_what_pip_brings(localstack: Command, tmp_path: Path) 
 def check_commands(localstack: Command, state: Path) -> None:
     done = localstack("up")
     assert done.returncode == 0, done
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:3]] == [
         [name, "runs"] for name in ("s3", "zookeeper", "kafka")
     ]
     facts = json.loads(localstack("status", "--json").stdout)
     assert done.stdout.count("ready after") == 3
+    check_settings(state, facts)
     again = localstack("up")
     assert again.stdout.count("runs already") == 3, again
     assert json.loads(localstack("status", "--json").stdout) == facts
@@ -198,6 +202,18 @@ def check_commands(localstack: Command, state: Path) -> None:
     assert "nothing ran" in localstack("down").stdout
     assert localstack("status").stdout.startswith("nothing runs in")
     assert (state / "kafka" / "data" / "meta.properties").exists(), "the data stay"
+
+
+def check_settings(state: Path, facts: dict[str, dict[str, str]]) -> None:
+    """`memq.toml` is what brokers read, and names the servers."""
+    parts = load_settings({}, {}, config=state / "memq.toml").parts()
+    bucket = read_bucket(parts.store, parts.section("s3"))
+    assert (bucket.name, bucket.settings.endpoint) == ("memq", facts["s3"]["endpoint"])
+    assert bucket.settings.secret_access_key == facts["s3"]["secret_key"]
+    assert parse_url(parts.coordinator).hosts == facts["zookeeper"]["address"]
+    read_section("zookeeper", parts.section("zookeeper"), ZookeeperSettings)
+    assert parts.queue == f"kafka://{facts['kafka']['address']}"
+    assert (state / "memq.toml").stat().st_mode & 0o077 == 0, "the keys are the owner's"
 
 
 def test_mistakes_are_told(localstack: Command) -> None:

@@ -104,7 +104,7 @@ def test_compose_has_the_same_servers_on_the_loopback_address(compose: dict[str,
     for service in compose["services"].values():
         ports = service["ports"]
         assert isinstance(ports, list)
-        assert all(str(port).startswith("127.0.0.1:${MEMQ_") for port in ports)
+        assert all(str(port).startswith("127.0.0.1:${LOCALSTACK_") for port in ports)
         assert service["healthcheck"]
 
 
