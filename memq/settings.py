@@ -76,6 +76,11 @@ class BrokerSettings:
     advertise: str = _setting("", "HOST:PORT that clients are told, when it is not the one listened on")
     cluster: str = _setting("memq", "begins the name of a new cluster, which begins every object's key")
     broker_id: str = _setting("broker-1", "name of this broker in its cluster")
+    zone: str = _setting("", "zone or rack of this broker; a topic is spread over the zones")
+    capacity_bytes_s: int = _setting(0, "what this broker can take per second; 0 for as much as the others")
+    governor_strategy: str = _setting(
+        "balanced", "how partitions are assigned when this broker governs", choices=("balanced", "sticky")
+    )
     memory_bytes_max: int = _setting(256 * MIB, "budget for blocks in memory; at it sockets wait", 32 * MIB, 1 << 44)
     connections_max: int = _setting(10_000, "connections at once; further ones are closed", 1, 1_000_000)
     hello_timeout_ms: int = _setting(10_000, "a connection that has not said HELLO by then is closed", 100, 600_000)

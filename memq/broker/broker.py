@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from memq.broker.connection import Connection
 from memq.broker.hot import HotBatches
 from memq.broker.intake import Intake
@@ -13,8 +15,11 @@ from memq.broker.partitions import Partitions
 from memq.broker.requests import Requests
 from memq.broker.services import Services
 from memq.broker.slabs import SLAB_BYTES, SlabPool
-from memq.errors import MemqError, ProtocolError
+from memq.broker.traffic import Traffic
+from memq.errors import InvalidRequestError, MemqError, ProtocolError
 from memq.governor import BrokerEntry, Coordinator
+from memq.governor.balance import STRATEGIES
+from memq.governor.governor import Governor
 from memq.network import Listener, Runtime, format_address
 from memq.notification import NotificationQueue
 from memq.protocol.frames import Api, encode_frame
@@ -28,12 +33,14 @@ HOUSEKEEPING_S = 1.0
 HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
 UNSENT_SHARE = 8  # an eighth of it, beside it, may wait in sockets for clients that read slowly
 DRAIN_RETRY_MS = 500
+HAND_OVER_S = 30.0  # how long a broker that leaves waits for others to take its partitions
+LOADS_INTERVAL_S = 10.0
 
 
 class Broker:
     """A broker on the parts that it is given; `start` makes it reachable, `drain` and `close` end it.
 
-    `stores` are the cluster's stores by name, new objects go to the first. `governs`: it assigns partitions too.
+    `stores` are the cluster's stores by name, new objects go to the first. `governs`: it may become the governor.
     """
 
     def __init__(
@@ -63,7 +70,11 @@ class Broker:
             hot=hot,
             counters=Counters(),
         )
-        self.partitions = Partitions(self.services, governs=governs)
+        self.governor: Governor | None = None
+        if governs:
+            strategy = STRATEGIES[settings.governor_strategy]
+            self.governor = Governor(coordinator, strategy, self.services.events)
+        self.partitions = Partitions(self.services, self.govern)
         self.intake = Intake(pool)
         self.intake.starving = self._memory_short
         self.address = ""
@@ -82,19 +93,66 @@ class Broker:
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
         self.address = settings.advertise or format_address(self._listener.address)
         self._entry = BrokerEntry(
-            id=settings.broker_id, session=services.session, address=self.address, http_address=http_address
+            id=settings.broker_id,
+            session=services.session,
+            address=self.address,
+            http_address=http_address,
+            zone=settings.zone,
+            capacity_bytes_s=settings.capacity_bytes_s,
         )
         await services.coordinator.register(self._entry)
         # Watched before it is read: a change in between would be noticed by nobody until the next one.
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
+        await self.govern()
         await self.partitions.refresh()
         for topic in self.partitions.topics():
             await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
         self._tasks.start(self._keep_house(), "keep house")
+        self._tasks.start(self._tell_loads(), "tell loads")
+
+    async def govern(self) -> bool:
+        """Let the governor act, when this broker is it; return False when it could not."""
+        if self.governor is None:
+            return True
+        try:
+            await self.governor.act(self._entry)
+        except MemqError as error:
+            self.services.events.warning("governor-failed", str(error))
+            return False
+        return True
+
+    async def hand_over(self) -> None:
+        """Own nothing any more, from now on: each partition is drained, and opened by the broker that it goes to.
+
+        Raises: InvalidRequestError when no other broker takes any; UnreachableError; TimeoutError after HAND_OVER_S.
+        """
+        self._entry = msgspec.structs.replace(self._entry, draining=True)
+        async with asyncio.timeout(HAND_OVER_S):
+            await self.services.coordinator.register(self._entry)
+            self._refresh.set()
+            while True:
+                self.partitions.changed.clear()
+                held, heirs = self.partitions.held(), self.partitions.heirs()
+                if not held:
+                    return
+                if not heirs:
+                    raise InvalidRequestError(
+                        f"no other broker takes the {len(held)} partitions of broker '{self._entry.id}'",
+                        hint="start another broker first",
+                    )
+                await self.partitions.changed.wait()
 
     async def drain(self) -> None:
-        """Take nothing new, finish and ack what was taken, release the partitions; connections stay until `close`."""
+        """Hand the partitions over, take nothing new, finish and ack the rest; connections stay until `close`.
+
+        Where there is nobody to take them, or it takes too long, they are drained and released here.
+        """
+        if self.partitions.heirs():
+            try:
+                await self.hand_over()
+            except (MemqError, TimeoutError) as error:
+                self.services.events.warning("hand-over-failed", f"{len(self.partitions.held())} partitions: {error!r}")
         self.partitions.start_draining()
         if self._listener is not None:
             self._listener.close()
@@ -157,12 +215,30 @@ class Broker:
         while True:
             await self._refresh.wait()
             self._refresh.clear()
+            governed = await self.govern()
             try:
                 await self.partitions.refresh()
             except MemqError as error:
                 self.services.events.warning("refresh-failed", str(error))
+                governed = False
+            if not governed:
                 await asyncio.sleep(HOUSEKEEPING_S)
                 self._refresh.set()
+
+    async def _tell_loads(self) -> None:
+        """Report what the partitions take in, and look anew: balance depends on it, and a call may have been missed."""
+        clock, coordinator, traffic = self.services.runtime.clock, self.services.coordinator, Traffic()
+        told = None
+        while True:
+            loads = traffic.look(self.partitions.stored_bytes(), clock.monotonic())
+            if loads != told:
+                try:
+                    await coordinator.report(self._entry, loads)
+                    told = loads
+                except MemqError as error:
+                    self.services.events.info("report-failed", str(error))
+            await asyncio.sleep(LOADS_INTERVAL_S)
+            self._refresh.set()
 
     async def _keep_house(self) -> None:
         """Every second: close connections that are overdue, forget silent producers, return spare memory."""

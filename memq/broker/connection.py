@@ -349,7 +349,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def send_redirect(self, stream: Stream) -> None:
         """See `memq.broker.streams.AckSink`."""
-        self.outbox.write(encode_frame(Api.REDIRECT, stream.number, stream.expected, encode_message(Redirect())))
+        body = encode_message(Redirect(address=stream.processor.moved_to))
+        self.outbox.write(encode_frame(Api.REDIRECT, stream.number, stream.expected, body))
 
     def send(self, prefix: bytes, body: bytes = b"") -> None:
         """Send an answer, whose body may be one with the prefix; HELLO's starts the connection's clock."""

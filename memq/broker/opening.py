@@ -12,7 +12,15 @@ from memq.broker.batch import Origin, control_pointer
 from memq.broker.ownership import Ownership, Phase
 from memq.broker.publishing import Publisher
 from memq.broker.services import Services
-from memq.errors import EpochFencedError, MemqError, MovedError, NotFoundError, RetryableError, VersionConflictError
+from memq.errors import (
+    EpochFencedError,
+    MemqError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    RetryableError,
+    VersionConflictError,
+)
 from memq.format.pointer import encode_pointer
 from memq.format.totals import contended_ms
 from memq.governor import Assignment
@@ -20,6 +28,7 @@ from memq.notification import Publication
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
 BACKOFF_S_MAX = 2.0
+HELD_RETRY_S = 0.1  # how often a partition is looked at that its last owner still drains
 
 
 async def open_partition(services: Services, topic: Topic, partition: int, read: ReadPartition) -> Ownership:
@@ -33,6 +42,9 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
         try:
             epoch = await _claim(services, topic, partition, seen)
             own = await _open_epoch(services, topic, partition, read, epoch)
+        except NotReadyError:
+            await asyncio.sleep(HELD_RETRY_S)
+            continue
         except (RetryableError, TimeoutError) as error:
             if isinstance(error, MovedError):
                 raise
@@ -50,11 +62,18 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
 
 
 async def _claim(services: Services, topic: Topic, partition: int, seen: int) -> int:
-    """Compare-and-set the assignment: the next epoch, above `seen`, with this broker's session. Return it."""
+    """Compare-and-set the assignment: the next epoch, above `seen`, with this broker's session. Return it.
+
+    Raises: MovedError; NotReadyError while another live broker, whose it was, still drains it.
+    """
     while True:
         current = await services.coordinator.assignment(topic.id, partition)
         if current.broker != services.settings.broker_id:
             raise _moved(topic, partition, current)
+        if current.session not in ("", services.session):
+            for broker in await services.coordinator.brokers():
+                if broker.session == current.session and broker.id != services.settings.broker_id:
+                    raise NotReadyError(f"partition {partition} of topic '{topic.name}' is drained by '{broker.id}'")
         claimed = msgspec.structs.replace(current, epoch=max(current.epoch, seen) + 1, session=services.session)
         with suppress(VersionConflictError):  # somebody was faster: look again
             return (await services.coordinator.set_assignment(claimed)).epoch

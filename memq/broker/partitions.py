@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+import msgspec
 
 from memq.broker.services import Services
 from memq.broker.topic_processor import TopicProcessor
-from memq.errors import AlreadyExistsError, DrainingError, MovedError, NotFoundError, VersionConflictError
+from memq.errors import (
+    AlreadyExistsError,
+    DrainingError,
+    MemqError,
+    MovedError,
+    NotFoundError,
+)
 from memq.governor import Assignment
-from memq.governor.assignment import plan
 from memq.protocol.messages import Owner
 from memq.tasks import TaskOwner
 from memq.topic import Topic, TopicSettings, check_name, equal_slots, read_partitions
@@ -19,17 +26,19 @@ from memq.topic import Topic, TopicSettings, check_name, equal_slots, read_parti
 class Partitions:
     """Follows the coordinator. A processor is opened when a producer first asks for its partition.
 
-    `governs`: this broker also assigns partitions (the only one of a standalone coordinator does).
+    `govern` lets the governor act, when this broker is it: a topic that was just made shall have owners.
     """
 
-    def __init__(self, services: Services, *, governs: bool) -> None:
+    def __init__(self, services: Services, govern: Callable[[], Awaitable[object]]) -> None:
         self.processors: dict[tuple[str, int], TopicProcessor] = {}
         self.draining = False
+        self.changed = asyncio.Event()  # something was learnt, or let go of
         self._services = services
-        self._governs = governs
+        self._govern = govern
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[tuple[str, int], Assignment] = {}
         self._addresses: dict[str, str] = {}
+        self._heirs: list[str] = []
         self._leaving = TaskOwner(self._leave_failed, services.events)
         self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # let go of, but still at work
 
@@ -41,18 +50,50 @@ class Partitions:
         topics = await coordinator.topics()
         brokers = await coordinator.brokers()
         assignments = await coordinator.assignments()
-        if self._governs:
-            for change in plan(topics, brokers, assignments):
-                try:
-                    await coordinator.set_assignment(change)
-                except (VersionConflictError, NotFoundError):
-                    continue  # somebody was faster; the next refresh sees what they did
-            assignments = await coordinator.assignments()
         self._topics = {topic.name: topic for topic in topics}
         self._addresses = {broker.id: broker.address for broker in brokers}
+        self._heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
         self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
         for key, processor in list(self.processors.items()):
             self._follow(key, processor)
+        await self._let_go_of_strays()
+        self.changed.set()
+
+    @property
+    def _id(self) -> str:
+        return self._services.settings.broker_id
+
+    def heirs(self) -> list[str]:
+        """Return the other brokers that take partitions."""
+        return self._heirs
+
+    def held(self) -> list[tuple[str, int]]:
+        """Return the partitions that are assigned to this broker, opened by it, or still at work here."""
+        session = self._services.session
+        held = {key: None for key, entry in self._assignments.items() if entry.broker == self._id}
+        held |= {key: None for key, entry in self._assignments.items() if entry.session == session}
+        return [*held, *((left.topic.id, left.partition) for left in self._left)]
+
+    def stored_bytes(self) -> dict[tuple[str, int], int]:
+        """Return how many bytes each open partition committed since its creation."""
+        return {
+            key: processor.own.totals.bytes for key, processor in self.processors.items() if processor.own is not None
+        }
+
+    async def _let_go_of_strays(self) -> None:
+        """Give the session back in assignments that went elsewhere, when nothing is at work there any more.
+
+        A drain does that itself; but a partition that failed, or whose release did, would keep its next owner waiting.
+        """
+        at_work = {(processor.topic.id, processor.partition): None for processor in self.at_work()}
+        for key, entry in self._assignments.items():
+            if entry.session == self._services.session and entry.broker != self._id and key not in at_work:
+                try:
+                    await self._services.coordinator.set_assignment(msgspec.structs.replace(entry, session=""))
+                except MemqError as error:
+                    self._services.events.info(
+                        "release-failed", f"partition {key[1]} of topic id {key[0][:8]}: {error}"
+                    )
 
     def _follow(self, key: tuple[str, int], processor: TopicProcessor) -> None:
         entry = self._assignments.get(key)
@@ -60,8 +101,9 @@ class Partitions:
             del self.processors[key]
             processor.fail(NotFoundError(f"topic '{processor.topic.name}' was deleted"))
             self._let_go(processor, processor.stop())
-        elif entry.broker != self._services.settings.broker_id:
+        elif entry.broker != self._id:
             del self.processors[key]
+            processor.moved_to = self._addresses.get(entry.broker, "")
             self._let_go(processor, processor.drain())
         elif processor.failure is not None:
             del self.processors[key]  # the next stream opens it anew
@@ -72,7 +114,12 @@ class Partitions:
     def _let_go(self, processor: TopicProcessor, work: Coroutine[Any, Any, None]) -> None:
         task = self._leaving.start(work, f"leave {processor.topic.name}/{processor.partition}")
         self._left[processor] = task
-        task.add_done_callback(lambda _: self._left.pop(processor, None))
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._left.pop(processor, None)
+            self.changed.set()
+
+        task.add_done_callback(done)
 
     def _leave_failed(self, error: BaseException) -> None:
         self._services.events.error("drain-failed", repr(error), error)
@@ -128,10 +175,10 @@ class Partitions:
         if not 0 <= partition < len(topic.partitions):
             raise NotFoundError(f"topic '{topic.name}' has {len(topic.partitions)} partitions, none is {partition}")
         if self.draining:
-            raise DrainingError(f"broker '{self._services.settings.broker_id}' is being drained")
+            raise DrainingError(f"broker '{self._id}' is being drained")
         key = (topic.id, partition)
         entry = self._assignments.get(key)
-        if entry is None or entry.broker != self._services.settings.broker_id:
+        if entry is None or entry.broker != self._id:
             moved = MovedError(f"partition {partition} of topic '{topic.name}' is not at this broker")
             moved.address = self._addresses.get(entry.broker, "") if entry is not None else ""
             raise moved
@@ -162,6 +209,7 @@ class Partitions:
         except AlreadyExistsError:
             if not exist_ok:
                 raise
+        await self._govern()
         await self.refresh()
         found = self.topic(name)
         await self._services.queue.create(read_partitions(found), found.settings.stale_publish_ms)

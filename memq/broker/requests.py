@@ -13,7 +13,15 @@ from memq.broker.connection import Connection
 from memq.broker.group_requests import GroupRequests
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
-from memq.errors import InvalidRequestError, MemqError, NotFoundError, NotReadyError, ThrottledError, TooLargeError
+from memq.errors import (
+    InvalidRequestError,
+    MemqError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    ThrottledError,
+    TooLargeError,
+)
 from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
 from memq.limits import POLL_BYTES_MAX, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END, STREAMS_PER_CONNECTION_MAX
@@ -170,7 +178,11 @@ class Requests:
         if len(connection.streams) >= STREAMS_PER_CONNECTION_MAX:
             raise ThrottledError(f"connection has {STREAMS_PER_CONNECTION_MAX} streams already")
         topic = await self._topic(ask.topic, ask.topic_id)
-        processor = self._partitions.processor(topic, ask.partition)
+        try:
+            processor = self._partitions.processor(topic, ask.partition)
+        except MovedError:  # or it came here just now, and whoever sent the client knew before
+            await self._partitions.refresh()
+            processor = self._partitions.processor(topic, ask.partition)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await processor.ready()

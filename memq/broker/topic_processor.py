@@ -86,6 +86,7 @@ class TopicProcessor:
         self.ring = Ring(_limits(topic))
         self.own: Ownership | None = None
         self.failure: MemqError | None = None
+        self.moved_to = ""  # where its next owner listens, when it was moved and that is known
         self.draining = False
         self._sealed: dict[int, SealedBatch] = {}
         self._uploads: dict[int, asyncio.Task[None]] = {}

@@ -20,6 +20,7 @@ _METAVARS = {
     "advertise": "ADDR",
     "cluster": "NAME",
     "broker_id": "NAME",
+    "zone": "NAME",
 }
 
 _TIME_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))

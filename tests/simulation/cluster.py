@@ -12,7 +12,6 @@ import msgspec
 from memq.broker.broker import Broker
 from memq.errors import MemqError
 from memq.governor import BrokerEntry
-from memq.governor.assignment import plan
 from memq.network import Address, Runtime
 from memq.settings import BrokerSettings
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
@@ -141,7 +140,6 @@ class SimCluster:
                 {"main": doors.store},
                 doors.queue,
                 doors.coordinator,
-                governs=False,
                 slab_bytes=32 << 10,
             )
             try:
@@ -162,10 +160,10 @@ class SimCluster:
         """Return where brokers listen."""
         return [(name, PORT) for name in self.brokers]
 
-    # ---- the scripted governor -----------------------------------------------------------------
+    # ---- sessions, and moves by hand -------------------------------------------------------------
 
     def _govern(self) -> None:
-        """End the sessions of brokers that were silent too long, and assign what they owned."""
+        """End the sessions of brokers that were silent too long; the governor among them assigns what they owned."""
         task = self.cloud.node.loop.create_task(self._govern_once())
         del task  # the loop holds it
         self.world.schedule(self.shape.governor_ms / 1000, self._govern)
@@ -179,11 +177,9 @@ class SimCluster:
                 self._seen_s[name] = self.world.now
                 if entry.id not in [known.id for known in cluster.registry.brokers()]:
                     cluster.registry.enter(entry)  # its session is back
+                cluster.changed()
             elif self.world.now - self._seen_s.get(name, 0.0) > self.shape.session_timeout_ms / 1000:
                 cluster.expire(entry)
-        registry = cluster.registry
-        for change in plan(registry.topics(), registry.brokers(), registry.assignments()):
-            cluster.apply(registry.set_assignment(change))
 
     def _answers(self, name: str) -> bool:
         """Say whether the coordinator hears a broker now: it runs, and its door is not blocked."""
@@ -205,4 +201,4 @@ class SimCluster:
     async def _move(self, partition: int, target: str) -> None:
         registry = self.cloud.cluster.registry
         entry = registry.assignment(TOPIC_ID, partition)
-        self.cloud.cluster.apply(registry.set_assignment(msgspec.structs.replace(entry, broker=target, session="")))
+        self.cloud.cluster.apply(registry.set_assignment(msgspec.structs.replace(entry, broker=target)))
