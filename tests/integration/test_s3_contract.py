@@ -10,7 +10,7 @@ import tests.contract.test_storage_handler  # noqa: F401 - fills SCENARIOS
 from tests.contract.stores import SCENARIOS, run_scenario
 from tests.s3_servers import S3Place, moto, seaweedfs
 
-DATA_PATHS = ("obstore",)
+DATA_PATHS = ("obstore", "aiobotocore")
 SERVERS = ("seaweedfs", "moto")
 SLOW = ("test_a_listing_has_pages_without_a_seam", "moto")  # 2,100 objects: 1 s on the other server, 20 s on this one
 CASES = [(name, server) for name in SCENARIOS for server in SERVERS if (name, server) != SLOW]

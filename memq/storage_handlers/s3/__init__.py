@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memq.network import Runtime
 from memq.settings import PartSettings, Section
 from memq.storage_handlers.s3.data_path import DataPath
@@ -20,12 +22,23 @@ def open_from_settings(settings: PartSettings, runtime: Runtime) -> S3Handler:
 def open_store(url: str, runtime: Runtime, section: Section | None = None) -> S3Handler:
     """Open the store at `url`; without a section the keys come from where boto3 finds them. Raises: as above."""
     bucket = read_bucket(url, section or {})
-    path = open_path(bucket)
-    return S3Handler(bucket, path, path, runtime)
+    large = _open_aio(bucket)  # obstore knows put-if-absent for objects in one request only
+    return S3Handler(bucket, DATA_PATHS[bucket.settings.data_path](bucket, large), large, runtime)
 
 
-def open_path(bucket: Bucket) -> DataPath:
-    """Return the library that is to send the requests."""
+def _open_aio(bucket: Bucket) -> DataPath:
+    from memq.storage_handlers.s3.aio_path import AioPath
+
+    return AioPath(bucket)
+
+
+def _open_obstore(bucket: Bucket, large: DataPath) -> DataPath:
     from memq.storage_handlers.s3.obstore_path import ObstorePath
 
     return ObstorePath(bucket)
+
+
+DATA_PATHS: dict[str, Callable[[Bucket, DataPath], DataPath]] = {
+    "obstore": _open_obstore,
+    "aiobotocore": lambda bucket, large: large,
+}

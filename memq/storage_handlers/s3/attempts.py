@@ -115,13 +115,18 @@ class Attempts:
                     task.exception()  # seen
 
     async def _first(self, tasks: list[asyncio.Task[T]]) -> T:
-        """Return what the first task returns that succeeds; raise what the last one raises."""
+        """Return what the first task returns that succeeds; raise what the last one raises, or one that is final.
+
+        A second put that finds the key taken is final: the first was done, and only its answer is slow.
+        """
         left = list(tasks)
         while True:
             done, _ = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
             for task in [each for each in left if each in done]:  # by the order of their start
                 left.remove(task)
-                if task.exception() is None or not left:
+                error = task.exception()
+                passing = isinstance(error, StoreAnswer) and error.meaning in MAY_PASS
+                if not passing or not left:
                     self._counters.hedges_won += task is not tasks[0]
                     return task.result()
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 DEFAULT_REGION = "us-east-1"
 
 
-def missing_extra(error: ImportError) -> InvalidSettingError:
+def missing_extra(library: str | None) -> InvalidSettingError:
     """Return what to say when the libraries for S3 are not installed."""
     return InvalidSettingError(
-        f"the library '{error.name}' for S3 is not installed", hint="install it with: pip install 'memq[s3]'"
+        f"the library '{library}' for S3 is not installed", hint="install it with: pip install 'memq[s3]'"
     )
 
 
@@ -30,7 +30,7 @@ def open_session(bucket: Bucket) -> boto3.session.Session:
         import boto3
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise missing_extra(error) from error
+        raise missing_extra(error.name) from error
     settings = bucket.settings
     try:
         return boto3.session.Session(
@@ -49,13 +49,19 @@ def region_of(bucket: Bucket, session: boto3.session.Session) -> str:
     return bucket.settings.region or session.region_name or DEFAULT_REGION
 
 
+def authority_file(bucket: Bucket, session: boto3.session.Session) -> str | None:
+    """Return the file of an own certificate authority: the setting, else what boto3 reads; None when there is none."""
+    name = bucket.settings.ca_file or _sdk_session(session).get_config_variable("ca_bundle")
+    return str(name) if name else None
+
+
 def authority_of(bucket: Bucket, session: boto3.session.Session) -> bytes | None:
     """Return the certificates, PEM, that are trusted besides the system's; None for no others.
 
     Raises: InvalidSettingError when the file can't be read.
     """
-    name = bucket.settings.ca_file or _sdk_session(session).get_config_variable("ca_bundle")
-    if not name:
+    name = authority_file(bucket, session)
+    if name is None:
         return None
     try:
         text = Path(name).read_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,10 @@ class DataPath(Protocol):
     Raises: StoreAnswer for everything that is no success. A cancelled call sends nothing more, soon.
     """
 
+    async def open(self) -> None:
+        """Make ready to send, on the running loop; a second time costs nothing."""
+        ...
+
     async def put(self, order: PutOrder, *, absent: bool) -> None:
         """Write an object; with `absent` only where nothing lies under the key. The server checks a checksum."""
         ...
@@ -82,6 +86,22 @@ def found_of(size: int, metadata: Mapping[str, str]) -> Found:
     except ValueError:
         checksum = None
     return Found(size, checksum, metadata.get(PUT_MARK, ""))
+
+
+def cut_parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:
+    """Cut buffers into parts of `part_bytes`, without a copy; the last one may be shorter, none is empty."""
+    part: list[memoryview] = []
+    room = part_bytes
+    for view in views:
+        while len(view):
+            part.append(view[:room])
+            room -= len(part[-1])
+            view = view[len(part[-1]) :]
+            if not room:
+                yield part
+                part, room = [], part_bytes
+    if part:
+        yield part
 
 
 async def let_go(views: Sequence[memoryview]) -> None:

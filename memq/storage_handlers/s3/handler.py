@@ -53,6 +53,11 @@ class S3Handler:
         """See `StorageHandler.url`. There are no keys in it."""
         return self._bucket.url
 
+    @property
+    def data_path(self) -> str:
+        """The library that sends, for people."""
+        return self._bucket.settings.data_path
+
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         """See `ObjectWriter.put`. Nothing is copied on obstore's path."""
         check_key(key)
@@ -122,6 +127,7 @@ class S3Handler:
     async def _send(self, key: str, order: PutOrder, *, absent: bool, until_s: float) -> None:
         in_parts = order.size >= self._bucket.settings.multipart_bytes_min
         path = self._parts if in_parts else self._path
+        await path.open()
 
         async def send() -> None:
             await path.put(order, absent=absent)
@@ -232,6 +238,7 @@ class S3Handler:
         if self._checked_s is not None and now_s - self._checked_s < CHECK_S and self.breaker.is_closed:
             return
         name = f"memq-check/{self._runtime.random.getrandbits(64):016x}"
+        await self._path.open()
         await check_rights(self._bucket, self._path, self._attempts, self._whole(name))
         self._checked_s = now_s
 
@@ -252,6 +259,7 @@ class S3Handler:
         hedge: bool = False,
     ) -> T:
         """Send a request about `key`. Raises: MemqError, and StoreAnswer for a range that begins behind the end."""
+        await self._path.open()
         what = f"objects under '{key}'" if kind == "list" else f"object '{key}'"
         try:
             return await self._attempts.run(

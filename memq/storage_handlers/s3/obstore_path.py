@@ -39,6 +39,9 @@ class ObstorePath:
         if bucket.settings.storage_class:
             self._attributes["Storage-Class"] = bucket.settings.storage_class
 
+    async def open(self) -> None:
+        """See `DataPath.open`: connections are made by the requests."""
+
     async def put(self, order: PutOrder, *, absent: bool) -> None:
         """See `DataPath.put`."""
         import obstore
@@ -107,7 +110,7 @@ def _open_store(bucket: Bucket) -> S3Store:
         from obstore.auth.boto3 import Boto3CredentialProvider
         from obstore.store import S3Store
     except ImportError as error:
-        raise missing_extra(error) from error
+        raise missing_extra(error.name) from error
     session = open_session(bucket)
     check_keys(bucket, session)
     settings = bucket.settings

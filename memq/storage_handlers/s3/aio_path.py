@@ -1,0 +1,218 @@
+"""The other data path: aiobotocore, for what obstore does not do (CRC32C on the wire, multipart put-if-absent)."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from awscrt.checksums import crc32c
+
+from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.s3.answers import StoreAnswer
+from memq.storage_handlers.s3.credentials import authority_file, check_keys, missing_extra, open_session, region_of
+from memq.storage_handlers.s3.data_path import Found, PutOrder, cut_parts, found_of
+from memq.storage_handlers.s3.settings import Bucket
+
+_PAGE = 1_000
+_CHUNK_BYTES = 1 << 20
+_ABORT_S = 10.0
+
+
+class AioPath:
+    """See `DataPath`.
+
+    Each body is joined once before it is sent: aiohttp takes no list of buffers. The server checks its CRC32C. When a
+    connection that was kept turns out to be closed, aiohttp sends a request a second time by itself, uncounted.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        if find_spec("aiobotocore") is None:
+            raise missing_extra("aiobotocore")
+        settings = bucket.settings
+        self._bucket = bucket
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._client: Any = None
+        self._options: dict[str, str] = {"ContentType": "application/octet-stream"}
+        if settings.storage_class:
+            self._options["StorageClass"] = settings.storage_class
+        if settings.sse:
+            self._options["ServerSideEncryption"] = settings.sse
+        if settings.sse_kms_key_id:
+            self._options["SSEKMSKeyId"] = settings.sse_kms_key_id
+
+    async def open(self) -> None:
+        """See `DataPath.open`. The first time it takes half a second: the library reads its model of S3."""
+        async with self._opening:
+            if self._client is None:
+                self._client = await self._stack.enter_async_context(self._make_client())
+
+    def _make_client(self) -> Any:
+        """Return a client with checksums and retries left to us: the library's cost a second pass over each body."""
+        from aiobotocore.config import AioConfig
+        from aiobotocore.session import AioSession
+
+        bucket, settings = self._bucket, self._bucket.settings
+        found = open_session(bucket)
+        check_keys(bucket, found)
+        session = AioSession(profile=settings.profile or None)
+        if settings.access_key_id:
+            keys = (settings.access_key_id, settings.secret_access_key, settings.session_token or None)
+            session.set_credentials(*keys)
+        config = AioConfig(
+            connect_timeout=settings.connect_timeout_ms / 1000,
+            read_timeout=10 * settings.deadline_ms / 1000,  # the handler's own clock comes first
+            max_pool_connections=settings.connections_max,
+            retries={"total_max_attempts": 1},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path" if bucket.path_style else "virtual", "payload_signing_enabled": False},
+        )
+        return session.create_client(
+            "s3",
+            region_name=region_of(bucket, found),
+            endpoint_url=settings.endpoint or None,
+            verify=authority_file(bucket, found),
+            config=config,
+        )
+
+    async def put(self, order: PutOrder, *, absent: bool) -> None:
+        """See `DataPath.put`. From `multipart_bytes_min` on an object goes in parts, several at once."""
+        condition = {"IfNoneMatch": "*"} if absent else {}
+        with _answers():
+            if order.size >= self._bucket.settings.multipart_bytes_min:
+                await self._put_in_parts(order, condition)
+                return
+            await self._client.put_object(
+                **self._name(order.key),
+                **self._options,
+                **condition,
+                Metadata=order.marks,
+                Body=b"".join(order.views),
+                ChecksumCRC32C=_base64(order.checksum),
+            )
+
+    async def _put_in_parts(self, order: PutOrder, condition: dict[str, str]) -> None:
+        """Send parts, then name them as one object, where nothing lies; what was sent is thrown away if that fails."""
+        client, name, settings = self._client, self._name(order.key), self._bucket.settings
+        kind = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
+        made = await client.create_multipart_upload(**name, **self._options, **kind, Metadata=order.marks)
+        upload = {**name, "UploadId": made["UploadId"]}
+        turn = asyncio.Semaphore(settings.parts_in_flight_max)
+
+        async def send(number: int, part: Sequence[memoryview]) -> dict[str, object]:
+            async with turn:
+                body = b"".join(part)
+                checksum = _base64(crc32c(body))
+                sent = await client.upload_part(**upload, PartNumber=number, Body=body, ChecksumCRC32C=checksum)
+            return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumCRC32C": checksum}
+
+        tasks = [
+            asyncio.create_task(send(number, part), name=f"s3 part {number}")
+            for number, part in enumerate(cut_parts(order.views, settings.part_bytes), 1)
+        ]
+        try:
+            parts = await asyncio.gather(*tasks)
+            await client.complete_multipart_upload(
+                **upload,
+                **condition,
+                MultipartUpload={"Parts": parts},
+                ChecksumCRC32C=_base64(order.checksum),
+                ChecksumType="FULL_OBJECT",
+            )
+        except BaseException:
+            await self._abort(upload)
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _abort(self, upload: dict[str, str]) -> None:
+        """Throw away the parts of an upload; those of one that nobody ended are for the bucket's lifecycle rules."""
+        try:
+            async with asyncio.timeout(_ABORT_S):
+                with _answers():
+                    await self._client.abort_multipart_upload(**upload)
+        except (StoreAnswer, TimeoutError):
+            return
+
+    async def get(self, key: str) -> tuple[bytes, Found]:
+        """See `DataPath.get`."""
+        with _answers():
+            answer = await self._client.get_object(**self._name(key))
+            return await _body_of(answer), found_of(answer["ContentLength"], answer["Metadata"])
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See `DataPath.get_range`."""
+        with _answers():
+            wanted = f"bytes={offset}-{offset + length - 1}"
+            return await _body_of(await self._client.get_object(**self._name(key), Range=wanted))
+
+    async def head(self, key: str) -> Found:
+        """See `DataPath.head`."""
+        with _answers():
+            answer = await self._client.head_object(**self._name(key))
+            return found_of(answer["ContentLength"], answer["Metadata"])
+
+    async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
+        """See `DataPath.pages`."""
+        query: dict[str, Any] = {"Bucket": self._bucket.name, "Prefix": prefix, "MaxKeys": _PAGE}
+        if after:
+            query["StartAfter"] = after
+        while True:
+            with _answers():
+                answer = await self._client.list_objects_v2(**query)
+            yield [
+                ObjectEntry(found["Key"], found["Size"], int(found["LastModified"].timestamp() * 1000))
+                for found in answer.get("Contents", ())
+            ]
+            if not answer.get("IsTruncated"):
+                return
+            query["ContinuationToken"] = answer["NextContinuationToken"]
+
+    async def delete(self, key: str) -> None:
+        """See `DataPath.delete`."""
+        with _answers():
+            await self._client.delete_object(**self._name(key))
+
+    async def close(self) -> None:
+        """See `DataPath.close`."""
+        await self._stack.aclose()
+        self._client = None
+
+    def _name(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket.name, "Key": key}
+
+
+async def _body_of(answer: dict[str, Any]) -> bytes:
+    async with answer["Body"] as body:
+        return b"".join([chunk async for chunk in body.iter_chunks(_CHUNK_BYTES)])
+
+
+def _base64(checksum: int) -> str:
+    """Write a crc32c as S3 does: its four bytes, big-endian, in base64."""
+    return b64encode(checksum.to_bytes(4, "big")).decode()
+
+
+@contextmanager
+def _answers() -> Iterator[None]:
+    """Bring what botocore and aiohttp raise down to an answer."""
+    import aiohttp
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+
+    try:
+        yield
+    except ClientError as error:
+        said = error.response.get("Error", {})
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = str(said.get("Code", ""))
+        raise StoreAnswer(status, "" if code.isdigit() else code, str(said.get("Message", ""))[:300]) from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise StoreAnswer(403, "NoCredentials", str(error)) from error
+    except (BotoCoreError, aiohttp.ClientError, OSError) as error:
+        raise StoreAnswer(0, "", (str(error) or type(error).__name__)[:300]) from error

@@ -1,0 +1,310 @@
+"""The S3 store against a server that errs: refusals, lost answers, stalls, damaged bodies; over both data paths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from awscrt.checksums import crc32c
+
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    ObjectExistsError,
+    StoreError,
+)
+from memq.storage_handlers.s3.handler import S3Handler
+from tests.s3_faults import Fault, FaultyS3, faulty_s3, place_of
+
+HANG_S = 60
+KEY = "c/topics/clicks/one"
+WHOLE = f"f/{KEY}"
+Scenario = Callable[[FaultyS3, S3Handler], Awaitable[None]]
+
+SLOW_DOWN = Fault("answer", 503, "SlowDown")
+PASSING = [
+    Fault("answer", 500, "InternalError"),
+    SLOW_DOWN,
+    Fault("answer", 400, "RequestTimeout"),
+    Fault("answer", 400, "BadDigest"),
+    Fault("answer", 429, "TooManyRequests"),
+    Fault("answer", 409, "ConditionalRequestConflict"),
+    Fault("close"),
+]
+
+
+def over_paths(**settings: object) -> Callable[[Scenario], Callable[[str], None]]:
+    """Make a test of a scenario, once per data path; the store is opened in the folder `f`."""
+
+    def make(scenario: Scenario) -> Callable[[str], None]:
+        @pytest.mark.parametrize("data_path", ["obstore", "aiobotocore"])
+        def test(data_path: str) -> None:
+            asyncio.run(run(data_path))
+
+        async def run(data_path: str) -> None:
+            async with faulty_s3() as server, asyncio.timeout(HANG_S):
+                store = place_of(server, data_path=data_path, **settings).open("f")
+                try:
+                    await scenario(server, store)
+                finally:
+                    await store.close()
+
+        test.__name__ = scenario.__name__
+        return test
+
+    return make
+
+
+async def put(store: S3Handler, body: bytes = b"bytes", key: str = KEY) -> None:
+    await store.put(key, [body], crc32c(body))
+
+
+def hidden(store: S3Handler) -> tuple[int, ...]:
+    """How many requests nobody counted: aiohttp sends again by itself when a kept connection is closed."""
+    return (0,) if store.data_path == "obstore" else (0, 1)
+
+
+@over_paths()
+async def test_what_may_pass_is_tried_again_and_counted(server: FaultyS3, store: S3Handler) -> None:
+    for number, fault in enumerate(PASSING):
+        server.plan("PUT", fault)
+        await put(store, key=f"k/{number}")
+        assert server.objects[f"f/k/{number}"].body == b"bytes"
+        assert server.count("PUT") == 2 * (number + 1)
+    assert store.counters.put_requests == store.counters.retries + len(PASSING)
+    assert server.count("PUT") - store.counters.put_requests in hidden(store)
+    assert (store.counters.lost_answers, store.counters.renewals) == (0, 0)
+
+
+@over_paths()
+async def test_a_put_carries_its_checksum_and_its_marks(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    (asked,) = server.asked
+    assert asked.headers["x-amz-meta-memq-crc32c"] == f"{crc32c(b'bytes'):08x}"
+    assert any(name.startswith("x-amz-checksum-crc") for name in asked.headers)
+    assert asked.headers["if-none-match"] == "*"
+
+
+@over_paths()
+async def test_a_put_whose_answer_was_lost_is_a_success(server: FaultyS3, store: S3Handler) -> None:
+    server.plan("PUT", Fault("lost"))
+    await put(store)
+    assert (server.writes, server.count("PUT"), server.count("HEAD")) == (1, 2, 1)
+    assert (store.counters.lost_answers, store.counters.renewals) == (1, 0)
+
+
+@over_paths()
+async def test_after_a_lost_answer_other_bytes_are_still_refused(server: FaultyS3, store: S3Handler) -> None:
+    await put(store, b"other")
+    server.plan("PUT", Fault("close"), Fault("lost"))
+    with pytest.raises(ObjectExistsError, match="5 bytes"):
+        await put(store, b"bytes")
+    assert server.objects[WHOLE].body == b"other"
+
+
+@over_paths()
+async def test_a_second_put_writes_the_object_anew(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    (before,) = [entry async for entry in store.list()]
+    await put(store)
+    (after,) = [entry async for entry in store.list()]
+    assert after.modified_ms > before.modified_ms
+    assert (server.writes, store.counters.renewals) == (2, 1)
+
+
+@over_paths()
+async def test_an_object_without_marks_is_compared_byte_by_byte(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    server.objects[WHOLE].marks = {}
+    await put(store)
+    server.objects[WHOLE].marks = {}
+    with pytest.raises(ObjectExistsError):
+        await put(store, b"betys")
+
+
+@over_paths()
+async def test_a_missing_right_is_told_at_once(server: FaultyS3, store: S3Handler) -> None:
+    for method in ("PUT", "GET", "HEAD", "DELETE"):
+        server.always[method] = Fault("answer", 403, "AccessDenied")
+    for call in (put(store), store.get(KEY), store.get_range(KEY, 0, 1), store.size(KEY), store.delete(KEY)):
+        with pytest.raises(DeniedError, match="bucket 'memq' at http"):
+            await call
+    assert store.counters.retries == 0
+
+
+@over_paths()
+async def test_a_clock_that_is_off_is_named(server: FaultyS3, store: S3Handler) -> None:
+    server.plan("PUT", Fault("answer", 403, "RequestTimeTooSkewed"))
+    with pytest.raises(DeniedError, match="RequestTimeTooSkewed") as caught:
+        await put(store)
+    assert "clock" in caught.value.hint
+
+
+@over_paths()
+async def test_a_bucket_that_is_gone_is_no_missing_object(server: FaultyS3, store: S3Handler) -> None:
+    server.plan("GET", Fault("answer", 404, "NoSuchBucket"), Fault("answer", 404, "NoSuchKey"))
+    with pytest.raises(InvalidRequestError, match="does not exist") as caught:
+        await store.get(KEY)
+    assert not isinstance(caught.value, NotFoundError)
+    with pytest.raises(NotFoundError):
+        await store.get(KEY)
+
+
+@over_paths()
+async def test_a_body_that_is_cut_or_changed_is_read_again(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    server.plan("GET", Fault("cut"), Fault("changed"), Fault("close"), SLOW_DOWN)
+    assert await store.get(KEY) == b"bytes"
+    assert (store.counters.damaged, server.count("GET")) == (1, 5)
+    assert 4 - store.counters.retries in hidden(store)
+
+
+@over_paths(deadline_ms=500, request_timeout_ms=400)
+async def test_a_body_that_stays_changed_is_corrupt(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    server.always["GET"] = Fault("changed")
+    with pytest.raises(CorruptDataError, match="crc32c"):
+        await store.get(KEY)
+
+
+@over_paths()
+async def test_a_range_that_comes_short_is_read_again(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    server.plan("GET", Fault("short"), Fault("cut"))
+    assert await store.get_range(KEY, 1, 3) == b"yte"
+    with pytest.raises(CorruptDataError, match="5 bytes"):
+        await store.get_range(KEY, 1, 5)
+
+
+@over_paths(request_timeout_ms=200)
+async def test_a_stalled_request_is_given_up_and_sent_again(server: FaultyS3, store: S3Handler) -> None:
+    server.plan("PUT", Fault("stall"))
+    await put(store)
+    server.plan("GET", Fault("stall"))
+    assert await store.get(KEY) == b"bytes"
+    assert (store.counters.timeouts, store.counters.retries) == (2, 2)
+
+
+@over_paths(request_timeout_ms=200)
+async def test_a_put_that_was_done_and_stalled_is_a_success(server: FaultyS3, store: S3Handler) -> None:
+    server.plan("PUT", Fault("stall-done"))
+    await put(store)
+    assert (server.writes, store.counters.lost_answers) == (1, 1)
+
+
+@over_paths(deadline_ms=1_200, request_timeout_ms=200)
+async def test_a_sick_store_is_an_error_in_time_and_well_again_later(server: FaultyS3, store: S3Handler) -> None:
+    server.always["PUT"] = SLOW_DOWN
+    results = await asyncio.gather(*(put(store, key=f"k/{number}") for number in range(8)), return_exceptions=True)
+    assert all(isinstance(result, StoreError) and "bucket 'memq' at http" in str(result) for result in results)
+    assert store.counters.slow_downs == server.count("PUT")
+    assert not store.breaker.is_closed
+    server.always.clear()
+    await put(store)
+    assert store.breaker.is_closed
+
+
+@over_paths(request_timeout_ms=200)
+async def test_while_the_store_is_down_few_requests_are_sent(server: FaultyS3, store: S3Handler) -> None:
+    server.plan("PUT", *[SLOW_DOWN] * 10)
+    await asyncio.gather(*(put(store, key=f"k/{number}") for number in range(20)))
+    assert len(server.objects) == 20
+    assert store.counters.breaker_openings >= 1
+    assert server.count("PUT") <= 20 + 10 + 20  # all 20 may be under way when it goes down
+
+
+@over_paths()
+async def test_a_slow_put_is_sent_a_second_time(server: FaultyS3, store: S3Handler) -> None:
+    for number in range(60):
+        await put(store, key=f"k/{number}")
+    server.plan("PUT", Fault("stall"))
+    await put(store)
+    assert (store.counters.hedges_won >= 1, store.counters.retries) == (True, 0)
+    await asyncio.gather(*(put(store, key=f"many/{number}") for number in range(60)))
+    assert store.counters.hedges <= store.counters.put_requests * 0.05 + 1
+
+
+@over_paths()
+async def test_a_slow_put_that_was_done_is_recognised_by_its_second(server: FaultyS3, store: S3Handler) -> None:
+    for number in range(60):
+        await put(store, key=f"k/{number}")
+    server.plan("PUT", Fault("stall-done"))
+    await put(store)
+    assert (store.counters.lost_answers, store.counters.retries) == (1, 0)
+    assert server.writes == 61
+
+
+@over_paths()
+async def test_a_cancelled_put_lets_go_of_its_buffers(server: FaultyS3, store: S3Handler) -> None:
+    server.always["PUT"] = Fault("stall")
+    buffer = bytearray(4 << 20)
+    task = asyncio.create_task(
+        store.put(KEY, [memoryview(buffer)[: 1 << 20], memoryview(buffer)[1 << 20 :]], crc32c(buffer))
+    )
+    await server.came.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    del task
+    buffer.clear()  # raises BufferError while anybody reads it
+
+
+@over_paths(part_bytes=5 << 20)
+async def test_a_long_range_is_read_in_parts(server: FaultyS3, store: S3Handler) -> None:
+    body = bytes(range(256)) * (12 << 12)
+    await put(store, body)
+    server.plan("GET", Fault("cut"), SLOW_DOWN)
+    assert await store.get_range(KEY, 3, len(body) - 7) == body[3:-4]
+    assert server.count("GET") == 3 + 2
+    with pytest.raises(CorruptDataError, match=f"{len(body)} bytes"):
+        await store.get_range(KEY, 3, len(body))
+
+
+@over_paths()
+async def test_a_listing_goes_on_where_it_failed(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    one = server.objects.pop(WHOLE)
+    server.objects.update({f"f/k/{number:04d}": one for number in range(1_500)})
+    server.plan("LIST", SLOW_DOWN, Fault("answer"), Fault("close"), Fault("answer", 500, "InternalError"))
+    assert [entry.key async for entry in store.list("k/")] == [f"k/{number:04d}" for number in range(1_500)]
+    assert 3 - store.counters.retries in hidden(store)
+
+
+@over_paths()
+async def test_the_check_names_every_right_that_is_missing(server: FaultyS3, store: S3Handler) -> None:
+    for method in ("LIST", "GET", "DELETE"):
+        server.always[method] = Fault("answer", 403, "AccessDenied")
+    with pytest.raises(DeniedError) as caught:
+        await store.check()
+    lines = str(caught.value).split("\n")
+    assert [line.split()[0] for line in lines[1:]] == ["s3:ListBucket", "s3:GetObject", "s3:DeleteObject"]
+    server.always = {"PUT": Fault("answer", 403, "AccessDenied")}
+    with pytest.raises(DeniedError, match="s3:PutObject"):
+        await store.check()
+    server.always = {}
+    await store.check()
+    requests = len(server.asked)
+    await store.check()  # proven a moment ago
+    assert len(server.asked) == requests
+
+
+@over_paths()
+async def test_a_server_that_overwrites_is_refused(server: FaultyS3, store: S3Handler) -> None:
+    server.put_if_absent = False
+    with pytest.raises(InvalidRequestError, match="If-None-Match"):
+        await store.check()
+    assert not server.objects
+
+
+@over_paths(deadline_ms=300, request_timeout_ms=200)
+async def test_who_can_not_be_reached_is_named(server: FaultyS3, store: S3Handler) -> None:
+    for method in ("PUT", "HEAD"):
+        server.always[method] = Fault("close")
+    with pytest.raises(MemqError, match="gives no answer") as caught:
+        await put(store)
+    assert isinstance(caught.value, StoreError)
+    assert "endpoint" in caught.value.hint

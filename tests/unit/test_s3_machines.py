@@ -1,0 +1,239 @@
+"""What the S3 store decides without a server: answers, breaker, hedges, settings, parts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    InvalidSettingError,
+    MemqError,
+    NotFoundError,
+    StoreError,
+    UnknownSettingError,
+)
+from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for, meaning
+from memq.storage_handlers.s3.breaker import BreakerState, CircuitBreaker
+from memq.storage_handlers.s3.data_path import cut_parts, found_of
+from memq.storage_handlers.s3.hedging import HEDGES_BURST_MAX, SAMPLES_MIN, Hedger, Latencies
+from memq.storage_handlers.s3.obstore_path import read_answer
+from memq.storage_handlers.s3.settings import read_bucket
+
+ANSWERS = [
+    (0, "", Meaning.TRY_AGAIN, StoreError),
+    (200, "BadDigest", Meaning.DAMAGED, CorruptDataError),
+    (400, "BadDigest", Meaning.DAMAGED, StoreError),
+    (400, "RequestTimeout", Meaning.TRY_AGAIN, StoreError),
+    (400, "ExpiredToken", Meaning.DENIED, DeniedError),
+    (400, "InvalidArgument", Meaning.REFUSED, InvalidRequestError),
+    (301, "PermanentRedirect", Meaning.REFUSED, InvalidRequestError),
+    (401, "", Meaning.DENIED, DeniedError),
+    (403, "AccessDenied", Meaning.DENIED, DeniedError),
+    (404, "", Meaning.NO_KEY, NotFoundError),
+    (404, "NoSuchBucket", Meaning.NO_BUCKET, InvalidRequestError),
+    (409, "ConditionalRequestConflict", Meaning.TAKEN, StoreError),
+    (412, "PreconditionFailed", Meaning.TAKEN, StoreError),
+    (416, "InvalidRange", Meaning.NO_RANGE, InvalidRequestError),
+    (429, "", Meaning.SLOW_DOWN, StoreError),
+    (500, "InternalError", Meaning.TRY_AGAIN, StoreError),
+    (501, "NotImplemented", Meaning.REFUSED, InvalidRequestError),
+    (503, "SlowDown", Meaning.SLOW_DOWN, StoreError),
+    (503, "", Meaning.TRY_AGAIN, StoreError),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "expected", "error"), ANSWERS)
+def test_an_answer_has_one_meaning_and_one_error(
+    status: int, code: str, expected: Meaning, error: type[MemqError]
+) -> None:
+    assert meaning(status, code) is expected
+    raised = error_for(StoreAnswer(status, code, "text"), "object 'k' not stored", "bucket 'b'", "k")
+    assert type(raised) is error
+    assert "k" in str(raised)
+
+
+def test_every_meaning_is_met() -> None:
+    assert {expected for _, _, expected, _ in ANSWERS} == set(Meaning)
+
+
+@given(st.integers(0, 599), st.text(max_size=20))
+def test_any_answer_has_a_meaning(status: int, code: str) -> None:
+    assert meaning(status, code) in Meaning
+
+
+@given(st.text(max_size=300))
+def test_any_text_of_the_library_is_an_answer(text: str) -> None:
+    assert read_answer(text).meaning in Meaning
+
+
+def test_the_librarys_text_is_read() -> None:
+    text = 'status: 503,\n body: "<Error><Code>SlowDown</Code><Message>Please reduce</Message></Error>"'
+    answer = read_answer(text)
+    assert (answer.status, answer.code, answer.text) == (503, "SlowDown", "Please reduce")
+    text = "Error performing GET http://h:1/b/k - HTTP error: error sending request\n\nDebug source:\n    Connect,\n"
+    assert (read_answer(text).status, read_answer(text).text) == (0, "error sending request: Connect")
+
+
+# ---- breaker ---------------------------------------------------------------------------------
+
+
+def failed(breaker: CircuitBreaker, times: int, now_s: float = 0.0) -> None:
+    for _ in range(times):
+        breaker.failed(now_s)
+
+
+def state_of(breaker: CircuitBreaker) -> BreakerState:
+    return breaker.state
+
+
+def test_the_breaker_opens_after_failures_in_a_row_and_lets_one_try_at_a_time() -> None:
+    breaker = CircuitBreaker(random.Random(1), failures_max=3, pause_s_base=1.0, pause_s_max=8.0)
+    failed(breaker, 2)
+    breaker.succeeded()
+    failed(breaker, 2)
+    assert breaker.ask(0.0, 5.0) == 0.0
+    failed(breaker, 1)
+    assert state_of(breaker) is BreakerState.OPEN
+    pause_s = breaker.ask(0.0, 5.0)
+    assert 0.0 < pause_s <= 2.0
+    assert breaker.ask(pause_s, 5.0) == 0.0
+    assert state_of(breaker) is BreakerState.TRYING
+    assert breaker.ask(pause_s, 5.0) == pytest.approx(5.0)  # the others wait for the one that tries
+    breaker.succeeded()
+    assert breaker.is_closed
+    assert breaker.opened == 1
+
+
+def test_a_try_that_nobody_hears_of_holds_nobody_up_for_ever() -> None:
+    breaker = CircuitBreaker(random.Random(1), failures_max=1)
+    failed(breaker, 1)
+    assert breaker.ask(10.0, 5.0) == 0.0
+    breaker.left(11.0)
+    assert breaker.ask(11.0, 5.0) == 0.0
+    assert breaker.ask(16.0, 5.0) == 0.0
+
+
+def test_pauses_grow_to_their_bound_and_no_further() -> None:
+    breaker = CircuitBreaker(random.Random(1), failures_max=1, pause_s_base=0.1, pause_s_max=1.0)
+    failed(breaker, 1_000)
+    assert breaker.ask(0.0, 5.0) <= 1.0
+    assert breaker.opened == 1
+
+
+@given(st.lists(st.sampled_from(["ask", "failed", "succeeded", "left", "later"]), max_size=60), st.integers())
+def test_the_breaker_never_shuts_for_good(events: list[str], seed: int) -> None:
+    breaker, now_s = CircuitBreaker(random.Random(seed), failures_max=2), 0.0
+    for event in events:
+        match event:
+            case "ask":
+                assert 0.0 <= breaker.ask(now_s, 3.0) <= 3.0
+            case "failed":
+                breaker.failed(now_s)
+            case "succeeded":
+                breaker.succeeded()
+                assert breaker.is_closed
+            case "left":
+                breaker.left(now_s)
+            case _:
+                now_s += 0.5
+    assert breaker.ask(now_s + 3.0, 3.0) == 0.0
+
+
+# ---- hedges ----------------------------------------------------------------------------------
+
+
+def test_the_p95_is_known_after_some_and_forgets_the_old() -> None:
+    latencies = Latencies()
+    for _ in range(SAMPLES_MIN - 1):
+        latencies.add(9.0)
+    assert latencies.p95_s() is None
+    for number in range(200):
+        latencies.add(float(number))
+    p95_s = latencies.p95_s()
+    assert p95_s is not None
+    assert 192.0 <= p95_s <= 195.0
+
+
+def test_hedges_stay_within_their_part_of_all_requests() -> None:
+    hedger, hedges = Hedger(50), 0
+    for number in range(2_000):
+        delay_s = hedger.delay_s("put", 1_000)
+        hedger.took("put", 1_000, 0.010)
+        assert (delay_s is None) == (number < SAMPLES_MIN)
+        hedges += delay_s is not None and hedger.spend()  # every request is slow: the store is
+    assert 0 < hedges <= 0.05 * 2_000
+
+
+def test_what_was_saved_up_is_bounded() -> None:
+    hedger = Hedger(50)
+    for _ in range(10_000):
+        hedger.delay_s("get", 1)
+    assert sum(hedger.spend() for _ in range(100)) == int(HEDGES_BURST_MAX)
+
+
+def test_large_objects_are_not_slow_small_ones_and_zero_is_none() -> None:
+    hedger, off = Hedger(50), Hedger(0)
+    for _ in range(SAMPLES_MIN):
+        hedger.took("put", 1_000, 0.010)
+        off.took("put", 1_000, 0.010)
+    assert hedger.delay_s("put", 1_000) == 0.010
+    assert hedger.delay_s("put", 64 << 20) is None
+    assert hedger.delay_s("get", 1_000) is None
+    assert off.delay_s("put", 1_000) is None
+
+
+# ---- settings and parts ----------------------------------------------------------------------
+
+
+def test_a_bucket_is_named_by_a_url_that_is_told_on() -> None:
+    url = "s3://logs/a/b?endpoint=http://127.0.0.1:9000&region=eu-west-1"
+    bucket = read_bucket(url, {"secret_access_key": ("s", "test"), "access_key_id": ("k", "test")})
+    assert (bucket.name, bucket.prefix, bucket.path_style, bucket.url) == ("logs", "a/b/", True, url)
+    plain = read_bucket("s3://logs", {})
+    assert (plain.prefix, plain.path_style, plain.url) == ("", False, "s3://logs")
+    virtual = read_bucket("s3://logs?addressing=virtual&endpoint=https://h", {})
+    assert not virtual.path_style
+    assert read_bucket(virtual.url, {}) == virtual
+
+
+@pytest.mark.parametrize(
+    ("url", "section", "error", "said"),
+    [
+        ("s3://", {}, InvalidSettingError, "names no bucket"),
+        ("s3://b!", {}, InvalidSettingError, "names no bucket"),
+        ("http://bucket", {}, InvalidSettingError, "names no bucket"),
+        ("s3://bucket/a b", {}, InvalidRequestError, "not allowed"),
+        ("s3://bucket?endpont=http://h", {}, UnknownSettingError, "endpont"),
+        ("s3://bucket?endpoint=host:1", {}, InvalidSettingError, "no URL"),
+        ("s3://bucket", {"acess_key_id": "x"}, UnknownSettingError, "acess_key_id"),
+        ("s3://bucket", {"access_key_id": "x"}, InvalidSettingError, "one of"),
+        ("s3://bucket", {"sse": "rot13"}, InvalidSettingError, "sse"),
+        ("s3://bucket", {"sse_kms_key_id": "x"}, InvalidSettingError, "sse_kms_key_id"),
+        ("s3://bucket", {"deadline_ms": "1s"}, InvalidSettingError, "over deadline_ms"),
+        ("s3://bucket", {"data_path": "boto3"}, InvalidSettingError, "data_path"),
+    ],
+)
+def test_mistakes_in_settings_are_named(url: str, section: dict[str, str], error: type[MemqError], said: str) -> None:
+    with pytest.raises(error, match=said) as caught:
+        read_bucket(url, {name: (value, "memq.toml") for name, value in section.items()})
+    assert caught.value.hint
+
+
+@given(st.lists(st.binary(max_size=50), max_size=12), st.integers(1, 40))
+def test_parts_are_all_bytes_in_order(buffers: list[bytes], part_bytes: int) -> None:
+    parts = [b"".join(part) for part in cut_parts([memoryview(buffer) for buffer in buffers], part_bytes)]
+    assert b"".join(parts) == b"".join(buffers)
+    assert all(len(part) == part_bytes for part in parts[:-1])
+    assert all(parts)
+
+
+def test_marks_of_others_are_no_checksum() -> None:
+    assert found_of(3, {"memq-crc32c": "0000002a", "memq-put": "7"}).checksum == 42
+    for text in ("", "2a", "xxxxxxxx", "0000002a0"):
+        assert found_of(3, {"memq-crc32c": text}).checksum is None
