@@ -1,4 +1,4 @@
-"""What happens to processes and links while a scenario runs: kills, pauses, cuts, clean stops, planned moves."""
+"""What happens to processes, links, clocks and the store while a scenario runs: kills, cuts, moves, jumps, sickness."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tests.simulation.cluster import SimCluster
 from tests.simulation.faults import ChaosFaults, calm
 from tests.simulation.node import Node
+from tests.simulation.store import SICK_SHARE
 
 
 class Chaos:
@@ -28,6 +29,8 @@ class Chaos:
         self._repeat(faults.cut_every_s, self._cut)
         self._repeat(faults.stop_every_s, self._stop)
         self._repeat(faults.move_every_s, self._move)
+        self._repeat(faults.jump_every_s, self._jump)
+        self._repeat(faults.sick_every_s, self._sicken)
 
     def end(self) -> None:
         """Let nothing new happen, heal links and doors, wake who is paused, and make all calls succeed."""
@@ -40,6 +43,7 @@ class Chaos:
         for doors in self._cluster.doors.values():
             for caller in doors.callers:
                 caller.blocked_until = 0.0
+        self._cluster.cloud.sickness.until_s = 0.0
         self._cluster.cloud.change_faults(faults)
         self._cluster.switch.faults = faults.network
 
@@ -111,3 +115,15 @@ class Chaos:
 
     def _move(self) -> None:
         self._cluster.move(self._random.randrange(self._cluster.shape.partitions))
+
+    def _jump(self) -> None:
+        node = self._pick()
+        if node is not None:
+            self._cluster.jump(node)
+
+    def _sicken(self) -> None:
+        sickness = self._cluster.cloud.sickness
+        if sickness.until_s > self._world.now:
+            return
+        sickness.until_s = self._world.now + self._faults.sick_s_max * self._random.uniform(0.5, 1)
+        sickness.remainder = self._random.randrange(SICK_SHARE)

@@ -6,27 +6,30 @@ nor the consumer's positions. What it checks, and when:
 - as a pointer lands: its object is there with the bytes that producers sent; its owner kept the rules (see
   `owner_rules`); no record is delivered twice, none that nobody sent;
 - as a record is acked with `all`: its pointer and object are there;
-- as a record is consumed: it is the next one of the reference stream, and its group skipped nothing;
-- as an object is deleted: no pointer names it;
-- at the end: acked records stand in each producer's order; who resumes anywhere reads the same stream; and, when
-  asked, the totals that lag is taken from are exact.
+- as a record is consumed, or a position is stored: see `group_rules`;
+- as retention takes pointers: they are old enough; as an object is deleted: no pointer names it;
+- at the end: what was acked with 1 is in the log, unless its owner was killed or fenced with it; acked records stand
+  in each producer's order; who resumes anywhere reads the same stream; no object is left that no pointer names; and
+  lag is exact (see `lag`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from memq.errors import MemqError
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
-from memq.topic import ReadPartition, TopicSettings
+from memq.topic import Position, ReadPartition, TopicSettings
+from tests.simulation.group_rules import GroupRules
 from tests.simulation.lag import LagCheck
 from tests.simulation.node import Node
 from tests.simulation.owner_rules import OwnerRules, Refusal
-from tests.simulation.reader import Delivered, FindingError, LogEntry, ReferenceReader, read_entry, resume
+from tests.simulation.read_log import ReadLog
+from tests.simulation.reader import Delivered, FindingError, LogEntry, read_entry, resume
+from tests.simulation.retention_rules import RetentionRules
 
 Objects = dict[str, bytes]
 
@@ -39,20 +42,8 @@ class SentRecord:
     number: int
     sent_s: float
     acked: bool = False
+    held: bool = False  # acked with 1
     place: tuple[ReadPartition, int] | None = None  # index in the reference stream
-
-
-@dataclass(slots=True)
-class ReadLog:
-    """One read partition: its entries and the reference stream so far."""
-
-    entries: list[LogEntry] = field(default_factory=list)
-    stream: list[Delivered] = field(default_factory=list)
-    reader: ReferenceReader = field(default_factory=ReferenceReader)
-
-    def index_of(self, offset: int, record_index: int) -> int:
-        """Return the place of the first record at or behind a position."""
-        return bisect_left(self.stream, (offset, record_index), key=lambda one: (one.offset, one.record_index))
 
 
 class Checker:
@@ -72,7 +63,8 @@ class Checker:
         self.logs: dict[ReadPartition, ReadLog] = {}
         self.acked = 0
         self.given_up = 0
-        self.consumed = 0
+        self.retention: RetentionRules | None = None  # without: nothing may be taken
+        self.groups = GroupRules(self.logs, fail, now, self._first_place)
         self._objects = objects
         self._window_ms = window_ms
         self._fail = fail
@@ -80,8 +72,6 @@ class Checker:
         self._now = now
         self._parts: dict[tuple[str, int], OwnerRules] = {}
         self._named: dict[str, int] = {}  # key: how many pointers name it
-        self._cursors: dict[tuple[str, ReadPartition], int] = {}
-        self._reached: dict[tuple[str, ReadPartition], int] = {}
 
     # ---- producers ---------------------------------------------------------------------------
 
@@ -103,6 +93,17 @@ class Checker:
         if record.place is None:
             self._fail(f"record {value[:40]!r} is acked, but no pointer in the queue holds it")
 
+    def ack_held(self, value: bytes) -> None:
+        """A producer was told that the record is acked with 1: checked, and held by its broker."""
+        self.records[value].held = True
+        self.acked += 1
+
+    def left(self, value: bytes) -> None:
+        """A producer with acks=0 has written the record: it may be there once, or not."""
+        waited_s = self._now() - self.records[value].sent_s
+        if self.ack_s_max is not None and waited_s > self.ack_s_max:
+            self._fail(f"record {value[:40]!r} waited {waited_s:.1f} s to be written in a calm world")
+
     def give_up(self, value: bytes) -> None:
         """A producer was told that the record's outcome is unknown: it may be there once, or not."""
         self.given_up += 1
@@ -119,23 +120,36 @@ class Checker:
         if self._named.get(key):
             self._fail(f"object '{key}' is deleted while {self._named[key]} pointers name it")
 
-    def published(self, publication: Publication, offset: int, node: Node, read_to: int) -> None:
+    def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
         """See `cloud.Observer`."""
         try:
             pointer = decode_pointer(publication.body)
             entry = read_entry(offset, publication.time_ms, pointer, self._fetch)
             rules = self._parts.setdefault((pointer.topic_id, pointer.partition), OwnerRules(self._refuse))
-            rules.take(entry, publication, node, read_to)
+            rules.take(entry, publication, node, read_to, handed_over_s)
             self._append(self.logs.setdefault(publication.partition, ReadLog()), entry, publication.partition)
         except (FindingError, MemqError) as error:
             self._fail(f"pointer at {offset} of {publication.partition}: {error}")
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:
-        """Retention took the pointers below `before`: their objects may go."""
-        for entry in self.logs[partition].entries:
-            if entry.offset < before:
-                for location in entry.pointer.locations:
-                    self._named[location.key] -= 1
+        """See `cloud.Observer`: from now on the objects of what was taken may go."""
+        log = self.logs[partition]
+        taken, left = log.entries[log.begin : before], log.entries[before:]
+        if taken and self.retention is not None:
+            for words in self.retention.findings(taken, left, self._now()):
+                self._fail(f"retention of {partition}: {words}")
+        for entry in taken:
+            for location in entry.pointer.locations:
+                self._named[location.key] -= 1
+        log.begin = max(log.begin, before)
+
+    def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
+        """See `cloud.Observer`."""
+        self.groups.committed(group, partition, position)
+
+    def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
+        """See `cloud.Observer`."""
+        self.groups.fetched(group, partition, position)
 
     def _fetch(self, key: str, offset: int, length: int) -> bytes:
         body = self._objects.get(key)
@@ -169,33 +183,11 @@ class Checker:
             if ranges is None or not ranges.covers(block.first, block.following):
                 raise FindingError(f"block {block.first} to {block.following} of {block.source} is not in its ranges")
 
-    # ---- consumers -----------------------------------------------------------------------------
+    # ---- what others look at ---------------------------------------------------------------------
 
-    def assign(self, consumer: str, partition: ReadPartition) -> None:
-        """A consumer gets a partition, after a start or a rebalance: its next record may be any that was reached."""
-        self._cursors.pop((consumer, partition), None)
-
-    def consume(
-        self, consumer: str, group: str, partition: ReadPartition, position: tuple[int, int], value: bytes
-    ) -> None:
-        """A consumer delivers the record at (pointer offset, record index)."""
-        log = self.logs.setdefault(partition, ReadLog())
-        index = self._cursors.get((consumer, partition))
-        at = log.index_of(*position)
-        if index is not None and at != index:
-            self._fail(f"{consumer} delivers record {at} of {partition}, the next one is {index}")
-        if at >= len(log.stream) or log.stream[at].value != value:
-            self._fail(f"{consumer} delivers {value[:40]!r} at {position} of {partition}, which is not what lies there")
-        reached = self._reached.get((group, partition), 0)
-        if at > reached:
-            self._fail(f"group {group} skips records {reached} to {at} of {partition}")
-        self._reached[group, partition] = max(reached, at + 1)
-        self._cursors[consumer, partition] = at + 1
-        self.consumed += 1
-
-    def is_drained(self, group: str) -> bool:
-        """Say whether a group has delivered all there is."""
-        return all(self._reached.get((group, partition), 0) == len(log.stream) for partition, log in self.logs.items())
+    def _first_place(self, value: bytes) -> tuple[ReadPartition, int] | None:
+        record = self.records.get(value)
+        return None if record is None else record.place
 
     def counts(self) -> dict[str, int]:
         """Return what the log went through: epochs, copies of pointers, blocks that were left out or dropped."""
@@ -207,6 +199,8 @@ class Checker:
             "epochs": sum(len(part.brokers) for part in self._parts.values()),
             "skipped": skipped,
             "doubles": stored - sum(len(log.stream) for log in self.logs.values()),
+            "retired": sum(log.begin for log in self.logs.values()),
+            "commits": self.groups.commits,
         }
 
     # ---- the end -------------------------------------------------------------------------------
@@ -214,14 +208,31 @@ class Checker:
     def finish(self, draw_below: Callable[[int], int], *, resumes_max: int = 20) -> None:
         """Check what can only be seen whole; `draw_below` picks the positions to resume at."""
         self._check_order()
+        for value in self.missing():
+            self._fail(f"record {value[:40]!r} is acked with 1, and lost while its owner lived or left in order")
         for partition, log in self.logs.items():
-            places = [(one.offset, one.record_index) for one in log.stream]
-            places += [(entry.offset, 0) for entry in log.entries]  # where a batch ended before
+            places = [(one.offset, one.record_index) for one in log.stream[log.begin_index :]]
+            places += [(entry.offset, 0) for entry in log.entries[log.begin :]]  # where a batch ended before
             for _ in range(min(resumes_max, len(places))):
                 self._check_resume(partition, log, *places.pop(draw_below(len(places))))
 
+    def missing(self) -> list[bytes]:
+        """Return the records that are acked with 1 and not in the log, though their owners kept what they held."""
+        topic = {partition: rules for (_, partition), rules in self._parts.items()}
+        return [
+            value
+            for value, record in self.records.items()
+            if record.held and record.place is None and not topic[record.stream[1]].may_lose(record.sent_s)
+        ]
+
+    def check_store(self) -> None:
+        """Check, when the sweep had its time, that every object is named by a pointer."""
+        left = [key for key in self._objects if not self._named.get(key)]
+        if left:
+            self._fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")
+
     def check_lag(self, settings: TopicSettings, draw_below: Callable[[int], int], *, moments_max: int = 8) -> None:
-        """Check lag at some moments that `draw_below` picks."""
+        """Check lag at some moments and places that `draw_below` picks."""
         for partition, log in self.logs.items():
             try:
                 LagCheck(partition, log.entries, settings).check(draw_below, moments_max)
@@ -241,14 +252,20 @@ class Checker:
 
     def _check_resume(self, partition: ReadPartition, log: ReadLog, offset: int, record_index: int) -> None:
         try:
-            resumed = resume(log.entries, offset, record_index, self._window_ms)
+            resumed = resume(log.entries[log.begin :], offset, record_index, self._window_ms)
         except FindingError as error:
             self._fail(f"resumed at {offset}:{record_index} of {partition}: {error}")
             return
         expected = log.stream[log.index_of(offset, record_index) :]
+        resumed = [one for one in resumed if not self._is_late_copy(log, one)]
         if resumed != expected:
             wrong = next((n for n, pair in enumerate(zip(resumed, expected, strict=False)) if pair[0] != pair[1]), -1)
             self._fail(
                 f"resumed at {offset}:{record_index} of {partition}: {len(resumed)} records instead of "
                 f"{len(expected)}, the first difference at {wrong}"
             )
+
+    def _is_late_copy(self, log: ReadLog, one: Delivered) -> bool:
+        """Whether it is a copy whose first one was taken by retention, so that nobody can know."""
+        place = self._first_place(one.value)
+        return place is not None and log.is_expired(place[1]) and one.offset >= log.begin

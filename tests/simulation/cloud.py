@@ -9,21 +9,20 @@ from typing import Literal, Protocol
 
 from memq.errors import QueueError, StoreError, UnreachableError
 from memq.governor.memory import MemoryCluster
-from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
 from memq.storage_handlers.memory import MemoryHandler
 from tests.simulation.calls import Caller
 from tests.simulation.coordinator import SimCoordinator
 from tests.simulation.faults import CallFaults, Faults
 from tests.simulation.node import Node
-from tests.simulation.queue import SimQueue
-from tests.simulation.store import SimStore
+from tests.simulation.queue import QueueObserver, SimQueue
+from tests.simulation.store import Sickness, SimStore
 from tests.simulation.world import World
 
 NAME = "cloud"
 
 
-class Observer(Protocol):
+class Observer(QueueObserver, Protocol):
     """Who is told what landed in the store and the queue, in the same step."""
 
     def stored(self, key: str) -> None:
@@ -32,10 +31,6 @@ class Observer(Protocol):
 
     def deleted(self, key: str) -> None:
         """An object is gone."""
-        ...
-
-    def published(self, publication: Publication, offset: int, node: Node, read_to: int) -> None:
-        """A pointer of `node` is in the queue; its owner had read below `read_to` when it was handed over."""
         ...
 
 
@@ -68,6 +63,7 @@ class Cloud:
         self.handler = MemoryHandler(self.node.clock)
         self.queue = MemoryQueue(self.node.clock, refuse)
         self.cluster = MemoryCluster("sim", self.node.clock)
+        self.sickness = Sickness()
         self._callers: list[Caller] = []
 
     def doors(self, node: Node) -> Doors:
@@ -76,8 +72,8 @@ class Cloud:
         queue = self._caller(node, "queue", self.faults.queue, QueueError)
         coordinator = self._caller(node, "coordinator", self.faults.coordinator, UnreachableError)
         return Doors(
-            SimStore(store, self.handler, self.observer.stored, self.observer.deleted),
-            SimQueue(queue, self.queue, self.observer.published),
+            SimStore(store, self.handler, self.observer.stored, self.observer.deleted, self.sickness),
+            SimQueue(queue, self.queue, self.observer),
             SimCoordinator(coordinator, self.cluster),
             (store, queue, coordinator),
         )

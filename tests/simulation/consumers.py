@@ -9,17 +9,20 @@ from memq.client.batch import Batch
 from memq.client.record import TopicPartition
 from memq.errors import MemqError
 from memq.network import Runtime
-from memq.topic import ReadPartition
+from memq.topic import Position, ReadPartition
 from tests.simulation.cluster import PORT, SimCluster
 from tests.simulation.node import Node
 
+WANDER_RATE = 0.05
+PAUSE_S_MAX = 2.0
 
-async def run_consumer(node: Node, runtime: Runtime, cluster: SimCluster, group: str) -> None:
-    """Consume until the process dies."""
+
+async def run_consumer(node: Node, runtime: Runtime, cluster: SimCluster, group: str, *, wanders: bool) -> None:
+    """Consume until the process dies; who `wanders` pauses and goes back now and then."""
     life = 0
     while True:
         life += 1
-        reader = Reader(f"{node.name}#{node.index}.{life}", group, node, cluster)
+        reader = Reader(f"{node.name}#{node.index}.{life}", group, node, cluster, wanders=wanders)
         try:
             await reader.run(runtime)
         except MemqError as error:
@@ -30,16 +33,19 @@ async def run_consumer(node: Node, runtime: Runtime, cluster: SimCluster, group:
 class Reader:
     """One life of a consumer."""
 
-    def __init__(self, name: str, group: str, node: Node, cluster: SimCluster) -> None:
+    def __init__(self, name: str, group: str, node: Node, cluster: SimCluster, *, wanders: bool) -> None:
         self.name = name
+        self._wanders = wanders
         self._group = group
         self._draw = node.random
         self._cluster = cluster
-        self._checker = cluster.checker
+        self._groups = cluster.checker.groups
+        self._paused: dict[ReadPartition, float] = {}  # until when, by the loop's clock
 
     async def run(self, runtime: Runtime) -> None:
         """Read for ever. Raises: MemqError."""
-        draw = self._draw
+        draw, loop = self._draw, asyncio.get_running_loop()
+        self._groups.begin(self.name)
         auto_commit = draw.random() < 0.5
         consumer = AsyncConsumer(
             [f"{host}:{PORT}" for host, _port in self._cluster.addresses()],
@@ -56,21 +62,57 @@ class Reader:
             while True:
                 batch = await consumer.poll(timeout=draw.uniform(0.1, 2.0))
                 if batch is not None:
-                    self._take(batch)
+                    await self._take(batch)
                     if not auto_commit and draw.random() < 0.5:
                         await consumer.commit(batch)
                     await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
+                if self._wanders:
+                    self._resume(consumer, loop.time())
+                    await self._wander(consumer, loop.time())
+
+    async def _wander(self, consumer: AsyncConsumer, now_s: float) -> None:
+        """Now and then pause a partition for a while, or go back to what the group has iterated."""
+        if self._draw.random() >= WANDER_RATE:
+            return
+        places = list(consumer.position())
+        if not places:
+            return
+        place = self._draw.choice(places)
+        partition = self._partition(place.partition)
+        if self._draw.random() < 0.5:
+            consumer.pause(place.topic, place.partition)
+            self._paused[partition] = now_s + self._draw.uniform(0, PAUSE_S_MAX)
+            self._groups.pause(self.name, partition, paused=True)
+            return
+        iterated = self._groups.iterated(self._group, partition)
+        if iterated:
+            record = self._cluster.checker.logs[partition].stream[self._draw.choice(iterated)]
+            position = Position(place.partition, record.offset, record.record_index)
+            await consumer.seek(place.topic, place.partition, position)
+            self._groups.seek(self.name, partition, (record.offset, record.record_index))
+
+    def _resume(self, consumer: AsyncConsumer, now_s: float) -> None:
+        """Go on with what was paused for long enough, as far as it is still assigned."""
+        for partition in [partition for partition, until_s in self._paused.items() if until_s <= now_s]:
+            del self._paused[partition]
+            self._groups.pause(self.name, partition, paused=False)
+            if any(place.partition == partition.partition for place in consumer.position()):
+                consumer.resume(partition.topic, partition.partition)
 
     def _partition(self, number: int) -> ReadPartition:
         return self._cluster.read_partitions[number]
 
     def _assigned(self, places: list[TopicPartition]) -> None:
         for place in places:
-            self._checker.assign(self.name, self._partition(place.partition))
+            partition = self._partition(place.partition)
+            self._paused.pop(partition, None)  # it comes without what was asked for before
+            self._groups.assign(self.name, self._group, partition)
 
-    def _take(self, batch: Batch) -> None:
+    async def _take(self, batch: Batch) -> None:
         partition = self._partition(batch.partition)
         for record in batch:
+            if self._wanders and self._draw.random() < WANDER_RATE:
+                await asyncio.sleep(self._draw.uniform(0, 0.05))  # what is not iterated yet must not be stored
             at = record.position
             value = record.value or b""
-            self._checker.consume(self.name, self._group, partition, (at.pointer_offset, at.record_index), value)
+            self._groups.consume(self.name, self._group, partition, (at.pointer_offset, at.record_index), value)

@@ -52,6 +52,9 @@ class ChaosFaults:
     cut_s_max: float = 5.0
     stop_every_s: float = 0.0
     move_every_s: float = 0.0
+    jump_every_s: float = 0.0  # a wall clock is set, within the error that clocks may have
+    sick_every_s: float = 0.0  # the store refuses to put some keys, and takes all others
+    sick_s_max: float = 0.0
 
     def slower(self, factor: float) -> ChaosFaults:
         """Return the same with `factor` times the time between events."""

@@ -12,6 +12,7 @@ from tests.simulation.reader import FindingError, LogEntry, Source
 
 Refusal = Literal["epoch", "age"]
 ROUNDING_MS = 2
+STALE_S_MAX = 40.0  # a fenced owner takes blocks until it notices: pauses and cut links last up to 8 s each
 
 
 @dataclass(slots=True)
@@ -19,10 +20,12 @@ class Epoch:
     """What is known of one epoch: who opened it and when that landed, its next batch, what its owner must know."""
 
     broker: str
-    process: int  # which life of the broker
+    node: Node  # one life of the broker
     opened_ms: float
+    offset_ms: float  # how far its wall clock was off when it was opened
     known: dict[Source, RangeSet]
     next_batch: int = 0
+    closed: bool = False
 
 
 @dataclass(slots=True)
@@ -32,11 +35,12 @@ class OwnerRules:
     refuse: Refusal
     brokers: dict[int, Epoch] = field(default_factory=dict)
     highest: int = 0
+    _lost_s: list[float] = field(default_factory=list)  # until when an owner may have held what it then lost
     _offsets: dict[tuple[Source, int], int] = field(default_factory=dict)  # where a block lies first
     _landed: dict[Source, RangeSet] = field(default_factory=dict)
 
-    def take(self, entry: LogEntry, publication: Publication, node: Node, read_to: int) -> None:
-        """Check one pointer as it lands; its owner had read the queue below `read_to`.
+    def take(self, entry: LogEntry, publication: Publication, node: Node, read_to: int, handed_over_s: float) -> None:
+        """Check one pointer as it lands, handed over at a virtual time; its owner had read the queue below `read_to`.
 
         Raises: FindingError.
         """
@@ -45,27 +49,44 @@ class OwnerRules:
             raise FindingError(f"published as {publication.write_partition} epoch {publication.epoch}")
         if self.refuse == "epoch" and pointer.epoch < self.highest:
             raise FindingError(f"the queue took epoch {pointer.epoch} after {self.highest}")
-        now_ms = EPOCH_MS + node.world.now * 1000
         if pointer.kind == "opened":
-            self._open(pointer.epoch, pointer.broker, node.index, now_ms)
+            self._open(pointer.epoch, pointer.broker, node, publication.time_ms - EPOCH_MS - handed_over_s * 1000)
             return
         epoch = self.brokers.get(pointer.epoch)
         if epoch is None or epoch.broker != pointer.broker:
             raise FindingError(f"{pointer.kind} by {pointer.broker} in epoch {pointer.epoch}, which it has not opened")
-        self._check_proof(pointer.epoch, publication.time_ms - node.clock.offset_ms)
+        self._check_proof(pointer.epoch, publication.time_ms - epoch.offset_ms)
+        epoch.closed = epoch.closed or pointer.kind == "closed"
         if pointer.kind == "data":
             self._check_batch(epoch, entry, read_to)
 
-    def _open(self, number: int, broker: str, process: int, now_ms: float) -> None:
+    def _open(self, number: int, broker: str, node: Node, offset_ms: float) -> None:
         """Note an opening. What lies in the queue at this moment, its owner reads before it takes blocks.
 
-        The same process may state an opening again, so that retention does not take the last one.
+        The same process may state an opening again, so that retention does not take the last one. An `opened` has
+        the queue time of its handing over, which tells how far the wall clock was off: later it may jump.
         """
+        now_s = node.world.now
         known = {source: RangeSet(ranges) for source, ranges in self._landed.items()}
-        epoch = self.brokers.setdefault(number, Epoch(broker, process, now_ms, known))
-        if (epoch.broker, epoch.process) != (broker, process):
-            raise FindingError(f"epoch {number} is opened by {epoch.broker} and again by {broker}, process {process}")
+        epoch = self.brokers.setdefault(number, Epoch(broker, node, EPOCH_MS + now_s * 1000, offset_ms, known))
+        if (epoch.broker, epoch.node) != (broker, node):
+            raise FindingError(
+                f"epoch {number} is opened by {epoch.broker} and again by {broker}, process {node.index}"
+            )
+        before = self.brokers.get(self.highest, epoch)
+        if number > self.highest and before.node is not node and not before.closed:
+            self._lost_s.append(now_s + (STALE_S_MAX if before.node.alive else 0.0))
         self.highest = max(self.highest, number)
+
+    def may_lose(self, sent_s: float) -> bool:
+        """Whether a block that was sent then, and acked with 1, may be lost: its owner was killed, or fenced.
+
+        A killed owner loses its memory. What a fenced one holds goes to the next one by FORWARD, which nobody sends
+        yet. An owner that said `closed` has lost nothing, nor has one that opened again.
+        """
+        last = self.brokers.get(self.highest)
+        killed = last is not None and not last.node.alive and not last.closed
+        return killed or any(sent_s <= until_s for until_s in self._lost_s)
 
     def _check_proof(self, epoch: int, proof_ms: float) -> None:
         """A proof says: at this moment no higher epoch was in the queue. `proof_ms` is true time."""

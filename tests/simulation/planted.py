@@ -1,7 +1,6 @@
 """Planted bugs: one small change of the product's source each, which the simulation must find.
 
-A bug names the function, the text that stands there and what stands there instead. When the text is gone the product
-has changed: `plant` says so, and the bug must be planted anew. `level` is the weather that it takes.
+When the text of a bug is gone the product has changed: `plant` says so, and the bug must be planted anew.
 """
 
 from __future__ import annotations
@@ -12,27 +11,13 @@ import inspect
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.scenario import Plan, draw_plan, run_plan, with_quick_failover
+from tests.simulation.bug import Planted
+from tests.simulation.keeping_bugs import KEEPING_BUGS
+from tests.simulation.plan import Plan, draw_plan, with_quick_failover
+from tests.simulation.scenario import run_plan
 from tests.simulation.world import SimulationError
-
-
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """One bug: in `target`, a dotted path after the module's name, `old` becomes `new`."""
-
-    name: str
-    module: str
-    target: str
-    old: str
-    new: str
-    level: str = "stormy"
-    quick_failover: bool = False
-    seed: int = 1_000  # the first to try
-    producers: tuple[str, ...] = ("plain", "product")
-
 
 BUGS = (
     Planted(
@@ -229,6 +214,7 @@ BUGS = (
         "self._run >= RUN",
         "self._run >= 0",
     ),
+    *KEEPING_BUGS,
 )
 
 
@@ -240,7 +226,7 @@ def find(bug: Planted, seeds: Iterable[int]) -> tuple[int, str]:
     count = 0
     for seed in seeds:
         count += 1
-        plan = draw_plan(seed, bug.level, bug.producers)
+        plan = draw_plan(seed, bug.level, bug.producers, bug.aspects)
         if bug.quick_failover:
             plan = with_quick_failover(plan)
         with plant(bug):

@@ -8,25 +8,45 @@ leave out what they know. Owners are told from consumers' polls by the names of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from memq.notification import Entry, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
-from memq.topic import Committed, ReadPartition
+from memq.topic import Committed, Position, ReadPartition
 from tests.simulation.calls import Caller
 from tests.simulation.node import Node
 
-Published = Callable[[Publication, int, Node, int], None]
 Owner = tuple[ReadPartition, int, int]  # read partition, write partition, epoch
 
 
-class SimQueue:
-    """See `memq.notification.NotificationQueue`. `published` is told what landed, at which offset."""
+class QueueObserver(Protocol):
+    """Who is told what landed in the queue, and what was asked of it, in the same step."""
 
-    def __init__(self, caller: Caller, queue: MemoryQueue, published: Published) -> None:
+    def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
+        """A pointer of `node` is in the queue; its owner had read below `read_to` when it was handed over."""
+        ...
+
+    def trimmed(self, partition: ReadPartition, before: int) -> None:
+        """The pointers below `before` are gone."""
+        ...
+
+    def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
+        """A group has stored a position."""
+        ...
+
+    def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
+        """Somebody asked where a group stands; None when it has stored nothing."""
+        ...
+
+
+class SimQueue:
+    """See `memq.notification.NotificationQueue`. `observer` is told what happens there."""
+
+    def __init__(self, caller: Caller, queue: MemoryQueue, observer: QueueObserver) -> None:
         self._caller = caller
         self._queue = queue
-        self._published = published
+        self._observer = observer
         self._in_flight: dict[Owner, None] = {}
         self._unread: dict[Owner, int] = {}  # when a publish went wrong, counted in calls
         self._read_to: dict[ReadPartition, int] = {}  # what the owners here have read
@@ -40,11 +60,11 @@ class SimQueue:
         what = f"publish {where.topic}/{publication.write_partition} epoch {publication.epoch}"
         owner = (where, publication.write_partition, publication.epoch)
         self._begin(owner, what)
-        read_to = self._read_to.get(where, 0)
+        read_to, handed_over_s = self._read_to.get(where, 0), self._caller.node.world.now
 
         async def land() -> int:
             offset = await self._queue.publish(publication)
-            self._published(publication, offset, self._caller.node, read_to)
+            self._observer.published(publication, offset, self._caller.node, read_to, handed_over_s)
             return offset
 
         try:
@@ -124,14 +144,26 @@ class SimQueue:
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
         """See `Groups.commit`."""
         copied = dict(positions)
-        await self._caller.call(
-            f"commit {group} {member}", lambda: self._queue.commit(group, member, generation, copied)
-        )
+
+        async def land() -> None:
+            await self._queue.commit(group, member, generation, copied)
+            for partition, committed in copied.items():
+                self._observer.committed(group, partition, committed.position)
+
+        await self._caller.call(f"commit {group} {member}", land)
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
         wanted = tuple(partitions)
-        return await self._caller.call(f"committed {group}", lambda: self._queue.committed(group, wanted))
+
+        async def land() -> dict[ReadPartition, Committed]:
+            stored = await self._queue.committed(group, wanted)
+            for partition in wanted:
+                found = stored.get(partition)
+                self._observer.fetched(group, partition, None if found is None else found.position)
+            return stored
+
+        return await self._caller.call(f"committed {group}", land)
 
     async def groups(self) -> Sequence[str]:
         """See `Groups.groups`."""
@@ -154,7 +186,12 @@ class SimQueue:
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
         """See `PartitionAdmin.trim`."""
-        await self._caller.call(f"trim {partition.topic} {before}", lambda: self._queue.trim(partition, before))
+
+        async def land() -> None:
+            await self._queue.trim(partition, before)
+            self._observer.trimmed(partition, before)
+
+        await self._caller.call(f"trim {partition.topic} {before}", land)
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
         """See `PartitionAdmin.drop`."""

@@ -8,8 +8,9 @@ import sys
 
 from memq.clock import SystemClock
 from tests.simulation.faults import LEVELS
+from tests.simulation.plan import ASPECTS, draw_plan
 from tests.simulation.planted import BUGS, find
-from tests.simulation.scenario import Report, draw_plan, run_plan
+from tests.simulation.scenario import Report, run_plan
 from tests.simulation.world import SimulationError
 
 
@@ -29,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     begin = clock.monotonic()
     for count, seed in enumerate(seeds, 1):
         level = options.level or list(LEVELS)[seed % len(LEVELS)]
-        plan = draw_plan(seed, level, kinds)
+        aspects = None if options.aspects is None else tuple(filter(None, options.aspects.split(",")))
+        plan = draw_plan(seed, level, kinds, aspects)
         try:
             report = run_plan(plan, echo=print if options.trace else None)
         except SimulationError as error:
@@ -49,6 +51,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="this one seed only")
     parser.add_argument("--level", choices=list(LEVELS), help="how sick the world is; else in turn")
     parser.add_argument("--producers", default="plain,product", help="kinds to draw from")
+    parser.add_argument("--aspects", help=f"of {','.join(ASPECTS)}; else drawn from the seed")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--planted", action="store_true", help="plant each known bug and look for it")
     parser.add_argument("--quiet", action="store_true", help="only what is found")

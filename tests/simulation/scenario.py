@@ -5,45 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from memq.client.aio_producer import AsyncProducer
 from memq.client.delivery import AsyncDelivery
+from memq.client.producer_settings import AcksLike
 from memq.errors import MemqError
 from memq.network import Runtime
-from memq.topic import TopicSettings
+from tests.simulation.audit_rules import AuditRules
 from tests.simulation.chaos import Chaos
 from tests.simulation.cloud import Doors
-from tests.simulation.cluster import PORT, SETTINGS, Shape, SimCluster
+from tests.simulation.cluster import CLOCK_ERROR_MS, PORT, SimCluster
 from tests.simulation.consumers import run_consumer
-from tests.simulation.faults import LEVELS, Faults
+from tests.simulation.faults import LEVELS
 from tests.simulation.node import Node
 from tests.simulation.plain_producer import PlainProducer
+from tests.simulation.plan import Plan
 from tests.simulation.world import World
 
 ACTIVE_S = 150.0
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value beside its name
 CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
+LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
+AUDIT_S = 10.0
 SETTLE_S = 180.0  # hanging calls last 40 s, silent peers up to 120 s
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one run is made of."""
-
-    seed: int
-    faults: Faults
-    shape: Shape
-    producers: tuple[str, ...] = ("plain",)  # "plain" or "product", one process each
-    consumers: tuple[str, ...] = ()  # the group of each
-    blocks: int = 150  # per producer
-    block_records_max: int = 5
-    pace_s_max: float = 0.2
 
 
 @dataclass(slots=True)
@@ -58,54 +45,6 @@ class Report:
     given_up: int
     pointers: int
     counts: dict[str, int] = field(default_factory=dict)
-
-
-def draw_plan(seed: int, level: str, producers: tuple[str, ...] = ("plain", "product")) -> Plan:
-    """Draw the cluster of a seed."""
-    draw = random.Random(f"{seed}/plan")
-    stale_ms = draw.choice([1_000, 2_000, 3_000])
-    delivery_ms = draw.choice([4_000, 10_000, 30_000])
-    settings = draw_settings(stale_ms, delivery_ms, draw)
-    shape = Shape(
-        brokers=draw.randint(1, 3),
-        partitions=draw.choice([1, 1, 2]),
-        refuse=draw.choice(["epoch", "age"]),
-        session_timeout_ms=draw.choice([300, 1_000, 5_000]),
-        governor_ms=draw.choice([100, 500]),
-        settings=settings,
-    )
-    kinds = tuple(draw.choice(producers) for _ in range(draw.randint(1, 3)))
-    consumers = tuple(f"g{draw.randrange(2)}" for _ in range(draw.randint(1, 3)))
-    pace_s = draw.choice([0.02, 0.1, 0.4])
-    faults = LEVELS[level]()
-    faults = replace(faults, chaos=faults.chaos.slower(draw.choice([1, 1, 2, 5])))
-    plan = Plan(seed, faults, shape, kinds, consumers, draw.randint(40, 150), draw.randint(1, 10), pace_s)
-    return with_quick_failover(plan) if level == "sleepy" and draw.random() < 0.5 else plan
-
-
-def with_quick_failover(plan: Plan) -> Plan:
-    """Return the plan with owners that are replaced within S, by a queue that refuses by age: their worst case."""
-    settings = draw_settings(3_000, 10_000, random.Random(f"{plan.seed}/quick"))
-    shape = replace(
-        plan.shape, brokers=3, partitions=1, refuse="age", session_timeout_ms=300, governor_ms=100, settings=settings
-    )
-    faults = replace(plan.faults, chaos=replace(plan.faults.chaos, pause_every_s=0.7, pause_s_max=2.5))
-    return replace(plan, shape=shape, faults=faults)
-
-
-def draw_settings(stale_ms: int, delivery_ms: int, draw: random.Random) -> TopicSettings:
-    """Return topic settings that keep the bounds, scaled down to seconds."""
-    return msgspec.structs.replace(
-        SETTINGS,
-        stale_publish_ms=stale_ms,
-        delivery_timeout_ms=delivery_ms,
-        dedup_window_ms=delivery_ms + 2 * (stale_ms + 20_000),
-        batch_age_ms_max=draw.choice([0, 20, 200]),
-        seal_when_idle=draw.random() < 0.5,
-        batch_blocks_max=draw.choice([1, 3, 50]),
-        ring_slots=draw.choice([2, 4, 16]),
-        uploads_in_flight_max=draw.choice([1, 2, 4]),
-    )
 
 
 class Scenario:
@@ -143,20 +82,41 @@ class Scenario:
         world.run(SETTLE_S, done=self._all_done)
         self._check_life()
         self.checker.finish(world.random("finish").randrange)
+        self._check_sweep()
+        self._check_audit()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)
         world.collect()
         world.check()
         return self._report()
 
     def _all_done(self) -> bool:
-        return all(self.done.values()) and all(self.checker.is_drained(group) for group in self.groups)
+        drained = all(self.checker.groups.is_drained(group) for group in self.groups)
+        return all(self.done.values()) and drained and not self.checker.missing()
 
     def _check_life(self) -> None:
         """In a healed world everybody gets an answer, and every group reads to the end."""
         waiting = [name for name, done in self.done.items() if not done]
-        waiting += [group for group in self.groups if not self.checker.is_drained(group)]
+        waiting += [group for group in self.groups if not self.checker.groups.is_drained(group)]
         if waiting:
             self.world.fail(f"{', '.join(waiting)} did not come to an end within {SETTLE_S:g} s in a healed world")
+
+    def _check_sweep(self) -> None:
+        """Give the sweep its time, without the consumers, and check that it left nothing behind."""
+        shape = self.plan.shape
+        if shape.sweeps:
+            for number in range(len(self.plan.consumers)):
+                self.world.nodes[f"consumer-{number}"].kill()
+            self.world.run((shape.sweep_age_ms + CLOCK_ERROR_MS) / 1000 + 3 * shape.housekeeping_s)
+            self.checker.check_store()
+
+    def _check_audit(self) -> None:
+        """Let the audit look at what is left, and compare what it says with what is known."""
+        cluster = self.cluster
+        rules = AuditRules(cluster.topic, cluster.cloud.queue, cluster.objects, self.checker.logs, self.world.fail)
+        work = cluster.cloud.node.loop.create_task(rules.check(self.world.now, self.world.random("audit")))
+        self.world.run(AUDIT_S, done=work.done)
+        assert work.done(), "the audit does not end"
+        work.result()
 
     def _report(self) -> Report:
         checker = self.checker
@@ -189,13 +149,13 @@ class Scenario:
         self._lives[name] = self._lives.get(name, 0) + 1
 
         async def main(node: Node, runtime: Runtime, _doors: Doors) -> None:
-            await run_consumer(node, runtime, self.cluster, group)
+            await run_consumer(node, runtime, self.cluster, group, wanders=self.plan.wanders)
 
         self.cluster.spawn(name, main)
 
     def _start_producer(self, name: str) -> None:
         kind = self.plan.producers[int(name.rpartition("-")[2])]
-        main = {"plain": self._plain_main, "product": self._product_main}[kind]
+        main = self._plain_main if kind == "plain" else self._product_main
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
 
@@ -214,6 +174,11 @@ class Scenario:
         """Return how many blocks the process sends in this life: all lives together send about the plan's number."""
         return max(10, self.plan.blocks // self._lives[name])
 
+    async def _rest(self, name: str, blocks_left: int) -> None:
+        """Rest in the middle of the first life, when the plan wants that."""
+        if self.plan.rest_s and self._lives[name] == 1 and blocks_left == self.plan.blocks // 2:
+            await asyncio.sleep(self.plan.rest_s)
+
     async def _plain_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
         cluster = self.cluster
         producers = [
@@ -221,7 +186,8 @@ class Scenario:
             for number in range(self.plan.shape.partitions)
         ]
         async with Running([producer.run for producer in producers]):
-            for _ in range(self._blocks_left(node.name)):
+            for left in range(self._blocks_left(node.name), 0, -1):
+                await self._rest(node.name, left)
                 partition = node.random.randrange(len(producers))
                 await producers[partition].send(self._values(node, partition))
                 await asyncio.sleep(node.random.uniform(0, self.plan.pace_s_max))
@@ -230,8 +196,10 @@ class Scenario:
         self.done[node.name] = True
 
     async def _product_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+        kind = self.plan.producers[int(node.name.rpartition("-")[2])]
         producer = AsyncProducer(
             [f"{host}:{PORT}" for host, _port in self.cluster.addresses()],
+            acks=LEVEL_OF[kind],
             linger_ms=node.random.choice([0, 5, 100]),
             delivery_timeout_ms=self.plan.shape.settings.delivery_timeout_ms,
             codec=node.random.choice(["none", "zstd", "lz4"]),
@@ -239,7 +207,8 @@ class Scenario:
         )
         pending: dict[AsyncDelivery, list[bytes]] = {}
         watchers: list[asyncio.Task[None]] = []
-        for _ in range(self._blocks_left(node.name)):
+        for left in range(self._blocks_left(node.name), 0, -1):
+            await self._rest(node.name, left)
             partition = node.random.randrange(self.plan.shape.partitions)
             for value in self._values(node, partition):
                 try:
@@ -249,7 +218,7 @@ class Scenario:
                     continue
                 if delivery not in pending:
                     pending[delivery] = []
-                    watchers.append(asyncio.create_task(self._watch(delivery, pending)))
+                    watchers.append(asyncio.create_task(self._watch(delivery, pending, self._acked_of(kind))))
                 pending[delivery].append(value)
             await asyncio.sleep(node.random.uniform(0, self.plan.pace_s_max))
         await asyncio.gather(*watchers)
@@ -257,13 +226,19 @@ class Scenario:
             await producer.close()
         self.done[node.name] = True
 
-    async def _watch(self, delivery: AsyncDelivery, pending: dict[AsyncDelivery, list[bytes]]) -> None:
+    def _acked_of(self, kind: str) -> Callable[[bytes], None]:
+        """Return who is told of a record that is acked, by the kind of its producer."""
+        return {"one": self.checker.ack_held, "none": self.checker.left}.get(kind, self.checker.ack)
+
+    async def _watch(
+        self, delivery: AsyncDelivery, pending: dict[AsyncDelivery, list[bytes]], acked: Callable[[bytes], None]
+    ) -> None:
         try:
             await delivery
         except MemqError:
             tell: Callable[[bytes], None] = self.checker.give_up
         else:
-            tell = self.checker.ack
+            tell = acked
         for value in pending.pop(delivery):
             tell(value)
 

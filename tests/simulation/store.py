@@ -7,15 +7,21 @@ before the call has ended is found, since the checksum was given with the call.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 from awscrt.checksums import crc32c
 
+from memq.errors import StoreError
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from tests.simulation.calls import Caller
 from tests.simulation.node import Node
+
+SICK_SHARE = 4
+HEALED_AT_LISTING_RATE = 0.1
 
 
 class PutBody:
@@ -63,6 +69,18 @@ class PutBody:
         return b"".join(self._parts)
 
 
+@dataclass(slots=True)
+class Sickness:
+    """A part of the store that takes nothing until `until_s` (virtual): keys whose crc32 leaves `remainder`."""
+
+    until_s: float = 0.0
+    remainder: int = 0
+
+    def has(self, key: str, now_s: float) -> bool:
+        """Whether a key can't be put now."""
+        return now_s < self.until_s and zlib.crc32(key.encode()) % SICK_SHARE == self.remainder
+
+
 class SimStore:
     """See `memq.storage_handlers.StorageHandler`. `stored` and `deleted` are told the key of what happened."""
 
@@ -72,11 +90,13 @@ class SimStore:
         handler: MemoryHandler,
         stored: Callable[[str], None],
         deleted: Callable[[str], None],
+        sickness: Sickness,
     ) -> None:
         self._caller = caller
         self._handler = handler
         self._stored = stored
         self._deleted = deleted
+        self._sickness = sickness
 
     @property
     def url(self) -> str:
@@ -97,6 +117,8 @@ class SimStore:
             if crc32c(data) != checksum:
                 self._caller.node.world.fail(f"{self.node.name} changed the bytes of '{key}' while they were put")
                 return
+            if self._sickness.has(key, self.node.world.now):
+                raise StoreError(f"object '{key}' lies in a part of the store that is sick")
             await self._handler.put(key, [data], checksum)
             self._stored(key)
 
@@ -132,6 +154,8 @@ class SimStore:
         """See `ObjectReader.list`."""
 
         async def collect() -> list[ObjectEntry]:
+            if self._caller.draw() < HEALED_AT_LISTING_RATE:
+                self._sickness.until_s = 0.0  # the worst moment: what waited goes out while a sweep is at work
             return [entry async for entry in self._handler.list(prefix)]
 
         for entry in await self._caller.call(f"list {prefix}", collect):

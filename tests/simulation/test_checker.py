@@ -13,9 +13,10 @@ from memq.format.builder import BlockBuilder, SealedBlock
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
-from memq.topic import ReadPartition
+from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.checker import Checker
 from tests.simulation.node import EPOCH_MS
+from tests.simulation.retention_rules import RetentionRules
 from tests.simulation.world import World
 
 TOPIC_ID = "ab" * 16
@@ -108,7 +109,7 @@ class Log:
     def publish(self, pointer: Pointer, epoch: int, time_ms: int = 0, read_to: int = 0) -> None:
         """Let a pointer land."""
         self.checker.published(
-            Publication(PARTITION, 0, epoch, time_ms, encode_pointer(pointer)), self.end, self.node, read_to
+            Publication(PARTITION, 0, epoch, time_ms, encode_pointer(pointer)), self.end, self.node, read_to, self.now()
         )
         self.end += 1
 
@@ -130,9 +131,9 @@ def test_a_good_log_passes() -> None:
     log.batch([block(4, third)], 1, epoch=2, skip=(0,))
     log.batch([block(0, first), block(3, second)], 0, epoch=1)  # the first pointer again, landing late
     consume(log, "c", first + second + third)
-    assert log.checker.is_drained("g")
+    assert log.checker.groups.is_drained("g")
     assert log.finish() == []
-    assert (log.checker.acked, log.checker.consumed) == (6, 6)
+    assert (log.checker.acked, log.checker.groups.consumed) == (6, 6)
 
 
 def consume(log: Log, consumer: str, values: Sequence[bytes]) -> None:
@@ -141,7 +142,7 @@ def consume(log: Log, consumer: str, values: Sequence[bytes]) -> None:
         place = log.checker.records[value].place
         assert place is not None
         record = log.checker.logs[PARTITION].stream[place[1]]
-        log.checker.consume(consumer, "g", PARTITION, (record.offset, record.record_index), value)
+        log.checker.groups.consume(consumer, "g", PARTITION, (record.offset, record.record_index), value)
 
 
 def ack_before_pointer(log: Log) -> None:
@@ -235,7 +236,7 @@ def copy_that_the_owner_read(log: Log) -> None:
 
 def false_proof(log: Log) -> None:
     log.open(2)
-    log.batch([block(0, log.send(0))], 0, epoch=1, time_ms=EPOCH_MS + 1_000)
+    log.batch([block(0, log.send(0))], 0, epoch=1, time_ms=1_000)
 
 
 def queue_takes_a_lower_epoch(log: Log) -> None:
@@ -265,6 +266,7 @@ def ranges_missing(log: Log) -> None:
 def copy_beyond_the_window(log: Log) -> None:
     values = log.send(0)
     log.batch([block(0, values)], 0)
+    log.world.now = 2 * WINDOW_MS / 1000
     log.open(2)
     log.batch([block(1, log.send(1))], 0, epoch=2, time_ms=2 * WINDOW_MS)
     log.batch([block(0, values)], 0, epoch=1, time_ms=2 * WINDOW_MS)  # far too late, but the queue took it
@@ -272,7 +274,7 @@ def copy_beyond_the_window(log: Log) -> None:
 
 def consumed_wrong_value(log: Log) -> None:
     log.batch([block(0, log.send(0, 1))], 0)
-    log.checker.consume("c", "g", PARTITION, (1, 0), b"p 1")
+    log.checker.groups.consume("c", "g", PARTITION, (1, 0), b"p 1")
 
 
 def consumed_with_a_hole(log: Log) -> None:
@@ -285,8 +287,63 @@ def group_skips_after_a_restart(log: Log) -> None:
     values = log.send(0, 1, 2)
     log.batch([block(0, values)], 0)
     consume(log, "c", values[:1])
-    log.checker.assign("c", PARTITION)
+    log.checker.fetched("g", PARTITION, Position(0, 1, 2))
+    log.checker.groups.assign("c", "g", PARTITION)
     consume(log, "c", values[2:])
+
+
+def restart_reads_more_again_than_it_must(log: Log) -> None:
+    values = log.send(0, 1, 2)
+    log.batch([block(0, values)], 0)
+    consume(log, "c", values)
+    log.checker.fetched("g", PARTITION, Position(0, 1, 2))
+    log.checker.groups.assign("c", "g", PARTITION)
+    consume(log, "c", values[1:])
+
+
+def commit_of_more_than_was_iterated(log: Log) -> None:
+    values = log.send(0, 1, 2)
+    log.batch([block(0, values)], 0)
+    consume(log, "c", values[:2])
+    log.checker.committed("g", PARTITION, Position(0, 2))
+
+
+def paused_and_consumed(log: Log) -> None:
+    values = log.send(0, 1)
+    log.batch([block(0, values)], 0)
+    consume(log, "c", values[:1])
+    log.checker.groups.pause("c", PARTITION, paused=True)
+    consume(log, "c", values[1:])
+
+
+def sought_and_missed(log: Log) -> None:
+    values = log.send(0, 1)
+    log.batch([block(0, values)], 0)
+    consume(log, "c", values)
+    log.checker.groups.seek("c", PARTITION, (1, 0))
+    consume(log, "c", values[1:])
+
+
+def held_and_lost(log: Log) -> None:
+    log.checker.ack_held(log.send(0)[0])
+
+
+def taken_too_young(log: Log) -> None:
+    log.checker.retention = RetentionRules(TopicSettings(), 0)
+    log.batch([block(0, log.send(0))], 0, time_ms=EPOCH_MS)
+    log.batch([block(1, log.send(1))], 1, time_ms=EPOCH_MS)
+    log.checker.trimmed(PARTITION, 2)
+
+
+def last_pointer_taken(log: Log) -> None:
+    log.checker.retention = RetentionRules(TopicSettings(), 0)
+    log.batch([block(0, log.send(0))], 0)
+    log.checker.trimmed(PARTITION, 2)
+
+
+def object_left(log: Log) -> None:
+    log.objects["k"] = b""
+    log.checker.check_store()
 
 
 @pytest.mark.parametrize(
@@ -318,6 +375,14 @@ def group_skips_after_a_restart(log: Log) -> None:
         (consumed_wrong_value, "not what lies there"),
         (consumed_with_a_hole, "the next one is 1"),
         (group_skips_after_a_restart, "skips records 1 to 2"),
+        (restart_reads_more_again_than_it_must, "begins with record 1"),
+        (commit_of_more_than_was_iterated, "it has iterated 2"),
+        (paused_and_consumed, "which it has paused"),
+        (sought_and_missed, "the next one is 0"),
+        (held_and_lost, "is acked with 1, and lost"),
+        (taken_too_young, "must stay"),
+        (last_pointer_taken, "the last pointer of write partition 0"),
+        (object_left, "the first is 'k'"),
     ],
 )
 def test_each_broken_promise_is_found(break_it: Callable[[Log], None], words: str) -> None:
@@ -334,10 +399,11 @@ def test_a_restart_may_deliver_again_from_what_was_reached() -> None:
     values = log.send(0, 1, 2)
     log.batch([block(0, values)], 0)
     consume(log, "c", values[:2])
-    assert not log.checker.is_drained("g")
-    log.checker.assign("c", PARTITION)
+    assert not log.checker.groups.is_drained("g")
+    log.checker.fetched("g", PARTITION, None)
+    log.checker.groups.assign("c", "g", PARTITION)
     consume(log, "c", values)
-    assert log.checker.is_drained("g")
+    assert log.checker.groups.is_drained("g")
     assert log.finish() == []
 
 
@@ -348,3 +414,42 @@ def test_trimmed_objects_may_go() -> None:
     log.checker.trimmed(PARTITION, 2)
     log.checker.deleted("1-0")
     assert log.findings == []
+
+
+def held_by_a_killed_owner(log: Log) -> None:
+    log.node.alive = False
+
+
+def held_by_a_fenced_owner(log: Log) -> None:
+    log.node = log.world.add_node("c", offset_ms=0)
+    log.open(2, broker="c")
+
+
+def held_and_closed(log: Log) -> None:
+    log.publish(log.pointer(kind="closed", epoch=1, broker="b"), 1)
+    log.node.alive = False
+
+
+@pytest.mark.parametrize(
+    ("end", "lost"), [(held_by_a_killed_owner, 0), (held_by_a_fenced_owner, 0), (held_and_closed, 1)]
+)
+def test_what_is_held_is_lost_with_its_owner_only(end: Callable[[Log], None], lost: int) -> None:
+    log = Log()
+    log.open(1)
+    log.checker.ack_held(log.send(0)[0])
+    end(log)
+    assert len(log.checker.missing()) == lost
+
+
+def test_a_copy_whose_first_was_taken_by_retention_is_delivered() -> None:
+    log = Log()
+    log.open(1)
+    first, second = log.send(0), log.send(1)
+    log.batch([block(0, first)], 0)
+    log.open(2)
+    log.batch([block(1, second)], 0, epoch=2)
+    log.batch([block(0, first)], 0)
+    consume(log, "c", first + second)
+    log.checker.trimmed(PARTITION, 2)
+    log.checker.groups.consume("c", "g", PARTITION, (4, 0), first[0])
+    assert log.finish() == []

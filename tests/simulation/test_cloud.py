@@ -14,7 +14,7 @@ from memq.errors import QueueError, StoreError
 from memq.governor import BrokerEntry
 from memq.notification import Publication
 from memq.storage_handlers import Buffer
-from memq.topic import ReadPartition
+from memq.topic import Position, ReadPartition
 from tests.simulation.cloud import Cloud, Doors
 from tests.simulation.faults import CallFaults, Faults
 from tests.simulation.node import Node
@@ -39,7 +39,16 @@ class Seen:
     def deleted(self, key: str) -> None:
         self.log.append((f"-{key}", self.world.now))
 
-    def published(self, publication: Publication, offset: int, node: Node, read_to: int) -> None:
+    def trimmed(self, partition: ReadPartition, before: int) -> None:
+        self.log.append((f"-{before}", self.world.now))
+
+    def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
+        self.log.append((f"{group} {position}", self.world.now))
+
+    def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
+        self.log.append((f"{group}? {position}", self.world.now))
+
+    def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
         self.log.append((f"{offset} {publication.body.decode()}", self.world.now))
 
 

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
-from tests.simulation.planted import BUGS, Planted, find
-from tests.simulation.scenario import draw_plan, run_plan
+from tests.simulation.bug import Planted
+from tests.simulation.plan import ASPECTS, draw_plan
+from tests.simulation.planted import BUGS, find
+from tests.simulation.scenario import run_plan
 
 SEEDS_MAX = 60  # within so many seeds each planted bug must be found
 
@@ -24,7 +26,8 @@ def test_a_cluster_keeps_its_promises(level: str, seed: int) -> None:
 
 def test_a_cluster_has_the_same_trace_in_every_process() -> None:
     code = (
-        "from tests.simulation.scenario import draw_plan, run_plan; print(run_plan(draw_plan(7, 'stormy')).trace_hash)"
+        "from tests.simulation.plan import ASPECTS, draw_plan; from tests.simulation.scenario import run_plan;"
+        "print(run_plan(draw_plan(7, 'stormy', aspects=ASPECTS)).trace_hash)"
     )
     hashes = [
         subprocess.run(
@@ -37,7 +40,20 @@ def test_a_cluster_has_the_same_trace_in_every_process() -> None:
         for hash_seed in ("0", "1")
     ]
     assert hashes[0] == hashes[1]
-    assert hashes[0].strip() == run_plan(draw_plan(7, "stormy")).trace_hash
+    assert hashes[0].strip() == run_plan(draw_plan(7, "stormy", aspects=ASPECTS)).trace_hash
+
+
+@pytest.mark.parametrize("level", ["calm", "stormy"])
+@pytest.mark.parametrize("aspect", ASPECTS)
+def test_a_cluster_keeps_its_promises_in_every_aspect(aspect: str, level: str) -> None:
+    report = run_plan(draw_plan(3, level, aspects=(aspect,)))
+    assert report.acked > 0
+    assert (report.counts["retired"] > 0) == (aspect == "house")
+
+
+@pytest.mark.parametrize("seed", [7, 27])
+def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(seed: int) -> None:
+    run_plan(draw_plan(seed, "sleepy", aspects=()))
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

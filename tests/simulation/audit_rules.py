@@ -1,0 +1,142 @@
+"""The audit against the truth: in a sound log it names nothing that is not so, and what is then taken away it names.
+
+The truth is the checker's: which sequences lie in the log, as the bytes in the store showed them when they landed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from memq.audit.collector import audit
+from memq.audit.verdict import Kind, Verdict
+from memq.audit.whole_object import ReadRange
+from memq.errors import CorruptDataError, NotFoundError
+from memq.notification import Entry, PointerReader, Span
+from memq.topic import ReadPartition, Topic
+from tests.simulation.node import EPOCH_MS
+from tests.simulation.read_log import ReadLog
+from tests.simulation.reader import LogEntry, Source
+
+WRONG = (Kind.CORRUPT, Kind.POINTER, Kind.BATCH_HOLE, Kind.FAULT, Kind.DOUBLED, Kind.UNREAD)
+
+
+class WornQueue:
+    """A queue whose pointer at one offset can't be read any more. See `memq.notification.PointerReader`."""
+
+    def __init__(self, queue: PointerReader, partition: ReadPartition, offset: int) -> None:
+        self._queue = queue
+        self._worn = (partition, offset)
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        """See `PointerReader.read`."""
+        entries = await self._queue.read(partition, offset, bytes_max)
+        return [replace(entry, body=b"") if (partition, entry.offset) == self._worn else entry for entry in entries]
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        return await self._queue.span(partition)
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        """See `PointerReader.seek_time`."""
+        return await self._queue.seek_time(partition, time_ms)
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        """See `PointerReader.wait`."""
+        await self._queue.wait(ends, timeout_s)
+
+
+class AuditRules:
+    """Audits one topic in a queue and a store in memory, which `logs` describe; `fail` is told each finding."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        queue: PointerReader,
+        objects: Mapping[str, bytes],
+        logs: Mapping[ReadPartition, ReadLog],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._topic = topic
+        self._queue = queue
+        self._objects = objects
+        self._logs = logs
+        self._fail = fail
+
+    async def check(self, now_s: float, draw: random.Random) -> None:
+        """Audit the log as it is, then as it would be without one thing that was drawn."""
+        now_ms = int(EPOCH_MS + now_s * 1000)
+        self._check_sound(await audit(self._topic, self._queue, _reader(self._objects), now_ms))
+        named = [
+            (partition, entry)
+            for partition, log in self._logs.items()
+            for entry in log.entries[log.begin :]
+            if entry.pointer.kind == "data"
+        ]
+        if named:
+            await self._check_damaged(*draw.choice(named), now_ms, draw)
+
+    # ---- a sound log -------------------------------------------------------------------------------
+
+    def _check_sound(self, verdict: Verdict) -> None:
+        for kind in WRONG:
+            found = verdict.finding(kind)
+            if found.count:
+                self._fail(f"the audit of a sound log names {found.count} of '{kind.title}': {found.places[0]}")
+        lying, landed = self._sequences(left=True), self._sequences(left=False)
+        for balance in verdict.balances:
+            there = lying.pop((balance.partition, balance.producer), {})
+            if balance.delivered != len(there):
+                who = f"producer {balance.producer:016x} in partition {balance.partition}"
+                self._fail(f"the audit counts {balance.delivered} records of {who}, {len(there)} are there")
+            ever = landed.get((balance.partition, balance.producer), {})
+            for first, next_ in (*balance.lost, *balance.unproven):
+                known = next((number for number in range(first, next_) if number in ever), None)
+                if known is not None:
+                    self._fail(
+                        f"the audit misses sequence {known} of producer {balance.producer:016x}, which was there"
+                    )
+        if lying:
+            self._fail(f"the audit does not know the producers {list(lying)[:3]}")
+
+    def _sequences(self, *, left: bool) -> dict[Source, dict[int, None]]:
+        """Return the sequences that ever landed, or those that retention has left, by producer."""
+        found: dict[Source, dict[int, None]] = {}
+        for log in self._logs.values():
+            for entry in log.entries[log.begin if left else 0 :]:
+                for block in entry.blocks:
+                    found.setdefault(block.source, {}).update(dict.fromkeys(range(block.first, block.following)))
+        return found
+
+    # ---- a damaged log -----------------------------------------------------------------------------
+
+    async def _check_damaged(self, partition: ReadPartition, entry: LogEntry, now_ms: int, draw: random.Random) -> None:
+        """Take an object, a byte or a pointer away: the audit must say so, and name the place."""
+        queue, objects, location = self._queue, dict(self._objects), entry.pointer.locations[0]
+        how, kind = draw.choice([("object", Kind.CORRUPT), ("byte", Kind.CORRUPT), ("pointer", Kind.POINTER)])
+        if how == "object":
+            del objects[location.key]
+        elif how == "byte":
+            body = bytearray(objects[location.key])
+            body[draw.randrange(location.length)] ^= 1 << draw.randrange(8)
+            objects[location.key] = bytes(body)
+        else:
+            queue = WornQueue(queue, partition, entry.offset)
+        verdict = await audit(self._topic, queue, _reader(objects), now_ms)
+        if verdict.passed:
+            self._fail(f"the audit says '{verdict.outcome.value}' without the {how} of pointer {entry.offset}")
+        elif all(place.offset != entry.offset for place in verdict.finding(kind).places):
+            self._fail(f"the audit does not name pointer {entry.offset}, whose {how} is damaged")
+
+
+def _reader(objects: Mapping[str, bytes]) -> ReadRange:
+    async def read(store: str, key: str, offset: int, length: int) -> bytes:
+        body = objects.get(key)
+        if body is None:
+            raise NotFoundError(f"object '{key}' of {store} is not there")
+        if offset + length > len(body):
+            raise CorruptDataError(f"object '{key}' has {len(body)} bytes, asked for {length} from {offset}")
+        return body[offset : offset + length]
+
+    return read

@@ -1,0 +1,145 @@
+"""What a consumer group is promised, checked on each record that it delivers and each position that it stores. Pure.
+
+A group skips nothing but what retention took. It stores only what it has iterated, as a contiguous prefix. Whoever
+takes a partition over goes on exactly at a position that was read from the queue since it was last assigned to it:
+so it re-reads at most what was not stored. What is paused delivers nothing, what is sought goes on where it was sought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from memq.topic import Position, ReadPartition
+from tests.simulation.read_log import Place, ReadLog
+
+Group = tuple[str, ReadPartition]
+Reader = tuple[str, ReadPartition]  # consumer, one life of it
+NOTHING = -1  # the place of a group that has stored nothing: the beginning
+
+
+class GroupRules:
+    """All groups of one run. `logs` are what lies in the queue; `fail` is told each finding."""
+
+    def __init__(
+        self,
+        logs: Mapping[ReadPartition, ReadLog],
+        fail: Callable[[str], None],
+        now: Callable[[], float],
+        first_place: Callable[[bytes], tuple[ReadPartition, int] | None],
+    ) -> None:
+        self.consumed = 0
+        self.commits = 0
+        self._logs = logs
+        self._fail = fail
+        self._now = now
+        self._first_place = first_place
+        self._reached: dict[Group, int] = {}  # all below it was iterated, or taken by retention
+        self._fetched: dict[Group, list[tuple[float, int]]] = {}  # stored places that were read, and when
+        self._born_s: dict[str, float] = {}
+        self._since_s: dict[Reader, float] = {}  # when it was assigned the last time
+        self._cursors: dict[Reader, int] = {}
+        self._starts: dict[Reader, list[int]] = {}  # where it may begin after it was assigned
+        self._paused: dict[Reader, None] = {}
+
+    # ---- what consumers do -----------------------------------------------------------------------
+
+    def begin(self, consumer: str) -> None:
+        """A consumer starts: it reads where its groups stand from here on."""
+        self._born_s[consumer] = self._now()
+
+    def assign(self, consumer: str, group: str, partition: ReadPartition) -> None:
+        """A consumer gets a partition: it goes on where its group stood, as it was read since the last time."""
+        reader = (consumer, partition)
+        since_s = self._since_s.get(reader, self._born_s.get(consumer, 0.0))
+        self._since_s[reader] = self._now()
+        self._starts[reader] = [at for when, at in self._fetched.get((group, partition), []) if when >= since_s]
+        self._cursors.pop(reader, None)
+        self._paused.pop(reader, None)
+
+    def seek(self, consumer: str, partition: ReadPartition, place: Place) -> None:
+        """A consumer goes on elsewhere, at what its group has iterated or behind that."""
+        reader = (consumer, partition)
+        self._cursors[reader] = self._log(partition).index_of(*place)
+        self._starts.pop(reader, None)
+
+    def pause(self, consumer: str, partition: ReadPartition, *, paused: bool) -> None:
+        """A consumer wants nothing of a partition, or wants it again."""
+        self._paused.pop((consumer, partition), None)
+        if paused:
+            self._paused[consumer, partition] = None
+
+    def iterated(self, group: str, partition: ReadPartition) -> range:
+        """Return the places that the group has iterated and retention has left."""
+        return range(self._log(partition).begin_index, self._reached.get((group, partition), 0))
+
+    def consume(self, consumer: str, group: str, partition: ReadPartition, place: Place, value: bytes) -> None:
+        """A consumer delivers the record at (pointer offset, record index)."""
+        self.consumed += 1
+        log, reader = self._log(partition), (consumer, partition)
+        at = log.index_of(*place)
+        if reader in self._paused:
+            self._fail(f"{consumer} delivers record {at} of {partition}, which it has paused")
+        if at >= len(log.stream) or log.stream[at].value != value or _place(log, at) != place:
+            if not self._is_late_copy(log, place, value):
+                words = f"{value[:40]!r} at {place} of {partition}"
+                self._fail(f"{consumer} delivers {words}, which is not what lies there")
+            return
+        self._check_next(log, reader, at)
+        reached = self._reached.get((group, partition), 0)
+        if at > max(reached, log.begin_index):
+            self._fail(f"group {group} skips records {reached} to {at} of {partition}")
+        self._reached[group, partition] = max(reached, at + 1)
+        self._cursors[reader] = at + 1
+
+    def _check_next(self, log: ReadLog, reader: Reader, at: int) -> None:
+        """Check that a reader goes on where it was, or where its group stood; over what retention took it may go."""
+        consumer, partition = reader
+        cursor = self._cursors.get(reader)
+        if cursor is not None and at != max(cursor, min(at, log.begin_index)):
+            self._fail(f"{consumer} delivers record {at} of {partition}, the next one is {cursor}")
+        starts = self._starts.pop(reader, None)
+        if cursor is None and starts is not None and not any(_may_start(log, start, at) for start in starts):
+            self._fail(f"{consumer} begins with record {at} of {partition}, stored were {sorted(set(starts))}")
+
+    def _is_late_copy(self, log: ReadLog, place: Place, value: bytes) -> bool:
+        """Whether it is a copy of a record that retention took: who looks back does not see the first one any more."""
+        first = self._first_place(value)
+        return first is not None and log.value_at(*place) == value and log.is_expired(first[1])
+
+    # ---- what the queue stores ---------------------------------------------------------------------
+
+    def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
+        """A position of the group is stored."""
+        self.commits += 1
+        log = self._log(partition)
+        at = log.index_of(position.pointer_offset, position.record_index)
+        reached = max(self._reached.get((group, partition), 0), log.begin_index)
+        if at > reached:
+            self._fail(f"group {group} stores {position} of {partition}: record {at}, it has iterated {reached}")
+
+    def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
+        """Somebody asks where the group stands; None when it has stored nothing."""
+        log = self._log(partition)
+        at = NOTHING if position is None else log.index_of(position.pointer_offset, position.record_index)
+        self._fetched.setdefault((group, partition), []).append((self._now(), at))
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def is_drained(self, group: str) -> bool:
+        """Say whether a group has delivered all there is."""
+        return all(
+            max(self._reached.get((group, partition), 0), log.begin_index) == len(log.stream)
+            for partition, log in self._logs.items()
+        )
+
+    def _log(self, partition: ReadPartition) -> ReadLog:
+        return self._logs.get(partition) or ReadLog()
+
+
+def _place(log: ReadLog, at: int) -> Place:
+    return log.stream[at].offset, log.stream[at].record_index
+
+
+def _may_start(log: ReadLog, start: int, at: int) -> bool:
+    """Whether who starts at a stored place begins with record `at`: all between them was taken by retention."""
+    return at == max(start, 0) or (max(start, 0) < at <= log.begin_index)

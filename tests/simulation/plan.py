@@ -1,0 +1,148 @@
+"""What one run is made of, drawn from its seed: the cluster, its producers and consumers, the weather, and aspects.
+
+An aspect is something that only some runs have, since it takes longer or makes the world harder to read.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from memq.topic import CLOCK_ERROR_MS, TopicSettings
+from tests.simulation.cluster import SETTINGS, Shape
+from tests.simulation.faults import LEVELS, Faults
+
+ASPECTS = ("house", "levels", "jumps", "wander")
+ASPECT_RATE = 0.3
+SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
+CALM_SWEEP_AGE_MS = 25_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one run is made of."""
+
+    seed: int
+    faults: Faults
+    shape: Shape
+    producers: tuple[str, ...] = ("plain",)  # "plain", "product", or that with acks: "one", "none"; a process each
+    consumers: tuple[str, ...] = ()  # the group of each
+    blocks: int = 150  # per producer
+    block_records_max: int = 5
+    pace_s_max: float = 0.2
+    rest_s: float = 0.0  # how long each producer rests in the middle, so that what it sent grows old
+    wanders: bool = False  # consumers pause and seek
+
+
+def draw_plan(
+    seed: int, level: str, producers: tuple[str, ...] = ("plain", "product"), aspects: tuple[str, ...] | None = None
+) -> Plan:
+    """Draw the cluster of a seed; the aspects too, each for some seeds, unless they are given."""
+    plan = _draw_bare_plan(seed, level, producers)
+    draw = random.Random(f"{seed}/aspects")
+    drawn = tuple(name for name in ASPECTS if draw.random() < ASPECT_RATE)
+    for name in drawn if aspects is None else aspects:
+        plan = _CHANGES[name](plan, level, random.Random(f"{seed}/{name}"))
+    return plan
+
+
+def _draw_bare_plan(seed: int, level: str, producers: tuple[str, ...]) -> Plan:
+    draw = random.Random(f"{seed}/plan")
+    stale_ms = draw.choice([1_000, 2_000, 3_000])
+    delivery_ms = draw.choice([4_000, 10_000, 30_000])
+    settings = draw_settings(stale_ms, delivery_ms, draw)
+    shape = Shape(
+        brokers=draw.randint(1, 3),
+        partitions=draw.choice([1, 1, 2]),
+        refuse=draw.choice(["epoch", "age"]),
+        session_timeout_ms=draw.choice([300, 1_000, 5_000]),
+        governor_ms=draw.choice([100, 500]),
+        settings=settings,
+    )
+    kinds = tuple(draw.choice(producers) for _ in range(draw.randint(1, 3)))
+    consumers = tuple(f"g{draw.randrange(2)}" for _ in range(draw.randint(1, 3)))
+    pace_s = draw.choice([0.02, 0.1, 0.4])
+    faults = LEVELS[level]()
+    faults = replace(faults, chaos=faults.chaos.slower(draw.choice([1, 1, 2, 5])))
+    plan = Plan(seed, faults, shape, kinds, consumers, draw.randint(40, 150), draw.randint(1, 10), pace_s)
+    return with_quick_failover(plan) if level == "sleepy" and draw.random() < 0.5 else plan
+
+
+def with_quick_failover(plan: Plan) -> Plan:
+    """Return the plan with owners that are replaced within S, by a queue that refuses by age: their worst case."""
+    settings = draw_settings(3_000, 10_000, random.Random(f"{plan.seed}/quick"))
+    shape = replace(
+        plan.shape, brokers=3, partitions=1, refuse="age", session_timeout_ms=300, governor_ms=100, settings=settings
+    )
+    faults = replace(plan.faults, chaos=replace(plan.faults.chaos, pause_every_s=0.7, pause_s_max=2.5))
+    return replace(plan, shape=shape, faults=faults)
+
+
+def draw_settings(stale_ms: int, delivery_ms: int, draw: random.Random) -> TopicSettings:
+    """Return topic settings that keep the bounds, scaled down to seconds."""
+    return msgspec.structs.replace(
+        SETTINGS,
+        stale_publish_ms=stale_ms,
+        delivery_timeout_ms=delivery_ms,
+        dedup_window_ms=delivery_ms + 2 * (stale_ms + 20_000),
+        batch_age_ms_max=draw.choice([0, 20, 200]),
+        seal_when_idle=draw.random() < 0.5,
+        batch_blocks_max=draw.choice([1, 3, 50]),
+        ring_slots=draw.choice([2, 4, 16]),
+        uploads_in_flight_max=draw.choice([1, 2, 4]),
+    )
+
+
+def _with_house(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Let pointers expire and unnamed objects be swept, and the producers rest until they are old enough.
+
+    The safety age must be twice what a batch may take from its put to its pointer's landing, and the clock error. A
+    store that is sick in places makes rings hold stored batches for longer than that.
+    """
+    settings = plan.shape.settings
+    retention_ms = settings.dedup_window_ms + draw.randrange(10_000)
+    by_size = draw.random() < 0.3
+    settings = msgspec.structs.replace(
+        settings,
+        retention_ms=0 if by_size else retention_ms,
+        retention_bytes=draw.choice([1_000, 20_000]) if by_size else 0,
+    )
+    brokers = 1 if draw.random() < 0.7 else plan.shape.brokers
+    calm = level == "calm"
+    sweep_age_ms = CALM_SWEEP_AGE_MS if calm else SWEEP_AGE_MS
+    shape = replace(
+        plan.shape,
+        settings=settings,
+        brokers=brokers,
+        housekeeping_s=1.0 if calm else 5.0,
+        sweep_age_ms=sweep_age_ms,
+    )
+    faults, chaos = plan.faults, plan.faults.chaos
+    if calm:
+        chaos = replace(chaos, sick_every_s=4.0, sick_s_max=4 * CALM_SWEEP_AGE_MS / 1000)
+        faults = replace(faults, store=replace(faults.store, latency_s_max=1.0))  # sweeps that take their time
+    rest_s = (retention_ms + CLOCK_ERROR_MS) / 1000 * draw.uniform(0.8, 1.2)
+    return replace(plan, shape=shape, faults=replace(faults, chaos=chaos), rest_s=rest_s)
+
+
+def _with_levels(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Add producers with acks=1 and acks=0, and stop brokers more often: a drain must lose nothing of theirs."""
+    stop_every_s = 0.0 if level == "calm" else draw.choice([4.0, 12.0])
+    faults = replace(plan.faults, chaos=replace(plan.faults.chaos, stop_every_s=stop_every_s))
+    return replace(plan, faults=faults, producers=(*plan.producers, draw.choice(["one", "one", "none"]), "one"))
+
+
+def _with_jumps(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Let wall clocks jump, within the error that clocks may have."""
+    chaos = replace(plan.faults.chaos, jump_every_s=draw.choice([0.5, 3.0, 15.0]))
+    return replace(plan, faults=replace(plan.faults, chaos=chaos))
+
+
+def _with_wandering(plan: Plan, _level: str, _draw: random.Random) -> Plan:
+    """Let consumers pause and seek."""
+    return replace(plan, wanders=True)
+
+
+_CHANGES = {"house": _with_house, "levels": _with_levels, "jumps": _with_jumps, "wander": _with_wandering}
