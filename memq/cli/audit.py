@@ -17,12 +17,13 @@ from memq.client.any_broker import AnyBroker
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.stores import OpenStores
+from memq.errors import MemqError
 from memq.format.block import Buffer
 from memq.format.key import topic_prefix
 from memq.network import Runtime
 from memq.notification.remote import RemoteQueue
 from memq.settings import Value
-from memq.storage_handlers.filesystem import FilesystemHandler
+from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, read_partitions
 
 PLACES_SHOWN = 3
@@ -85,7 +86,7 @@ async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
     runtime = Runtime()
     pool = LinkPool(runtime, bootstrap_addresses(brokers))
     metadata = ClusterMetadata(runtime, pool)
-    stores = OpenStores(metadata)
+    stores = OpenStores(metadata, runtime)
     try:
         topic = (await metadata.topic(name, timeout_s=METADATA_S_MAX)).topic
         any_broker = AnyBroker(pool)
@@ -120,10 +121,10 @@ async def _source(
 
     A folder of the same name on another machine opens too, and holds nothing: then each object would seem missing.
     """
-    direct: dict[str, FilesystemHandler] = {}
+    direct: dict[str, StorageHandler] = {}
     for store in metadata.stores:
         opened = stores(store.name)
-        if isinstance(opened, FilesystemHandler) and await _holds(opened, metadata.cluster, topic):
+        if opened is not None and await _holds(opened, metadata.cluster, topic):
             direct[store.name] = opened
 
     async def read(store: str, key: str, offset: int, length: int) -> Buffer:
@@ -134,7 +135,10 @@ async def _source(
     return read, THROUGH_STORE if len(direct) == len(metadata.stores) else THROUGH_BROKER
 
 
-async def _holds(store: FilesystemHandler, cluster: str, topic: Topic) -> bool:
-    async for _ in store.list(topic_prefix(cluster, topic.name, topic.id)):
-        return True
+async def _holds(store: StorageHandler, cluster: str, topic: Topic) -> bool:
+    try:
+        async for _ in store.list(topic_prefix(cluster, topic.name, topic.id)):
+            return True
+    except MemqError:  # no way to it from here, or no right to list: the broker reads
+        return False
     return False

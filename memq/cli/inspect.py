@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from memq.cli.object_check import readable_blocks
-from memq.cli.object_files import files_of, path_of, read_object
-from memq.cli.options import json_option
+from memq.cli.object_files import Target, find_objects
+from memq.cli.options import json_option, settings_of, settings_options
 from memq.cli.output import count_text, print_json, print_pairs, print_table, size_text, talk, time_text
 from memq.cli.record_json import encode_record
 from memq.errors import CorruptDataError, MemqError, NotFoundError
@@ -22,28 +20,31 @@ _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 @click.command()
 @click.argument("target", metavar="URI|FILE|FOLDER")
 @click.option("--records", is_flag=True, help="Print the records as JSON lines; produce --input json takes them.")
+@settings_options
 @json_option
-def inspect(target: str, records: bool, as_json: bool) -> None:
+def inspect(target: str, records: bool, as_json: bool, config: str | None, profile: str | None) -> None:
     """Show an object's batches, blocks, producers, times and checksums.
 
-    Of a folder, also a data folder, it shows the objects that are below it.
+    Of a folder, also a data folder, it shows the objects that are below it. A URI is file:///PATH or
+    s3://BUCKET/KEY?endpoint=URL, with the section [s3] of the settings.
     """
-    path = path_of(target)
-    if path.is_dir():
-        _inspect_folder(path, records=records, as_json=as_json)
+    found = find_objects(target, settings_of(config, profile).parts().section("s3"))
+    if found.is_folder:
+        _inspect_folder(found, records=records, as_json=as_json)
         return
-    data = read_object(path)
+    (one,) = found.objects
+    data = one.read()
     if records:
         _print_records(data)
         return
     index = open_object(data)
     if as_json:
-        print_json({"object": str(path), "bytes": len(data), **_index_json(index)})
+        print_json({"object": one.name, "bytes": len(data), **_index_json(index)})
         return
     meta = index.meta
     print_pairs(
         (
-            ("object", str(path)),
+            ("object", one.name),
             ("size", f"{size_text(len(data))} ({len(data):,} bytes)"),
             ("written", f"{time_text(meta.created_ms)} by broker {meta.broker} of cluster {meta.cluster}"),
             ("holds", _contents(index)),
@@ -54,29 +55,29 @@ def inspect(target: str, records: bool, as_json: bool) -> None:
         _print_batch(data, index, number, batch)
 
 
-def _inspect_folder(path: Path, *, records: bool, as_json: bool) -> None:
+def _inspect_folder(folder: Target, *, records: bool, as_json: bool) -> None:
     """Show each object in a line, as JSON in whole, or with its records. What can't be read is said on stderr."""
-    files, damaged = files_of(path), 0
-    if not files:
-        raise NotFoundError(f"no file lies below '{path}'", hint="name an object, or a folder with some")
-    for file in files:
+    damaged = 0
+    if not folder.objects:
+        raise NotFoundError(f"no file lies below '{folder.name}'", hint="name an object, or a folder with some")
+    for one in folder.objects:
         try:
-            data = read_object(file)
+            data = one.read()
             if records:
                 _print_records(data)
                 continue
             index = open_object(data)
         except MemqError as error:
             damaged += 1
-            talk(f"{file}: {error}")
+            talk(f"{one.name}: {error}")
             continue
         if as_json:
-            print_json({"object": str(file), "bytes": len(data), **_index_json(index)})
+            print_json({"object": one.name, "bytes": len(data), **_index_json(index)})
         else:
             written = time_text(index.meta.created_ms)
-            click.echo(f"{file}: {size_text(len(data))}, {_contents(index)}, written {written}")
+            click.echo(f"{one.name}: {size_text(len(data))}, {_contents(index)}, written {written}")
     if damaged:
-        raise CorruptDataError(f"{count_text(damaged, 'object')} below '{path}' can't be read")
+        raise CorruptDataError(f"{count_text(damaged, 'object')} below '{folder.name}' can't be read")
 
 
 def _contents(index: ObjectIndex) -> str:

@@ -1,26 +1,57 @@
-"""Finds and reads objects by path or URI."""
+"""Finds and reads objects by path or URI: files, and objects in buckets."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from memq.errors import InvalidRequestError, NotFoundError, TooLargeError
+from memq.network import Runtime
+from memq.settings import Section
 
 OBJECT_BYTES_MAX = 1 << 30  # over any object that a broker writes: batch_bytes_max is at most 256 MiB
 
 
-def path_of(target: str) -> Path:
-    """Return the path of a file, a folder, or a `file:///…` URI; of a data folder the one with its objects.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One object: how it is called in what is printed, and how its bytes are read."""
 
-    Raises: NotFoundError, InvalidRequestError for other URIs.
+    name: str
+    read: Callable[[], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path or a URI names: one object, or all that are below it."""
+
+    name: str
+    is_folder: bool
+    objects: tuple[Found, ...]
+
+
+def find_objects(target: str, section: Section) -> Target:
+    """Return what a path, `file:///…` or `s3://BUCKET/KEY` names; of a data folder its objects.
+
+    `section` is what the settings say of S3. Raises: NotFoundError, InvalidRequestError for other URIs.
     """
     scheme, separator, _ = target.partition("://")
-    if separator and scheme != "file":
+    if separator and scheme == "s3":
+        return asyncio.run(_find_in_bucket(target, section))
+    path = _path_of(target, scheme if separator else "")
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return Target(str(path), path.is_dir(), tuple(Found(str(file), _reader(file)) for file in files))
+
+
+def _path_of(target: str, scheme: str) -> Path:
+    if scheme and scheme != "file":
         raise InvalidRequestError(
-            f"can't open '{target[:120]}': no store for '{scheme}'", hint="give a path or file:///path"
+            f"can't open '{target[:120]}': no store for '{scheme}'",
+            hint="give a path, file:///path or s3://bucket/key?endpoint=…",
         )
-    path = Path(unquote(urlsplit(target).path)) if separator else Path(target)
+    path = Path(unquote(urlsplit(target).path)) if scheme else Path(target)
     if not path.exists():
         raise NotFoundError(f"no file or folder '{target[:120]}'", hint="check the path")
     if (path / "cluster.json").is_file() and (path / "objects").is_dir():
@@ -28,20 +59,56 @@ def path_of(target: str) -> Path:
     return path
 
 
-def files_of(path: Path) -> list[Path]:
-    """Return the file itself, or every file below a folder, sorted."""
-    if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file())
-    return [path]
+def _reader(path: Path) -> Callable[[], memoryview]:
+    def read() -> memoryview:
+        """Return a file's bytes. Raises: OSError; TooLargeError over 1 GiB."""
+        _check_size(str(path), path.stat().st_size)
+        return memoryview(path.read_bytes())
+
+    return read
 
 
-def read_object(path: Path) -> memoryview:
-    """Return an object's bytes. Raises: OSError; InvalidRequestError for a folder, TooLargeError over 1 GiB."""
-    if path.is_dir():
-        raise InvalidRequestError(f"'{path}' is a folder", hint="name one object")
-    size = path.stat().st_size
+def _check_size(name: str, size: int) -> None:
     if size > OBJECT_BYTES_MAX:
         raise TooLargeError(
-            f"'{path}' has {size} bytes, an object has at most {OBJECT_BYTES_MAX}", hint="not an object"
+            f"'{name}' has {size} bytes, an object has at most {OBJECT_BYTES_MAX}", hint="not an object"
         )
-    return memoryview(path.read_bytes())
+
+
+async def _find_in_bucket(target: str, section: Section) -> Target:
+    """Look for an object of this key, then for what lies below it."""
+    from memq.storage_handlers.s3 import open_store
+
+    parts = urlsplit(target)
+    key = unquote(parts.path).strip("/")
+    bucket = urlunsplit((parts.scheme, parts.netloc, "", parts.query, ""))
+    store = open_store(bucket, Runtime(), section)
+
+    def found(name: str) -> Found:
+        return Found(f"s3://{parts.netloc}/{name}", lambda: memoryview(asyncio.run(_read(bucket, section, name))))
+
+    try:
+        if key:
+            try:
+                await store.size(key)
+            except NotFoundError:
+                pass
+            else:
+                return Target(target, False, (found(key),))
+        below = [entry.key async for entry in store.list(f"{key}/" if key else "")]
+    finally:
+        await store.close()
+    if key and not below:
+        raise NotFoundError(f"no object '{key}' in bucket '{parts.netloc}', and none below it", hint="check the key")
+    return Target(target, True, tuple(map(found, below)))
+
+
+async def _read(bucket: str, section: Section, key: str) -> bytes:
+    from memq.storage_handlers.s3 import open_store
+
+    store = open_store(bucket, Runtime(), section)
+    try:
+        _check_size(key, await store.size(key))
+        return await store.get(key)
+    finally:
+        await store.close()

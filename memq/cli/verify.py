@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from memq.cli.object_check import check_object
-from memq.cli.object_files import files_of, path_of, read_object
-from memq.cli.options import broker_options, brokers_of, json_option
+from memq.cli.object_files import Found, find_objects
+from memq.cli.options import broker_options, brokers_of, json_option, settings_of
 from memq.cli.output import count_text, print_json, talk
 from memq.errors import CorruptDataError
 from memq.settings import Value
@@ -49,17 +49,18 @@ def verify(
 ) -> None:
     """Check objects from end to end: trailer, index, every block's checksum and columns.
 
-    A folder is checked with all that is below it; of a memq data folder that is its objects. A name without a path is a
-    topic: it is read from its beginning as a consumer does. What was acked and is not there is no damage of an object:
-    memq audit finds it.
+    A URI is file:///PATH or s3://BUCKET/KEY?endpoint=URL. A folder is checked with all that is below it; of a memq data
+    folder that is its objects. A name without a path is a topic: it is read from its beginning as a consumer does. What
+    was acked and is not there is no damage of an object: memq audit finds it.
     """
     tally = Tally(quiet=as_json)
     topics = [target for target in targets if _is_topic(target)]
-    paths = [file for target in targets if target not in topics for file in files_of(path_of(target))]
+    section = settings_of(config, profile).parts().section("s3")
+    objects = [one for target in targets if target not in topics for one in find_objects(target, section).objects]
     try:
-        with _progress(paths) as moving:
-            for path in moving:
-                _verify_file(path, tally)
+        with _progress(objects) as moving:
+            for one in moving:
+                _verify_object(one, tally)
         for topic in topics:
             _verify_topic(brokers_of(config, profile, flags), topic, tally)
     except KeyboardInterrupt:
@@ -73,13 +74,13 @@ def _is_topic(target: str) -> bool:
     return not any(mark in target for mark in "/\\:") and not Path(target).exists()
 
 
-def _verify_file(path: Path, tally: Tally) -> None:
-    verdict = check_object(read_object(path))
+def _verify_object(one: Found, tally: Tally) -> None:
+    verdict = check_object(one.read())
     tally.objects += 1
     tally.blocks += verdict.blocks
     tally.records += verdict.records
     for finding in verdict.findings:
-        tally.find(str(path), {"offset": finding.offset}, finding.code, finding.text)
+        tally.find(one.name, {"offset": finding.offset}, finding.code, finding.text)
 
 
 def _verify_topic(brokers: str, topic: str, tally: Tally) -> None:
@@ -111,10 +112,10 @@ def _report(tally: Tally, *, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _progress(paths: list[Path]) -> Iterator[Iterable[Path]]:
+def _progress(objects: list[Found]) -> Iterator[Iterable[Found]]:
     """Show a bar on a terminal when there is much to do."""
-    if len(paths) < 2 or not sys.stderr.isatty():
-        yield paths
+    if len(objects) < 2 or not sys.stderr.isatty():
+        yield objects
         return
-    with click.progressbar(paths, label="verify", file=sys.stderr) as bar:
+    with click.progressbar(objects, label="verify", file=sys.stderr) as bar:
         yield bar

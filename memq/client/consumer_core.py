@@ -62,7 +62,7 @@ class ConsumerCore:
         any_broker = AnyBroker(self._pool)
         self._queue = RemoteQueue(any_broker)
         self._places = Places(self._queue)
-        self._stores = OpenStores(self._metadata)
+        self._stores = OpenStores(self._metadata, runtime)
         self._dead_letters = DeadLetters(runtime, addresses)
         self._topics: dict[str, Topic] = {}
         self._changed = asyncio.Event()
