@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks.children.commands import answer, commands_async, options, use_cubic
 from memq.broker.broker import Broker
-from memq.broker.dev import calm_collector
+from memq.broker.process import calm_collector
 from memq.clock import SystemClock
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from memq.broker.dev import STORE_NAME
+from memq.broker.process import STORE_NAME
 from memq.broker.restore import Restored, Restorer
 from memq.errors import InvalidRequestError
 from memq.governor.data_folder import DataFolder

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import fields
 
 import click
 
 from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import setting_options, settings_of
+from memq.cli.ready import say_ready
 from memq.errors import InvalidRequestError
-from memq.settings import BrokerSettings, Value
+from memq.settings import BrokerSettings, Value, rules_of
 
 
 @click.command()
-@setting_options(*(part.name for part in fields(BrokerSettings)))
+@setting_options(*rules_of(BrokerSettings))
 def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Run broker, store and queue in one process.
 
@@ -28,14 +28,9 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     log_to_stderr(settings.log_level, settings.log_format)
     import uvloop
 
-    from memq.broker.dev import calm_collector, serve
+    from memq.broker.dev import serve
+    from memq.broker.process import calm_collector
 
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings, _say_ready))
-
-
-def _say_ready(address: str) -> None:
-    """Print the line that programs wait for; at once, also into a pipe."""
-    click.echo(f"memq ready: {address}")
-    sys.stdout.flush()
+        return runner.run(serve(settings, say_ready))

@@ -21,6 +21,9 @@ _METAVARS = {
     "cluster": "NAME",
     "broker_id": "NAME",
     "zone": "NAME",
+    "store": "URL",
+    "queue": "URL",
+    "coordinator": "URL",
 }
 
 _TIME_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import random
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class DataFolder:
         """
         try:
             _make_folders(path)
-            lock = _take_lock(path)
+            lock = lock_folder(path)
         except OSError as error:
             raise _folder_error(path, error) from error
         try:
@@ -98,7 +99,11 @@ class DataFolder:
 
 def _make_folders(path: Path) -> None:
     """Make the folders, and fsync the parents of new ones: else a power loss takes them with all that they hold."""
-    for folder in [*reversed(path.parents), path, path / "objects", path / "tmp"]:
+    _make_each([*reversed(path.parents), path, path / "objects", path / "tmp"])
+
+
+def _make_each(folders: Iterable[Path]) -> None:
+    for folder in folders:
         if not folder.is_dir():
             with suppress(FileExistsError):
                 folder.mkdir()
@@ -107,8 +112,22 @@ def _make_folders(path: Path) -> None:
             sync_folder(folder.parent)
 
 
-def _take_lock(path: Path) -> int:
-    """Lock the folder by flock, which the kernel lets go when the process ends; the pid inside is for people."""
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, each fsynced in its parent.
+
+    Raises: DeniedError, InvalidRequestError, StoreError.
+    """
+    try:
+        _make_each([*reversed(path.parents), path])
+    except OSError as error:
+        raise _folder_error(path, error) from error
+
+
+def lock_folder(path: Path) -> int:
+    """Lock the folder by flock, which the kernel lets go when the process ends; the pid inside is for people.
+
+    Raises: InvalidRequestError when another process holds it.
+    """
     lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -377,7 +377,7 @@ def test_a_sweep_leaves_what_a_partition_that_was_let_go_of_still_holds() -> Non
             await rig.store.reached.wait()
             coordinator = broker.services.coordinator
             (current,) = await coordinator.assignments()
-            broker.partitions._governs = False  # else it takes the partition back at once
+            broker.governor = None  # else it takes the partition back at once
             await coordinator.set_assignment(type(current)(**{**fields_of(current), "broker": "another"}))
             await broker.partitions.refresh()
             assert not broker.partitions.processors

@@ -1,0 +1,133 @@
+"""A broker of a cluster, put together from its settings: store, queue and coordinator by their URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from memq.broker.broker import Broker
+from memq.broker.process import STORE_NAME, run_broker
+from memq.errors import InvalidSettingError
+from memq.governor import Coordinator
+from memq.governor.data_folder import lock_folder, make_folder
+from memq.governor.standalone import StandaloneCoordinator
+from memq.network import Runtime
+from memq.notification import NotificationQueue
+from memq.notification.sqlite import SqliteQueue
+from memq.settings import BrokerSettings, PartSettings, did_you_mean
+from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.filesystem import FilesystemHandler
+
+Part = TypeVar("Part")
+Open = Callable[[PartSettings, Runtime, str], Part]
+
+
+def open_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:
+    """Return the store that the settings name. Raises: InvalidSettingError, and what its handler raises."""
+    return _chosen("store", settings.store, STORES)(settings, runtime, cluster)
+
+
+def open_queue(settings: PartSettings, runtime: Runtime, cluster: str) -> NotificationQueue:
+    """Return the notification queue that the settings name. Raises: as `open_store`."""
+    return _chosen("queue", settings.queue, QUEUES)(settings, runtime, cluster)
+
+
+def open_coordinator(settings: PartSettings, runtime: Runtime, cluster: str) -> Coordinator:
+    """Return the coordinator that the settings name. Raises: as `open_store`."""
+    return _chosen("coordinator", settings.coordinator, COORDINATORS)(settings, runtime, cluster)
+
+
+async def serve_cluster(
+    settings: BrokerSettings, parts: PartSettings, ready: Callable[[str], None], *, runtime: Runtime | None = None
+) -> int:
+    """Run a broker of a cluster until SIGTERM or SIGINT, drain it, and return the exit code: see `run_broker`.
+
+    Store and queue are checked before clients can come. Raises: MemqError for what stands in the way of the start.
+    """
+    runtime = runtime or Runtime()
+    opened: list[Callable[[], Awaitable[None]]] = []
+    try:
+        coordinator = open_coordinator(parts, runtime, settings.cluster)
+        opened.append(coordinator.close)
+        store = open_store(parts, runtime, settings.cluster)
+        opened.append(store.close)
+        queue = open_queue(parts, runtime, settings.cluster)
+        opened.append(queue.close)
+        await coordinator.brokers()  # what is wrong with it is said now
+        broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator)
+        await broker.check()
+        return await run_broker(broker, settings, runtime, ready)
+    finally:
+        for close in reversed(opened):
+            await close()
+
+
+# ---- the tables --------------------------------------------------------------------------------
+
+
+def _chosen(name: str, url: str, table: dict[str, Open[Part]]) -> Open[Part]:
+    scheme, colon, _ = url.partition(":")
+    if colon and scheme in table:
+        return table[scheme]
+    raise InvalidSettingError(
+        f"setting {name} = '{url[:200]}' names no kind of {name} that there is",
+        hint=did_you_mean(scheme, table) if colon else f"write it as {' or '.join(f'{kind}:…' for kind in table)}",
+    )
+
+
+def _path(name: str, url: str) -> Path:
+    """Return the file or folder of `file:FOLDER`, `file:///FOLDER`, `sqlite:FILE`, `standalone:FILE`."""
+    parts = urlsplit(url)
+    if parts.netloc or parts.query or parts.fragment or not parts.path:
+        raise InvalidSettingError(
+            f"setting {name} = '{url[:200]}' names no path", hint=f"write {parts.scheme}:PATH or {parts.scheme}:///PATH"
+        )
+    return Path(url2pathname(parts.path))
+
+
+def _file_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:
+    root = _path("store", settings.store)
+    tmp = root.parent / f"{root.name}.tmp"  # beside it: on the same file system, and in no listing
+    make_folder(root)
+    make_folder(tmp)
+    return FilesystemHandler(root, tmp)
+
+
+def _s3_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:
+    from memq.storage_handlers.s3 import open_from_settings
+
+    return open_from_settings(settings, runtime)
+
+
+def _sqlite_queue(settings: PartSettings, runtime: Runtime, cluster: str) -> NotificationQueue:
+    file = _path("queue", settings.queue)
+    make_folder(file.parent)
+    return SqliteQueue(file, runtime.clock)
+
+
+def _kafka_queue(settings: PartSettings, runtime: Runtime, cluster: str) -> NotificationQueue:
+    from memq.notification.kafka import open_from_settings
+
+    return open_from_settings(settings, runtime)
+
+
+def _standalone(settings: PartSettings, runtime: Runtime, cluster: str) -> Coordinator:
+    """One broker alone: the folder of its file is locked until the process ends, as that of `memq dev` is."""
+    file = _path("coordinator", settings.coordinator)
+    make_folder(file.parent)
+    lock_folder(file.parent)
+    return StandaloneCoordinator(file, cluster, runtime.clock)
+
+
+def _zookeeper(settings: PartSettings, runtime: Runtime, cluster: str) -> Coordinator:
+    from memq.governor.zookeeper.settings import open_from_settings
+
+    return open_from_settings(settings, runtime, cluster)
+
+
+STORES: dict[str, Open[StorageHandler]] = {"file": _file_store, "s3": _s3_store}
+QUEUES: dict[str, Open[NotificationQueue]] = {"sqlite": _sqlite_queue, "kafka": _kafka_queue}
+COORDINATORS: dict[str, Open[Coordinator]] = {"standalone": _standalone, "zookeeper": _zookeeper}
