@@ -52,7 +52,8 @@ class PointerWriter(Protocol):
     partition only grow, and when nobody else wrote, the next offset follows on the last. A queue refuses
     either a lower epoch than the highest that it holds of that write partition (sqlite, memory), or a
     queue time older than `stale_publish_ms` (kafka; memory when asked to).
-    Non-promises: after QueueError, a timeout or a cancelled call the entry may be there or appear later.
+    Non-promises: after QueueError, a timeout or a cancelled call the entry may be there or appear later; the next call
+    may raise QueueError for that, and has published nothing then.
     QueueRefusedError does not mean absent either: an earlier try may be in the log.
     Raises: EpochFencedError (sqlite, memory: a higher epoch is there), QueueRefusedError (too old),
     QueueError (may pass), NotFoundError (no such partition), TooLargeError.
@@ -123,7 +124,8 @@ class Groups(Protocol):
 
     Promises: at any time a partition is assigned to at most one member of a group; a member that is
     silent for its session timeout loses everything at once; a commit by a member that does not hold the
-    partition in its generation is refused whole. Positions of partitions outlive members.
+    partition in its generation is refused whole. Positions of partitions outlive members, where the queue bounds that
+    by a time, for that time (kafka: offsets.retention.minutes after the last member left).
     Raises: GenerationFencedError, QueueError, NotFoundError (group), InvalidNameError,
     InvalidRequestError (reset or delete while members are active).
     """
@@ -131,7 +133,11 @@ class Groups(Protocol):
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
-        """Enter the group, or change the partitions that the member wants to share in."""
+        """Enter the group, or change the partitions that the member wants to share in.
+
+        Name all partitions of a topic: a queue may know topics only, and share out those that are not named too. What
+        is assigned may come later, with a heartbeat.
+        """
         ...
 
     async def heartbeat(
@@ -145,7 +151,7 @@ class Groups(Protocol):
         ...
 
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
-        """Store positions, all or none.
+        """Store positions, all or none; after QueueError some may be stored, and storing all again is right.
 
         A member "" with generation -1 commits from outside the membership: allowed only while the group has
         no members.
@@ -161,7 +167,7 @@ class Groups(Protocol):
         ...
 
     async def describe(self, group: str) -> GroupState:
-        """Return members and positions."""
+        """Return members and positions. The generation is 0 when the queue does not tell it."""
         ...
 
     async def delete_group(self, group: str) -> None:
@@ -184,7 +190,10 @@ class PartitionAdmin(Protocol):
         ...
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
-        """Delete partitions with their entries and the groups' positions in them."""
+        """Delete partitions with their entries and the groups' positions in them.
+
+        A topic goes as a whole: name all of its partitions. A queue may delete those that are not named with them.
+        """
         ...
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """Starts at some wall time; `advance` moves the wall clock and the monotonic clock alike."""
+    """Starts at some wall time, or at `wall_ms`; `advance` moves the wall clock and the monotonic clock alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall_ms: int = 1_760_001_000_000) -> None:
         self._now_ms = 1_000_000
-        self._start_wall_ms = 1_760_000_000_000
+        self._start_wall_ms = wall_ms - self._now_ms
 
     def advance(self, milliseconds: int) -> None:
         self._now_ms += milliseconds

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import pytest
@@ -39,7 +40,9 @@ Scenario = Callable[[NotificationQueue, ManualClock], Awaitable[None]]
 
 def over_queues(scenario: Scenario) -> Callable[[str, Path], None]:
     """Make a test of a scenario, once per queue."""
-    return _over(scenario, list(QUEUES))
+    test = _over(scenario, list(QUEUES))
+    test.everywhere = True  # type: ignore[attr-defined]
+    return test
 
 
 def over_queues_that_refuse(rule: Literal["epoch", "age"]) -> Callable[[Scenario], Callable[[str, Path], None]]:
@@ -62,7 +65,17 @@ def _over(scenario: Scenario, kinds: list[str]) -> Callable[[str, Path], None]:
         asyncio.run(run())
 
     test.__name__ = scenario.__name__
+    test.scenario = scenario  # type: ignore[attr-defined]  # the suites on real servers take it from here
     return test
+
+
+def scenarios_of(module: ModuleType, without: Collection[str] = ()) -> list[Scenario]:
+    """Return the scenarios of a contract module that run over every queue, but for those named in `without`."""
+    tests = [getattr(module, name) for name in dir(module) if name.startswith("test_")]
+    found = [test.scenario for test in tests if getattr(test, "everywhere", False)]
+    left = [scenario for scenario in found if scenario.__name__ not in without]
+    assert len(found) - len(left) == len(without), "a scenario that is left out is not there"
+    return left
 
 
 def part(number: int = 0, topic: str = "clicks", topic_id: str = "0a" * 16) -> ReadPartition:

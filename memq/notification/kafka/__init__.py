@@ -1,0 +1,34 @@
+"""Kafka as the notification queue: a read partition is a partition of a Kafka topic, a pointer one record of it.
+
+`docs/adr/` says why it is laid out so. Everything that imports confluent-kafka lies behind `open_from_settings`, since
+that library is the extra `[kafka]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memq.errors import InvalidSettingError
+from memq.network import Runtime
+from memq.notification.kafka.settings import kafka_settings
+from memq.settings import PartSettings
+
+if TYPE_CHECKING:
+    from memq.notification.kafka.queue import KafkaQueue
+
+
+def open_from_settings(settings: PartSettings, runtime: Runtime) -> KafkaQueue:
+    """Return the queue that `queue = "kafka://HOST:PORT,…"` and the section `[kafka]` name.
+
+    It belongs to one event loop. Nothing is reached here: `check` says whether Kafka answers.
+    Raises: InvalidSettingError, also when confluent-kafka is not installed.
+    """
+    chosen = kafka_settings(settings.queue, settings.section("kafka"))
+    try:
+        from memq.notification.kafka.queue import KafkaQueue
+    except ModuleNotFoundError as error:
+        raise InvalidSettingError(
+            f"queue = '{settings.queue[:120]}' needs {error.name}, which is not installed",
+            hint="pip install 'memq[kafka]'",
+        ) from error
+    return KafkaQueue(chosen, runtime)

@@ -1,0 +1,38 @@
+"""What librdkafka's clients said of their connections last: the cause behind a request that only timed out."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from memq.errors import MemqError
+from memq.notification.kafka.failures import failure, is_denial
+
+
+class Complaints:
+    """The last complaint of all clients of one queue. A certificate or a login that is refused shows nowhere else.
+
+    Clients call `note` on their own threads; it only sets an attribute.
+    """
+
+    def __init__(self) -> None:
+        self._last: KafkaError | None = None
+
+    def note(self, error: KafkaError) -> None:
+        """Take what a client complains of, as its `error_cb`."""
+        last = self._last
+        vague = error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT)
+        if last is None or not (vague and is_denial(last)):  # the connection that is lost is lost for that reason
+            self._last = error
+
+    def settled(self) -> None:
+        """Forget it: Kafka has answered."""
+        self._last = None
+
+    def failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
+        """Return memq's error for a request that failed, with the complaint that explains it."""
+        last = self._last
+        code = (error.args[0] if isinstance(error, KafkaException) else error).code()
+        silent = code in (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
+        if last is None or not silent:
+            return failure(error, doing)
+        return failure(last if is_denial(last) else error, doing, last.str().lower())

@@ -1,0 +1,72 @@
+"""What Kafka's errors mean to memq's callers: the one place where codes of librdkafka are judged."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from memq.errors import (
+    DeniedError,
+    GenerationFencedError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    QueueError,
+    QueueRefusedError,
+    TooLargeError,
+)
+
+_NOT_THERE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_DENIED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the right to use the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the right to use the group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "a right on the cluster (Create, Alter, Describe, or IdempotentWrite)",
+    KafkaError._AUTHENTICATION: "to log in: check sasl.* in [kafka]",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "to log in: check sasl.* in [kafka]",
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: "another sasl.mechanism in [kafka]",
+    KafkaError._SSL: "to be trusted: check ssl.* in [kafka] and the name in the server's certificate",
+}
+_FENCED = {
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.FENCED_MEMBER_EPOCH,
+}
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_INVALID = {
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.INVALID_REPLICATION_FACTOR,
+    KafkaError.INVALID_CONFIG,
+    KafkaError.INVALID_SESSION_TIMEOUT,
+    KafkaError.UNSUPPORTED_VERSION,
+}
+
+
+def failure(error: KafkaError | KafkaException, doing: str, cause: str = "") -> MemqError:
+    """Return memq's error for one of Kafka's that was met while `doing` something; `cause` is what is known besides."""
+    found = error.args[0] if isinstance(error, KafkaException) else error
+    code, text = found.code(), found.str()
+    said = f"{doing}: {text.lower() if text else found.name()}" + (f" ({cause})" if cause else "")
+    if code in _NOT_THERE:
+        return NotFoundError(said)
+    if code == KafkaError.INVALID_TIMESTAMP:
+        return QueueRefusedError(said)
+    if code in _DENIED:
+        return DeniedError(said, hint=f"Kafka denies {_DENIED[code]}")
+    if code in _FENCED:
+        return GenerationFencedError(said)
+    if code in _TOO_LARGE:
+        return TooLargeError(said)
+    if code in _INVALID:
+        return InvalidRequestError(said)
+    return QueueError(said)
+
+
+def is_denial(error: KafkaError) -> bool:
+    """Whether an error does not pass by itself: a right that is missing, a login or a certificate that is refused."""
+    return error.code() in _DENIED
+
+
+def is_not_there(error: KafkaError) -> bool:
+    """Whether a topic or a partition is not there."""
+    return error.code() in _NOT_THERE

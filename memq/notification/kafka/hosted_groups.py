@@ -1,0 +1,279 @@
+"""Consumer groups by Kafka's own protocol: a Kafka consumer is hosted for each member, positions are its commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from memq.clock import Clock
+from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError, QueueError, ThrottledError
+from memq.notification import GroupState, Membership
+from memq.notification.groups import OUTSIDE_GENERATION, check_member
+from memq.notification.kafka.commit_metadata import decode_commit, encode_metadata
+from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.member import Member
+from memq.notification.kafka.names import Names
+from memq.notification.kafka.settings import KafkaSettings
+from memq.notification.kafka.topics import Topics
+from memq.notification.refusals import check_position
+from memq.tasks import TaskOwner
+from memq.topic import Committed, ReadPartition
+
+JOIN_S = 3.0  # how long a join waits for what Kafka gives; later news come with heartbeats
+EXPIRY_S = 0.5  # how often silent members are looked for
+# A commit may be repeated after these: the group is being balanced, or its coordinator moves.
+_PASSING = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.STALE_MEMBER_EPOCH, KafkaError._NO_OFFSET)
+_ACTIVE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the groups are made of, shared with the rest of the queue."""
+
+    admin: AdminClient
+    settings: KafkaSettings
+    names: Names
+    complaints: Complaints
+    topics: Topics
+    tasks: TaskOwner
+    clock: Clock
+    random: Random
+
+
+class HostedGroups:
+    """Members of groups whose heartbeats come to this process, each with a Kafka consumer and a thread.
+
+    Who shares in one partition of a topic shares in the whole topic: Kafka's groups know no less. A member that was
+    silent for its session timeout leaves its group here; when this process dies, Kafka's own timeout does it.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._timeout_s = parts.settings.request_timeout_ms / 1000
+        self._members: dict[tuple[str, str], Member] = {}
+        self._generation = parts.random.getrandbits(20) << 32
+        self._expiring = False
+
+    # ---- membership --------------------------------------------------------------------------
+
+    async def join(
+        self, group: str, name: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """See `Groups.join`."""
+        check_member(name, partitions, session_timeout_ms)
+        topics = sorted({self._parts.names.kafka_topic(partition) for partition in partitions})
+        member = self._members.get((group, name))
+        if member is None or member.failure is not None:
+            if member is not None:
+                await self._end(group, name)
+            member = self._host(group, name, session_timeout_ms)
+        else:
+            member.holdings.rejoin()
+        member.session_timeout_ms, member.heard_s = session_timeout_ms, self._parts.clock.monotonic()
+        if member.topics != topics:
+            member.changed.clear()
+            member.subscribe(topics)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(JOIN_S):
+                    await member.changed.wait()
+        return self._answer(group, name, member)
+
+    async def heartbeat(self, group: str, name: str, generation: int, released: Sequence[ReadPartition]) -> Membership:
+        """See `Groups.heartbeat`."""
+        member = self._known(group, name)
+        member.holdings.check(generation)
+        member.heard_s = self._parts.clock.monotonic()
+        member.release(generation, released)
+        return self._answer(group, name, member)
+
+    async def leave(self, group: str, name: str) -> None:
+        """See `Groups.leave`. A static member keeps its place in Kafka until its session times out."""
+        if (group, name) in self._members:
+            await self._end(group, name)
+
+    def _host(self, group: str, name: str, session_timeout_ms: int) -> Member:
+        parts = self._parts
+        if len(self._members) >= parts.settings.group_members_max:
+            raise ThrottledError(
+                f"this broker hosts {len(self._members)} members of groups already",
+                hint="raise group_members_max in [kafka], or add brokers",
+            )
+        self._generation += 1 << 16
+        settings = parts.settings.member(parts.names.kafka_group(group), name, session_timeout_ms)
+        member = Member(name, settings, parts.names, parts.complaints, self._generation)
+        self._members[group, name] = member
+        parts.tasks.start(member.serve(), f"kafka member {name}")
+        if not self._expiring:
+            self._expiring = True
+            parts.tasks.start(self._expire(), "kafka members that are silent")
+        return member
+
+    def _known(self, group: str, name: str) -> Member:
+        member = self._members.get((group, name))
+        if member is None:
+            raise GenerationFencedError(f"member '{name}' of group '{group}' is not hosted here; it joins again")
+        if member.failure is not None:
+            raise member.failure
+        return member
+
+    def _answer(self, group: str, name: str, member: Member) -> Membership:
+        if member.failure is not None:
+            raise member.failure
+        return member.holdings.membership()
+
+    async def _end(self, group: str, name: str) -> None:
+        member = self._members.pop((group, name), None)
+        if member is not None:
+            await member.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_S)
+            now_s = self._parts.clock.monotonic()
+            for (group, name), member in list(self._members.items()):
+                if member.failure is not None or (now_s - member.heard_s) * 1000 >= member.session_timeout_ms:
+                    await self._end(group, name)
+
+    async def close(self) -> None:
+        """Leave all groups."""
+        await asyncio.gather(*(self._end(group, name) for group, name in list(self._members)))
+
+    # ---- positions ---------------------------------------------------------------------------
+
+    async def commit(self, group: str, name: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """See `Groups.commit`. What Kafka stored of a commit that failed in part stays; repeating it is harmless."""
+        offsets = [
+            TopicPartition(
+                self._parts.names.kafka_topic(partition),
+                partition.partition,
+                committed.position.pointer_offset,
+                metadata=encode_metadata(committed),
+            )
+            for partition, committed in positions.items()
+        ]
+        for partition, committed in positions.items():
+            check_position(partition, committed)
+        if name == "" and generation == OUTSIDE_GENERATION:
+            await self._commit_outside(group, offsets)
+            return
+        member = self._known(group, name)
+        member.holdings.check_commit(generation, positions)
+        if not offsets:
+            return
+        stored = await member.commit(offsets)
+        if isinstance(stored, KafkaError):
+            raise self._refused(stored, group, offsets)
+        self._check_stored(group, stored)
+
+    def _check_stored(self, group: str, stored: Sequence[TopicPartition]) -> None:
+        failed = [part for part in stored if part.error is not None]
+        if failed:
+            error: Any = failed[0].error
+            raise self._refused(error, group, failed)
+
+    def _refused(self, error: KafkaError, group: str, failed: Sequence[TopicPartition]) -> Exception:
+        names = ", ".join(f"{part.topic} {part.partition}" for part in failed[:5])
+        doing = f"committing {len(failed)} positions of group '{group}' ({names})"
+        if error.code() in _PASSING:
+            return QueueError(f"{doing}: {error.str().lower()}")
+        return self._parts.complaints.failure(error, doing)
+
+    async def _commit_outside(self, group: str, offsets: list[TopicPartition]) -> None:
+        request = ConsumerGroupTopicPartitions(self._parts.names.kafka_group(group), offsets)
+        answers: Any = self._parts.admin.alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
+        try:
+            stored = [part for each in answers.values() for part in (await asyncio.wrap_future(each)).topic_partitions]
+        except KafkaException as error:
+            raise await self._refused_outside(error.args[0], group, offsets) from error
+        failed = [part for part in stored if part.error is not None]
+        if failed:
+            cause: Any = failed[0].error
+            raise await self._refused_outside(cause, group, failed)
+
+    async def _refused_outside(self, error: KafkaError, group: str, failed: Sequence[TopicPartition]) -> Exception:
+        if error.code() in _ACTIVE:
+            return await self._active(group, "positions can't be set")
+        return self._refused(error, group, failed)
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `Groups.committed`."""
+        stored = await self._positions(group)
+        return {partition: stored[partition] for partition in partitions if partition in stored}
+
+    async def _positions(self, group: str) -> dict[ReadPartition, Committed]:
+        request = ConsumerGroupTopicPartitions(self._parts.names.kafka_group(group))
+        answers: Any = self._parts.admin.list_consumer_group_offsets(
+            [request], require_stable=False, request_timeout=self._timeout_s
+        )
+        found: dict[ReadPartition, Committed] = {}
+        for answer in answers.values():
+            listed = await self._parts.topics.ask(answer, f"reading the positions of group '{group}'")
+            for part in listed.topic_partitions:
+                partition = self._parts.names.read_partition(part.topic, part.partition)
+                if partition is not None and part.error is None:
+                    committed = decode_commit(partition, part.offset, part.metadata)
+                    if committed is not None:
+                        found[partition] = committed
+        return dict(sorted(found.items()))
+
+    # ---- what people see and do --------------------------------------------------------------
+
+    async def groups(self) -> Sequence[str]:
+        """See `Groups.groups`."""
+        answer = self._parts.admin.list_consumer_groups(request_timeout=self._timeout_s)
+        listed = await self._parts.topics.ask(answer, "listing groups")
+        names = [self._parts.names.group(each.group_id) for each in listed.valid]
+        return sorted(name for name in names if name is not None)
+
+    async def describe(self, group: str) -> GroupState:
+        """See `Groups.describe`. Kafka does not tell the generation of a group: it is 0."""
+        found = await self._describe(group)
+        members: dict[str, tuple[ReadPartition, ...]] = {}
+        for each in found.members:
+            held = [
+                self._parts.names.read_partition(part.topic, part.partition)
+                for part in each.assignment.topic_partitions
+            ]
+            members[each.group_instance_id or each.client_id] = tuple(sorted(part for part in held if part is not None))
+        return GroupState(group, 0, dict(sorted(members.items())), await self._positions(group))
+
+    async def _describe(self, group: str) -> Any:
+        kafka_group = self._parts.names.kafka_group(group)
+        answers: Any = self._parts.admin.describe_consumer_groups([kafka_group], request_timeout=self._timeout_s)
+        missing = NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups")
+        try:
+            found = await asyncio.wrap_future(answers[kafka_group])
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                raise missing from error
+            raise self._parts.complaints.failure(error, f"describing group '{group}'") from error
+        if found.state == ConsumerGroupState.DEAD:
+            raise missing
+        return found
+
+    async def _active(self, group: str, refusal: str) -> InvalidRequestError:
+        count = len((await self._describe(group)).members)
+        return InvalidRequestError(
+            f"{refusal}: the group has {count} active members", hint="stop the group's consumers first"
+        )
+
+    async def delete(self, group: str) -> None:
+        """See `Groups.delete_group`."""
+        kafka_group = self._parts.names.kafka_group(group)
+        answers: Any = self._parts.admin.delete_consumer_groups([kafka_group], request_timeout=self._timeout_s)
+        try:
+            await asyncio.wrap_future(answers[kafka_group])
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.GROUP_ID_NOT_FOUND:
+                raise NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups") from error
+            if code in _ACTIVE:
+                raise await self._active(group, f"group '{group}' can't be deleted") from error
+            raise self._parts.complaints.failure(error, f"deleting group '{group}'") from error

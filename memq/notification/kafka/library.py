@@ -1,0 +1,41 @@
+"""Makes clients of librdkafka from plain settings: their logs go to Python's, their mistakes are memq's errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from memq.errors import InvalidSettingError
+
+Client = TypeVar("Client", AdminClient, Consumer, Producer)
+Complain = Callable[[KafkaError], None]
+LOGGER = logging.getLogger("memq.kafka")
+
+
+def admin_of(settings: Mapping[str, Any], complain: Complain) -> AdminClient:
+    """Return an admin client. Raises: InvalidSettingError."""
+    return _client(AdminClient, settings, complain)
+
+
+def consumer_of(settings: Mapping[str, Any], complain: Complain) -> Consumer:
+    """Return a consumer. Raises: InvalidSettingError."""
+    return _client(Consumer, settings, complain)
+
+
+def producer_of(settings: Mapping[str, Any], complain: Complain) -> Producer:
+    """Return a producer. Raises: InvalidSettingError."""
+    return _client(Producer, settings, complain)
+
+
+def _client(kind: type[Client], settings: Mapping[str, Any], complain: Complain) -> Client:
+    try:
+        known: dict[str, Any] = {**settings, "error_cb": complain}
+        return kind(known, logger=LOGGER)
+    except (KafkaException, TypeError, ValueError) as error:
+        detail = error.args[0] if error.args else error
+        text = detail.str() if isinstance(detail, KafkaError) else str(detail)
+        raise InvalidSettingError(f"Kafka's library refuses its settings: {text}", hint="correct [kafka]") from error

@@ -1,0 +1,234 @@
+"""The notification queue on Kafka: the port in Kafka's terms, over the parts of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from memq.errors import ClosedError, NotFoundError, QueueError
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.notification import Entry, GroupState, Membership, Publication, Span
+from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.fetcher import Fetcher
+from memq.notification.kafka.follower import Follower, Place
+from memq.notification.kafka.hosted_groups import HostedGroups, Parts
+from memq.notification.kafka.library import admin_of
+from memq.notification.kafka.names import Names
+from memq.notification.kafka.offsets import Offsets
+from memq.notification.kafka.sender import Sender
+from memq.notification.kafka.settings import KafkaSettings
+from memq.notification.kafka.tail_cache import TailCache
+from memq.notification.kafka.topics import Topics
+from memq.notification.refusals import check_publication
+from memq.notification.waiters import Waiters, until_reached
+from memq.tasks import TaskOwner
+from memq.topic import Committed, ReadPartition, check_name
+
+
+class KafkaQueue:
+    """Logs and groups in Kafka. It belongs to one event loop.
+
+    Kafka refuses by age, on its own clock: a machine whose clock is off learns it with its first pointer.
+    Its threads: one that polls the producer, one that follows ends, `fetchers_max` that read older pointers, one for
+    each member of a group that it hosts, and librdkafka's own.
+    Raises at construction: InvalidSettingError.
+    """
+
+    def __init__(self, settings: KafkaSettings, runtime: Runtime) -> None:
+        self._names = Names(settings.prefix)
+        self._tasks = TaskOwner(self._fail, EventLog(runtime.clock))
+        self._complaints = Complaints()
+        self._admin = admin_of(
+            settings.client(), self._complaints.note
+        )  # kept: without a name it dies with its answers
+        timeout_s = settings.request_timeout_ms / 1000
+        self._offsets = Offsets(self._admin, timeout_s, self._complaints, self._tasks)
+        self._topics = Topics(self._admin, settings, self._complaints, self._offsets)
+        self._sender = Sender(settings, self._complaints, self._tasks)
+        self._fetcher = Fetcher(settings, runtime.clock, self._complaints)
+        self._follower = Follower(settings, runtime.clock, self._complaints, self._tasks, self._arrived, self._gone)
+        self._groups = HostedGroups(
+            Parts(
+                self._admin,
+                settings,
+                self._names,
+                self._complaints,
+                self._topics,
+                self._tasks,
+                runtime.clock,
+                runtime.random,
+            )
+        )
+        self._cache = TailCache(settings.cache_bytes_max)
+        self._waiters = Waiters()
+        self._closed: BaseException | None = None
+
+    # ---- pointers ----------------------------------------------------------------------------
+
+    async def publish(self, publication: Publication) -> int:
+        """See `PointerWriter.publish`. One is under way per write partition; others of it wait."""
+        check_publication(publication)
+        topic, number = self._place(publication.partition)
+        await self._topics.known(topic, number)
+        try:
+            offset = await self._sender.send(topic, publication)
+        except QueueError:
+            self._topics.forget(topic)  # it may have been deleted: the library says so only after a while
+            raise
+        except NotFoundError as error:
+            if number >= await self._topics.count(topic):
+                raise
+            await self._sender.look_at(topic)
+            raise QueueError(f"the producer knew Kafka topic '{topic}' as it was before it was widened") from error
+        self._note(publication.partition, Entry(offset, publication.time_ms, bytes(publication.body)))
+        return offset
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        """See `PointerReader.read`. Nothing is returned only when Kafka, asked after this call, said so."""
+        topic, number = self._place(partition)
+        found = self._cache.read(partition, offset, bytes_max)
+        if found:
+            return found
+        end = await self._offsets.end(topic, number)
+        if offset >= end:
+            return ()
+        return await self._fetcher.fetch(topic, number, max(offset, 0), end, bytes_max)
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        topic, number = self._place(partition)
+        begin, end = await asyncio.gather(self._offsets.begin(topic, number), self._offsets.end(topic, number))
+        return Span(begin, max(begin, end))
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        """See `PointerReader.seek_time`."""
+        topic, number = self._place(partition)
+        end = await self._offsets.end(topic, number)  # first: what comes meanwhile lies behind it
+        found = await self._offsets.at_time(topic, number, time_ms)
+        return end if found is None else found
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        """See `PointerReader.wait`. What this process publishes wakes at once, what others publish within 10 ms."""
+        places = {partition: self._place(partition) for partition in ends}
+        number, waiter = self._waiters.add(ends)
+        try:
+            new = [partition for partition, place in places.items() if self._follower.end(place) is None]
+            found = await asyncio.gather(*(self._offsets.end(*places[partition]) for partition in new))
+            self._follower.follow({places[partition]: end for partition, end in zip(new, found, strict=True)})
+            for partition, end in zip(new, found, strict=True):
+                waiter.advance(partition, end)
+            for partition, place in places.items():
+                waiter.advance(partition, self._follower.end(place) or 0)
+            await until_reached(waiter, timeout_s)
+        finally:
+            self._waiters.remove(number)
+
+    def _place(self, partition: ReadPartition) -> Place:
+        if self._closed is not None:
+            raise ClosedError("the queue is closed") from self._closed
+        return self._names.kafka_topic(partition), partition.partition
+
+    def _note(self, partition: ReadPartition, entry: Entry) -> None:
+        """Take an entry that is in the log, whoever published it."""
+        self._cache.add(partition, entry)
+        self._waiters.advance(partition, entry.offset + 1)
+
+    def _arrived(self, place: Place, entry: Entry) -> None:
+        partition = self._names.read_partition(*place)
+        if partition is not None:
+            self._note(partition, entry)
+
+    def _gone(self, place: Place) -> None:
+        """A partition was deleted by another process: who waits for it looks, and learns it."""
+        self._topics.forget(place[0])
+        partition = self._names.read_partition(*place)
+        if partition is not None:
+            self._cache.drop(partition)
+            self._waiters.wake(partition)
+
+    def _fail(self, error: BaseException) -> None:
+        """A thread died: who waits hears of it, and so does whoever comes."""
+        self._closed = error
+        self._waiters.fail(QueueError(f"the Kafka queue died: {error}"))
+
+    # ---- groups ------------------------------------------------------------------------------
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """See `Groups.join`. It waits a little for what Kafka gives; what comes later, heartbeats tell."""
+        return await self._groups.join(check_name(group, "group"), member, partitions, session_timeout_ms)
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        """See `Groups.heartbeat`."""
+        return await self._groups.heartbeat(check_name(group, "group"), member, generation, released)
+
+    async def leave(self, group: str, member: str) -> None:
+        """See `Groups.leave`."""
+        await self._groups.leave(check_name(group, "group"), member)
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """See `Groups.commit`."""
+        await self._groups.commit(check_name(group, "group"), member, generation, dict(positions))
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `Groups.committed`."""
+        return await self._groups.committed(check_name(group, "group"), partitions)
+
+    async def groups(self) -> Sequence[str]:
+        """See `Groups.groups`."""
+        return await self._groups.groups()
+
+    async def describe(self, group: str) -> GroupState:
+        """See `Groups.describe`."""
+        return await self._groups.describe(check_name(group, "group"))
+
+    async def delete_group(self, group: str) -> None:
+        """See `Groups.delete_group`."""
+        await self._groups.delete(check_name(group, "group"))
+
+    # ---- partitions --------------------------------------------------------------------------
+
+    async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
+        """See `PartitionAdmin.create`."""
+        counts: dict[str, int] = {}
+        for partition in partitions:
+            topic, number = self._place(partition)
+            counts[topic] = max(counts.get(topic, 0), number + 1)
+        for topic, count in counts.items():
+            await self._topics.create(topic, count, stale_publish_ms)
+
+    async def trim(self, partition: ReadPartition, before: int) -> None:
+        """See `PartitionAdmin.trim`."""
+        topic, number = self._place(partition)
+        before = min(before, await self._offsets.end(topic, number))
+        if before > 0:
+            await self._topics.trim(topic, number, before)
+            self._cache.trim(partition, before)
+
+    async def drop(self, partitions: Sequence[ReadPartition]) -> None:
+        """See `PartitionAdmin.drop`. Kafka deletes whole topics, and with them the positions in them."""
+        await self._topics.drop(list(dict.fromkeys(self._place(partition)[0] for partition in partitions)))
+        self._follower.leave([self._place(partition) for partition in partitions])
+        for partition in partitions:
+            self._cache.drop(partition)
+            self._waiters.wake(partition)
+
+    async def check(self) -> None:
+        """See `NotificationQueue.check`."""
+        if self._closed is not None:
+            raise ClosedError("the queue is closed") from self._closed
+        await self._topics.check()
+
+    async def close(self) -> None:
+        """See `NotificationQueue.close`. Pointers that wait for Kafka are given up: their outcome is unknown."""
+        if self._closed is None:
+            self._closed = ClosedError("closed by its owner")
+        await self._groups.close()
+        await self._sender.close()
+        await self._follower.close()
+        await self._fetcher.close()
+        await self._tasks.stop()

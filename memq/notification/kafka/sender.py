@@ -1,0 +1,206 @@
+"""Hands pointers to Kafka: one idempotent producer, one publish in flight per write partition, one polling thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from memq.errors import ClosedError, MemqError, QueueError, QueueRefusedError
+from memq.notification import Publication
+from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.library import producer_of
+from memq.notification.kafka.settings import KafkaSettings
+from memq.tasks import TaskOwner
+from memq.threads import ThreadPool
+
+POLL_S = 0.1
+Report = asyncio.Future[int | MemqError]
+LaneKey = tuple[str, int, int]  # Kafka topic, partition, write partition
+
+
+@dataclass(slots=True)
+class Lane:
+    """What one write partition has in flight.
+
+    Kafka refuses single records of a pipeline and delivers the later ones all the same, so a second record is handed
+    over only when the report of the first has come. With `gave_up` the caller of the last one did not wait for its
+    report: it may have landed behind what its owner has read since.
+    """
+
+    free: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    gave_up: bool = False
+
+
+class Sender:
+    """Publishes pointers. A publish that was handed over ends within `publish_timeout_ms`, also when Kafka is away."""
+
+    def __init__(self, settings: KafkaSettings, complaints: Complaints, tasks: TaskOwner) -> None:
+        self._settings = settings
+        self._complaints = complaints
+        self._tasks = tasks
+        self._producer = producer_of(settings.producer(), complaints.note)
+        self._retired: deque[Producer] = deque()
+        self._lanes: dict[LaneKey, Lane] = {}
+        self._pool = ThreadPool("kafka-sender", 1)
+        self._looks = ThreadPool("kafka-looks", 1)
+        self._started = False
+        self._stopping = False
+
+    @property
+    def pending(self) -> int:
+        """How many pointers wait for Kafka."""
+        return len(self._producer)
+
+    async def send(self, topic: str, publication: Publication) -> int:
+        """Return the offset of the pointer. When this is cancelled, the pointer may be there or appear later.
+
+        Raises: QueueRefusedError, QueueError, NotFoundError, DeniedError, TooLargeError, ClosedError.
+        """
+        if self._stopping:
+            raise ClosedError("the queue is closed")
+        if publication.time_ms <= 0:  # librdkafka takes 0 for now, and so would make the oldest the youngest
+            raise QueueRefusedError(f"queue time {publication.time_ms} is too old")
+        self._start()
+        key = (topic, publication.partition.partition, publication.write_partition)
+        lane = self._lanes.setdefault(key, Lane())
+        lane.users += 1
+        try:
+            await lane.free.acquire()
+            report = self._hand_over(topic, publication, key, lane)
+        finally:
+            self._leave(key, lane)
+        try:
+            found = await asyncio.shield(report)
+        except asyncio.CancelledError:
+            if not (report.done() and isinstance(report.result(), QueueRefusedError)):
+                self._lanes.setdefault(key, lane).gave_up = True
+            raise
+        if isinstance(found, MemqError):
+            raise found
+        return found
+
+    async def look_at(self, topic: str) -> None:
+        """Have the producer look at a topic anew: it knows how wide that was a while ago. Raises: QueueError."""
+        try:
+            await self._looks.run(self._producer.list_topics, topic, self._settings.request_timeout_ms / 1000)
+        except KafkaException as error:
+            raise self._complaints.failure(error, f"looking at Kafka topic '{topic}'") from error
+
+    def _hand_over(self, topic: str, publication: Publication, key: LaneKey, lane: Lane) -> Report:
+        """Give the pointer to the library; the lane, which the caller has, is free again with the report."""
+        report: Report = asyncio.get_running_loop().create_future()
+        if lane.gave_up:
+            lane.gave_up = False
+            lane.free.release()
+            raise QueueError(f"{_doing(key)}: an earlier try, which was given up, may have landed since")
+        try:
+            self._producer.produce(
+                topic,
+                value=publication.body,
+                key=str(publication.write_partition).encode(),
+                partition=publication.partition.partition,
+                timestamp=publication.time_ms,
+                on_delivery=partial(self._delivered, asyncio.get_running_loop(), report, key),
+            )
+        except BaseException as error:
+            lane.free.release()
+            raise self._refusal(error, key) from error
+        lane.users += 1
+        report.add_done_callback(partial(self._ended, key, lane))
+        return report
+
+    def _ended(self, key: LaneKey, lane: Lane, report: Report) -> None:
+        if isinstance(report.result(), QueueRefusedError):
+            lane.gave_up = False
+        lane.free.release()
+        self._leave(key, lane)
+
+    def _leave(self, key: LaneKey, lane: Lane) -> None:
+        lane.users -= 1
+        if not lane.users and not lane.gave_up:
+            self._lanes.pop(key, None)
+
+    def _refusal(self, error: BaseException, key: LaneKey) -> BaseException:
+        """Return what to raise when the library did not take a pointer."""
+        if isinstance(error, BufferError):
+            return QueueError(
+                f"{self.pending} pointers wait for Kafka already",
+                hint="check Kafka; raise pending_bytes_max in [kafka]",
+            )
+        if not isinstance(error, KafkaException):
+            return error
+        self._renew_after(error.args[0])
+        return self._complaints.failure(error, _doing(key))
+
+    def _renew_after(self, error: KafkaError) -> None:
+        """Go on with a new producer when the library has given up the old one."""
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            self._retired.append(self._producer)
+            self._producer = producer_of(self._settings.producer(), self._complaints.note)
+
+    # ---- reports -----------------------------------------------------------------------------
+
+    def _delivered(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        report: Report,
+        key: LaneKey,
+        error: KafkaError | None,
+        message: Message,
+    ) -> None:
+        """Take a report, in the polling thread. Offset and time of a message that failed mean nothing."""
+        offset = None if error is not None else message.offset()
+        loop.call_soon_threadsafe(self._settle, report, key, error, offset)
+
+    def _settle(self, report: Report, key: LaneKey, error: KafkaError | None, offset: int | None) -> None:
+        if error is not None:
+            self._renew_after(error)
+            report.set_result(self._complaints.failure(error, _doing(key)))
+        elif offset is None or offset < 0:
+            report.set_result(QueueError(f"{_doing(key)}: the report has no offset"))
+        else:
+            self._complaints.settled()
+            report.set_result(offset)
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._tasks.start(self._pool.run(self._serve), "kafka sender")
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            self._producer.poll(POLL_S)
+            if self._retired:
+                _discard(self._retired.popleft())
+        while self._retired:
+            _discard(self._retired.popleft())
+        _discard(self._producer)
+
+    async def close(self) -> None:
+        """End the thread; what waits for Kafka is given up, its outcome is unknown."""
+        self._stopping = True
+        self._start_to_close()
+        await self._looks.close()
+        await self._pool.close()
+
+    def _start_to_close(self) -> None:
+        if not self._started:
+            self._started = True
+            _discard(self._producer)
+
+
+def _discard(producer: Producer) -> None:
+    """Fail what a producer still holds, and hand over the reports."""
+    producer.purge()
+    producer.flush(1.0)
+
+
+def _doing(key: LaneKey) -> str:
+    return f"publishing for partition {key[2]} to Kafka topic '{key[0]}'"

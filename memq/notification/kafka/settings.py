@@ -1,0 +1,177 @@
+"""Settings of the Kafka queue: memq's own few, and those of librdkafka that no guarantee rests on. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from memq.errors import InvalidSettingError
+from memq.limits import KIB, MIB
+from memq.settings import Section, did_you_mean, read_section, rules_of, section_setting
+
+_SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s,/:\[\]]+)(:\d{1,5})?\Z")
+_LIBRDKAFKA = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*\Z")
+
+# What the guarantees rest on: librdkafka's names that memq sets itself, and why.
+OWN = {
+    "acks": "a pointer counts when every in-sync replica has it",
+    "request.required.acks": "a pointer counts when every in-sync replica has it",
+    "bootstrap.servers": "queue = kafka://HOST:PORT names them",
+    "metadata.broker.list": "queue = kafka://HOST:PORT names them",
+    "enable.idempotence": "a retried pointer must not be there twice",
+    "enable.auto.commit": "positions are committed by consumers only",
+    "enable.auto.offset.store": "positions are committed by consumers only",
+    "group.id": "groups are named by consumers",
+    "group.instance.id": "static_members sets it",
+    "group.protocol": "group_protocol sets it",
+    "session.timeout.ms": "consumers set it",
+    "heartbeat.interval.ms": "heartbeat_interval_ms sets it",
+    "max.poll.interval.ms": "a revocation waits as long as it allows",
+    "client.id": "members set it",
+    "partition.assignment.strategy": "members give partitions back one by one",
+    "message.timeout.ms": "publish_timeout_ms sets it",
+    "delivery.timeout.ms": "publish_timeout_ms sets it",
+    "transactional.id": "pointers are not transactions",
+    "isolation.level": "pointers are not transactions",
+    "auto.offset.reset": "the queue looks for the begin itself",
+    "compression.codec": "pointers are small, and one at a time",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings:
+    """What the queue is told. `library` has librdkafka's own names, `servers` is filled from the queue's URL."""
+
+    prefix: str = section_setting("memq.", "begins the name of every Kafka topic and group of this cluster")
+    replication_factor: int = section_setting(-1, "copies of each Kafka topic; -1 for Kafka's own default", -1, 100)
+    min_insync_replicas: int = section_setting(0, "copies that must have a pointer; 0 for Kafka's own default", 0, 100)
+    request_timeout_ms: int = section_setting(10_000, "how long a request may take", 100, 600_000)
+    publish_timeout_ms: int = section_setting(20_000, "how long one try to publish may take", 100, 600_000)
+    pending_bytes_max: int = section_setting(64 * MIB, "pointers that wait for Kafka", 128 * KIB, 1 << 31)
+    cache_bytes_max: int = section_setting(16 * MIB, "newest pointers that are kept in memory", 64 * KIB, 1 << 34)
+    fetchers_max: int = section_setting(2, "reads of older pointers at once", 1, 16)
+    followed_idle_ms: int = section_setting(60_000, "how long a partition is followed after a wait", 1_000, 86_400_000)
+    group_protocol: str = section_setting("classic", "how Kafka runs groups", choices=("classic", "consumer"))
+    static_members: bool = section_setting(False, "a member that comes back in time keeps its partitions")
+    group_members_max: int = section_setting(256, "members of groups that one broker hosts", 1, 10_000)
+    session_timeout_ms_min: int = section_setting(6_000, "what Kafka allows as a member's session", 100, 3_600_000)
+    heartbeat_interval_ms: int = section_setting(1_000, "how often a hosted member asks its group", 10, 60_000)
+    servers: str = ""
+    library: Mapping[str, str] = field(default_factory=dict)
+
+    def client(self) -> dict[str, Any]:
+        """Return what every client of librdkafka is told: where, how patient, and what was passed through."""
+        return {
+            "socket.timeout.ms": max(self.request_timeout_ms, 1_000),
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1_000,  # so that a healed Kafka is found within a second
+            "retry.backoff.ms": 50,
+            "retry.backoff.max.ms": 1_000,
+            "topic.metadata.refresh.interval.ms": 30_000,
+            **self.library,
+            "bootstrap.servers": self.servers,
+        }
+
+    def producer(self) -> dict[str, Any]:
+        """Return what the producer is told beside that."""
+        return self.client() | {
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 0,
+            "message.timeout.ms": self.publish_timeout_ms,
+            "queue.buffering.max.kbytes": max(1, self.pending_bytes_max // KIB),
+            "queue.buffering.max.messages": 100_000,
+        }
+
+    def reader(self, fetch_wait_ms: int, queued_bytes_max: int) -> dict[str, Any]:
+        """Return what a consumer without a group is told: it is assigned by hand, and commits nothing."""
+        return self.client() | {
+            "group.id": f"{self.prefix}_memq-readers",  # the library wants one; nothing joins it
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": fetch_wait_ms,
+            "fetch.error.backoff.ms": 50,
+            "fetch.queue.backoff.ms": 10,
+            "queued.max.messages.kbytes": max(1, queued_bytes_max // KIB),
+        }
+
+    def member(self, group: str, name: str, session_timeout_ms: int) -> dict[str, Any]:
+        """Return what a member of a Kafka group is told. It never fetches."""
+        found = self.client() | {
+            "group.id": group,
+            "client.id": name,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "allow.auto.create.topics": False,
+            "group.protocol": self.group_protocol,
+            "queued.max.messages.kbytes": 1,
+        }
+        if self.static_members:
+            found["group.instance.id"] = name
+        if self.group_protocol == "classic":  # Kafka itself says these with its own protocol
+            found["partition.assignment.strategy"] = "cooperative-sticky"
+            found["session.timeout.ms"] = max(session_timeout_ms, self.session_timeout_ms_min)
+            found["heartbeat.interval.ms"] = min(self.heartbeat_interval_ms, found["session.timeout.ms"] // 3)
+        return found
+
+
+def kafka_settings(url: str, section: Section) -> KafkaSettings:
+    """Return the settings that `kafka://HOST:PORT,…` and the section `[kafka]` give.
+
+    A name of the section that is not memq's own is librdkafka's: `security.protocol`, written so, as a table of TOML,
+    or as MEMQ_KAFKA_SECURITY_PROTOCOL in the environment. librdkafka itself knows them all, and their values.
+    Raises: InvalidSettingError, UnknownSettingError.
+    """
+    own: dict[str, tuple[object, str]] = {}
+    library: dict[str, str] = {}
+    for name, (value, origin) in _flat(section).items():
+        if name in rules_of(KafkaSettings):
+            own[name] = (value, origin)
+            continue
+        dotted = name if "." in name or name in ("debug", "log_level") else name.replace("_", ".")
+        if "." not in dotted and dotted not in ("acks", "debug", "log_level"):
+            raise InvalidSettingError(
+                f"unknown setting '{name}' in [kafka] from {origin}", hint=did_you_mean(name, rules_of(KafkaSettings))
+            )
+        if dotted in OWN or not _LIBRDKAFKA.match(dotted):
+            why = OWN.get(dotted, "it is no name of librdkafka")
+            raise InvalidSettingError(
+                f"setting '{name}' in [kafka] from {origin} can't be set: {why}", hint="leave it out"
+            )
+        library[dotted] = str(value).lower() if isinstance(value, bool) else str(value)
+    found = replace(read_section("kafka", own, KafkaSettings), servers=_servers(url), library=library)
+    _check_prefix(found.prefix)
+    return found
+
+
+def _flat(section: Mapping[str, tuple[object, str]]) -> dict[str, tuple[object, str]]:
+    """Return the settings with the tables that TOML makes of dotted names joined again."""
+    flat: dict[str, tuple[object, str]] = {}
+    for name, (value, origin) in section.items():
+        if isinstance(value, Mapping):
+            inner = {f"{name}.{key}": (part, origin) for key, part in value.items()}
+            flat.update(_flat(inner))
+        else:
+            flat[name] = (value, origin)
+    return flat
+
+
+def _servers(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    servers = [part.strip() for part in rest.rstrip("/").split(",")]
+    if scheme != "kafka" or not separator or not all(_SERVER.match(server) for server in servers):
+        raise InvalidSettingError(
+            f"queue = '{url[:120]}' does not name a Kafka", hint="write it as kafka://HOST:PORT,HOST:PORT"
+        )
+    return ",".join(server if re.search(r":\d+\Z", server) else f"{server}:9092" for server in servers)
+
+
+def _check_prefix(prefix: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{0,100}", prefix):
+        raise InvalidSettingError(
+            f"setting prefix = '{prefix[:60]}' in [kafka] is not allowed", hint="use at most 100 of A-Z a-z 0-9 . _ -"
+        )

@@ -1,0 +1,102 @@
+"""The newest pointers of each partition, kept within a byte budget: what consumers at the tail ask for. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memq.notification import Entry
+from memq.topic import ReadPartition
+
+ENTRY_BYTES = 200  # what an entry takes beside its body
+
+
+@dataclass(slots=True)
+class Run:
+    """Entries of one partition with the offsets `first`, `first` + 1, … up to, not with, `next`."""
+
+    first: int
+    next: int
+    entries: deque[Entry] = field(default_factory=deque)
+
+
+class TailCache:
+    """One run per partition, the newest. An entry never changes, so what is here is true; the end is not known here.
+
+    What came first goes first when the budget is used up.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._runs: dict[ReadPartition, Run] = {}
+        self._order: deque[tuple[ReadPartition, int]] = deque()  # entries by age; some of them were trimmed since
+        self._count = 0
+
+    def add(self, partition: ReadPartition, entry: Entry) -> None:
+        """Take an entry. One that does not follow on the last begins a new run: what lies between is not known."""
+        run = self._runs.get(partition)
+        if run is not None and entry.offset < run.next:
+            return
+        if run is None or entry.offset != run.next:
+            self.drop(partition)
+            run = self._runs[partition] = Run(entry.offset, entry.offset)
+        run.entries.append(entry)
+        run.next = entry.offset + 1
+        self.bytes += _size(entry)
+        self._count += 1
+        self._order.append((partition, entry.offset))
+        while self.bytes > self._bytes_max:
+            self._evict()
+        if len(self._order) > 2 * self._count + 1_000:
+            self._order = deque(item for item in self._order if self._is_here(*item))
+
+    def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        """Return entries from `offset` on, within `bytes_max` but for the first; none when they are not here."""
+        run = self._runs.get(partition)
+        if run is None or not run.first <= offset < run.next:
+            return ()
+        found: list[Entry] = []
+        size = 0
+        for index in range(offset - run.first, len(run.entries)):
+            entry = run.entries[index]
+            size += len(entry.body)
+            if found and size > bytes_max:
+                break
+            found.append(entry)
+        return found
+
+    def trim(self, partition: ReadPartition, before: int) -> None:
+        """Forget what lies below `before`."""
+        run = self._runs.get(partition)
+        if run is not None and before > run.first:
+            while run.entries and run.entries[0].offset < before:
+                self._take(run)
+            run.first = before
+            run.next = max(run.next, before)
+
+    def drop(self, partition: ReadPartition) -> None:
+        """Forget a partition."""
+        run = self._runs.pop(partition, None)
+        while run is not None and run.entries:
+            self._take(run)
+
+    def _evict(self) -> None:
+        partition, offset = self._order.popleft()
+        if self._is_here(partition, offset):
+            run = self._runs[partition]
+            run.first = run.entries[0].offset + 1
+            self._take(run)
+
+    def _is_here(self, partition: ReadPartition, offset: int) -> bool:
+        run = self._runs.get(partition)
+        return run is not None and bool(run.entries) and run.entries[0].offset <= offset < run.next
+
+    def _take(self, run: Run) -> None:
+        self.bytes -= _size(run.entries.popleft())
+        self._count -= 1
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.body) + ENTRY_BYTES

@@ -1,0 +1,184 @@
+"""Kafka topics of memq: made, looked at, trimmed and deleted; what another hand has set wrongly is named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from memq.errors import InvalidSettingError, MemqError, NotFoundError, QueueError
+from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.offsets import Offsets
+from memq.notification.kafka.settings import KafkaSettings
+
+AHEAD_MS_MAX = 10_000
+STALE = "message.timestamp.before.max.ms"
+# What every Kafka topic of memq must say, whatever the defaults of the Kafka are.
+REQUIRED = {
+    "cleanup.policy": "delete",  # compaction would keep one pointer of each write partition
+    "message.timestamp.type": "CreateTime",  # the queue time is the owner's last proof
+    "message.timestamp.after.max.ms": str(AHEAD_MS_MAX),
+    "retention.ms": "-1",  # memq trims by itself: what Kafka took on its own would leave objects without a name
+    "retention.bytes": "-1",
+}
+READY_TRIES = 60
+READY_PAUSE_S = 0.05
+
+
+class Topics:
+    """The Kafka topics, by name, through an admin client."""
+
+    def __init__(self, admin: AdminClient, settings: KafkaSettings, complaints: Complaints, offsets: Offsets) -> None:
+        self._admin = admin
+        self._settings = settings
+        self._timeout_s = settings.request_timeout_ms / 1000
+        self._complaints = complaints
+        self._offsets = offsets
+        self._known: dict[str, int] = {}  # partitions of the topics that were there when they were looked at
+
+    async def check(self) -> None:
+        """Prove that Kafka answers. Raises: QueueError, DeniedError."""
+        answer = self._admin.describe_cluster(request_timeout=self._timeout_s)
+        await self.ask(answer, f"asking Kafka at {self._settings.servers}")
+
+    async def known(self, topic: str, number: int) -> None:
+        """Prove that a partition is there, or was a while ago. A producer would make Kafka make it, or wait for it."""
+        if number >= self._known.get(topic, 0) and number >= await self.count(topic):
+            raise NotFoundError(f"partition {number} of Kafka topic '{topic}' is not there")
+
+    def forget(self, topic: str) -> None:
+        """Look again before the next use."""
+        self._known.pop(topic, None)
+
+    async def count(self, topic: str) -> int:
+        """Return how many partitions a Kafka topic has now, 0 when it is not there."""
+        answer = self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)[topic]
+        try:
+            count = len((await self.ask(answer, f"looking at Kafka topic '{topic}'")).partitions)
+        except NotFoundError:
+            count = 0
+        self._known[topic] = count
+        return count
+
+    async def create(self, topic: str, partitions: int, stale_publish_ms: int) -> None:
+        """Make a Kafka topic, or bring the one that is there to this many partitions and this bound of age.
+
+        Raises: InvalidSettingError when another hand has set what loses pointers; DeniedError, QueueError.
+        """
+        found = await self.count(topic)
+        if not found:
+            await self._make(topic, partitions, stale_publish_ms)
+        else:
+            await self._look_at_settings(topic, stale_publish_ms)
+            if found < partitions:
+                await self._widen(topic, partitions)
+        await self._until_ready(topic, partitions)
+
+    async def drop(self, topics: Sequence[str]) -> None:
+        """Delete Kafka topics with all that they hold; those that are not there are fine."""
+        if not topics:
+            return
+        for topic, answer in self._admin.delete_topics(list(topics), request_timeout=self._timeout_s).items():
+            self.forget(topic)
+            try:
+                await self.ask(answer, f"deleting Kafka topic '{topic}'")
+            except NotFoundError:
+                continue
+            await self._until_gone(topic)
+
+    async def trim(self, topic: str, number: int, before: int) -> None:
+        """Delete what lies below an offset that is not behind the end, nor negative: Kafka takes -1 for the end."""
+        assert before >= 0
+        place = TopicPartition(topic, number, before)
+        doing = f"trimming partition {number} of Kafka topic '{topic}'"
+        for answer in self._admin.delete_records([place], request_timeout=self._timeout_s).values():
+            await self.ask(answer, doing)
+
+    async def ask(self, answer: Any, doing: str) -> Any:
+        """Return what Kafka answers to a request of the admin client."""
+        try:
+            found = await asyncio.wrap_future(answer)
+        except KafkaException as error:
+            self._admin.poll(0)  # hands over what the connection complained of
+            raise self._complaints.failure(error, doing) from error
+        self._complaints.settled()
+        return found
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    async def _make(self, topic: str, partitions: int, stale_publish_ms: int) -> None:
+        settings = REQUIRED | {STALE: str(stale_publish_ms)}
+        if self._settings.min_insync_replicas:
+            settings["min.insync.replicas"] = str(self._settings.min_insync_replicas)
+        new = NewTopic(topic, partitions, self._settings.replication_factor, config=settings)
+        answer = self._admin.create_topics([new], request_timeout=self._timeout_s)[topic]
+        try:
+            await asyncio.wrap_future(answer)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another broker was faster
+                raise self._complaints.failure(error, f"making Kafka topic '{topic}'") from error
+
+    async def _widen(self, topic: str, partitions: int) -> None:
+        new = NewPartitions(topic, partitions)
+        answer = self._admin.create_partitions([new], request_timeout=self._timeout_s)[topic]
+        await self.ask(answer, f"widening Kafka topic '{topic}' to {partitions} partitions")
+
+    async def _look_at_settings(self, topic: str, stale_publish_ms: int) -> None:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        answer = next(iter(self._admin.describe_configs([resource], request_timeout=self._timeout_s).values()))
+        entries = await self.ask(answer, f"reading the settings of Kafka topic '{topic}'")
+        found = {name: entry.value for name, entry in entries.items()}
+        wrong = {name: value for name, value in REQUIRED.items() if found.get(name) != value}
+        if wrong:
+            raise self._wrong(topic, found, wrong)
+        if found.get(STALE) != str(stale_publish_ms):
+            await self._alter_stale(topic, stale_publish_ms)
+
+    def _wrong(self, topic: str, found: Mapping[str, str], wrong: Mapping[str, str]) -> InvalidSettingError:
+        shown = ", ".join(f"{name} = {found.get(name)}" for name in wrong)
+        wanted = ",".join(f"{name}={value}" for name, value in wrong.items())
+        return InvalidSettingError(
+            f"Kafka topic '{topic}' has {shown}: pointers could get lost",
+            hint=f"kafka-configs.sh --bootstrap-server {self._settings.servers.split(',')[0]} --alter "
+            f"--entity-type topics --entity-name {topic} --add-config {wanted}",
+        )
+
+    async def _alter_stale(self, topic: str, stale_publish_ms: int) -> None:
+        entry = ConfigEntry(STALE, str(stale_publish_ms), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        answers = self._admin.incremental_alter_configs([resource], request_timeout=self._timeout_s)
+        await self.ask(next(iter(answers.values())), f"setting {STALE} of Kafka topic '{topic}'")
+
+    async def _until_ready(self, topic: str, partitions: int) -> None:
+        """Wait until every partition has a leader that answers: a topic that was just made has none for a moment."""
+        for last in range(READY_TRIES, 0, -1):
+            try:
+                await asyncio.gather(*(self._offsets.end(topic, number) for number in range(partitions)))
+            except (QueueError, NotFoundError) as error:
+                if last == 1:
+                    raise QueueError(f"Kafka topic '{topic}' was made but does not answer: {error}") from error
+                await asyncio.sleep(READY_PAUSE_S)
+            else:
+                self._known[topic] = max(partitions, self._known.get(topic, 0))
+                return
+
+    async def _until_gone(self, topic: str) -> None:
+        """Wait until Kafka does not show a deleted topic any more, so that nobody who looks next finds it."""
+        for _ in range(READY_TRIES):
+            try:
+                if not await self.count(topic):
+                    return
+            except MemqError:
+                return
+            await asyncio.sleep(READY_PAUSE_S)
