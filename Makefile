@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo check test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
+.PHONY: help demo cluster-demo check test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,12 +11,16 @@ SEEDS ?= 200
 PYTEST := $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile
 DEV := $(VENV)/installed-dev
 DEMO := $(VENV)/installed-demo
+CLUSTER := $(VENV)/installed-cluster
 
 help:                           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-26s%s\n", $$1, $$2}'
 
 demo: $(DEMO)                   ## the main job on real input: 336,776 records in, out, compared, audited
 	@$(PYTHON) examples/demo.py
+
+cluster-demo: $(CLUSTER)        ## the same on three brokers, S3, Kafka and ZooKeeper; a broker and the governor are killed
+	@$(PYTHON) examples/cluster_demo.py
 
 check: lint types imports       ## everything that CI runs
 	$(PYTEST) tests
@@ -27,10 +31,10 @@ test: lint types imports        ## the ring without servers, below a minute
 test-integration: $(DEV)        ## real processes on this machine
 	$(PYTEST) tests/integration tests/chaos
 
-localstack: $(DEV)              ## real Kafka, ZooKeeper and S3 on this machine; `make localstack-down` stops them
+localstack: $(CLUSTER)          ## real Kafka, ZooKeeper, S3 and three brokers; `make localstack-down` stops them
 	@$(PYTHON) -m localstack up
 
-localstack-down: $(DEV)         ## stops them; their data stay
+localstack-down: $(CLUSTER)     ## stops them; their data stay
 	@$(PYTHON) -m localstack down
 
 simulate: $(DEV)                ## the whole cluster on virtual time: SEEDS=N, or SEED=n for one
@@ -62,10 +66,14 @@ tidy: $(DEV)                    ## the house rules
 clean:                          ## removes what make made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# Installs anew only when pyproject.toml changed. `dev` holds what `demo` needs.
+# Installs anew only when pyproject.toml changed. `dev` holds what the others need, `cluster` what `demo` needs.
 $(DEV): pyproject.toml .ci/venv
 	@.ci/venv $(VENV) dev
-	@touch $(DEV) $(DEMO)
+	@touch $(DEV) $(DEMO) $(CLUSTER)
+
+$(CLUSTER): pyproject.toml .ci/venv
+	@.ci/venv $(VENV) demo,cluster,localstack
+	@touch $(DEMO) $(CLUSTER)
 
 $(DEMO): pyproject.toml .ci/venv
 	@.ci/venv $(VENV) demo

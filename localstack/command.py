@@ -15,8 +15,9 @@ from localstack.errors import LocalstackError
 from localstack.s3 import BUCKET
 from localstack.servers import S3Server
 from localstack.settings_file import NAME
-from localstack.stack import STARTS, Found, down, state_folder, status, up
+from localstack.stack import BROKER, STARTS, Found, down, state_folder, status, up
 
+BROKERS = 3
 INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
 
 
@@ -30,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     folder: Path = options.data.absolute()
     try:
         if options.command == "up":
-            return _up(folder, {name: getattr(options, f"{name}_port") for name in options.servers or STARTS})
+            brokers = options.brokers if options.brokers is not None else 0 if options.servers else BROKERS
+            return _up(folder, {name: getattr(options, f"{name}_port") for name in options.servers or STARTS}, brokers)
         if options.command == "down":
             return _down(folder, purge=options.purge)
         return _status(folder, as_json=options.json)
@@ -52,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     starting.add_argument("servers", nargs="*", metavar="SERVER", help=f"of {', '.join(STARTS)}; all")
     for name in STARTS:
         starting.add_argument(f"--{name}-port", type=int, default=0, metavar="N", help="0 for a free one (%(default)s)")
+    starting.add_argument(
+        "--brokers", type=int, metavar="N", help=f"so many brokers ({BROKERS}; 0 when servers are named)"
+    )
     ending = commands.add_parser("down", help="stop all; the data stay")
     ending.add_argument("--purge", action="store_true", help="delete the data, too")
     showing = commands.add_parser("status", help="what runs where; exit code 1 when one is dead")
@@ -59,14 +64,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _up(folder: Path, ports: dict[str, int]) -> int:
+def _up(folder: Path, ports: dict[str, int], brokers: int) -> int:
     began = time.monotonic()
-    for found in up(folder, ports):
+    for found in up(folder, ports, brokers):
         took = f"ready after {time.monotonic() - began:.1f} s" if found.began else "runs already"
         print(f"{_line(found)}  {took}", flush=True)
         began = time.monotonic()
     if (folder / NAME).exists():
-        print(f"settings for brokers: {folder / NAME}")
+        print(f"settings for further brokers: {folder / NAME}")
+    addresses = [found.server.address for found in status(folder) if found.name.startswith(BROKER)]
+    if addresses:
+        print(f"for clients: export MEMQ_BROKERS={','.join(addresses)}")
     return 0
 
 

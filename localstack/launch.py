@@ -76,7 +76,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process id of the last start; 0 when it never was started."""
+        """The process id of the last start; 0 when there was none, or it was stopped."""
         return self._identity.pid if self._identity else 0
 
     @property
@@ -151,6 +151,9 @@ class Server:
             self._identity.send(signal.SIGCONT)  # a paused process takes no other signal
             self._wait_end(self.launch.stop_timeout_s)
         self.kill()
+        self._identity = None  # it was stopped, not lost: `server.json` says so, too
+        if self.folder.exists():
+            self.save()
 
     def kill(self) -> None:
         """End the process at once, by SIGKILL, and wait until it is gone."""
@@ -198,11 +201,6 @@ class Server:
         draft = self.folder / "server.json.new"
         draft.write_bytes(msgspec.json.encode(Saved(self.launch, self._identity)))
         draft.replace(self.folder / "server.json")
-
-    def forget(self) -> None:
-        """Write that no process is meant to be there: it was stopped, not lost."""
-        self._identity = None
-        self.save()
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:

@@ -16,14 +16,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from localstack import kafka, s3, zookeeper
+from localstack import broker, kafka, s3, zookeeper
 from localstack.errors import LocalstackError
 from localstack.launch import Launch, NotReadyError, Server
 from localstack.ports import free_ports, is_free
 from localstack.s3 import ADMIN, Identity
 from localstack.signing import signed_headers
 
-__all__ = ["ADMIN", "Identity", "LocalstackError", "S3Server", "Server", "start_kafka", "start_s3", "start_zookeeper"]
+__all__ = [
+    "ADMIN",
+    "Identity",
+    "LocalstackError",
+    "S3Server",
+    "Server",
+    "start_broker",
+    "start_kafka",
+    "start_s3",
+    "start_zookeeper",
+]
 
 PORT_TRIES_MAX = 5
 REQUEST_TIMEOUT_S = 30
@@ -145,6 +155,22 @@ def start_s3(
         handle.kill()
         raise
     return handle
+
+
+def start_broker(folder: Path, config: Path, name: str, port: int = 0, *, arguments: Sequence[str] = ()) -> Server:
+    """Start the broker `name` of a cluster and wait until it serves.
+
+    Args:
+        folder: its log; a broker has no data of its own.
+        config: the settings file of the cluster, as `localstack.settings_file` writes it.
+        name: its id in the cluster.
+        port: of the clients; 0 draws a free one, or takes again the one that was used on this folder.
+        arguments: more of `memq broker`.
+
+    Raises:
+        LocalstackError: a port is taken, or it ended; the message has the end of its log.
+    """
+    return _start(Server, folder, port, broker.PORTS, lambda ports: broker.launch(config, name, ports, arguments))
 
 
 def _start(kind: type[Handle], folder: Path, port: int, count: int, launch: Callable[[list[int]], Launch]) -> Handle:

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from localstack.errors import LocalstackError
 from localstack.launch import Server
 from localstack.s3 import preferred
-from localstack.servers import S3Server, start_kafka, start_s3, start_zookeeper
-from localstack.settings_file import write_settings
+from localstack.servers import S3Server, start_broker, start_kafka, start_s3, start_zookeeper
+from localstack.settings_file import NAME, write_settings
 
 
 def _start_s3(folder: Path, port: int) -> Server:
@@ -27,6 +28,7 @@ STARTS: dict[str, Callable[[Path, int], Server]] = {
     "zookeeper": start_zookeeper,
     "kafka": start_kafka,
 }
+BROKER = "broker-"
 HANDLES: dict[str, type[Server]] = {"s3": S3Server, "zookeeper": Server, "kafka": Server}
 
 
@@ -49,13 +51,14 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "memq-localstack"
 
 
-def up(folder: Path, ports: Mapping[str, int]) -> Iterator[Found]:
-    """Start the servers that `ports` names and that do not run; yield each when it is ready. Then write `memq.toml`.
+def up(folder: Path, ports: Mapping[str, int], brokers: int = 0) -> Iterator[Found]:
+    """Start the servers that `ports` names and so many brokers on them; yield each when it is ready.
 
-    A dead one is started again on its data. Port 0 is a free one, or that of the last time.
+    One that runs is left as it is, a dead one is started again on its data. Port 0 is a free one, or that of the last
+    time. The brokers' settings are written to `memq.toml`.
 
     Raises:
-        LocalstackError: one did not start; those before it stay up.
+        LocalstackError: one did not start; those before it stay up. Brokers need all three servers.
     """
     with _alone(folder):
         for name, port in ports.items():
@@ -64,12 +67,20 @@ def up(folder: Path, ports: Mapping[str, int]) -> Iterator[Found]:
                 yield Found(name, server)
             else:
                 yield Found(name, STARTS[name](folder / name, port), began=True)
-        write_settings(folder)
+        config = write_settings(folder)
+        for name in [f"{BROKER}{number}" for number in range(1, brokers + 1)]:
+            server = Server.load(folder / name)
+            if server is not None and server.running:
+                yield Found(name, server)
+            elif config is None:
+                raise LocalstackError(f"{name} needs {', '.join(STARTS)}", hint="start them all")
+            else:
+                yield Found(name, start_broker(folder / name, config, name), began=True)
 
 
 def status(folder: Path) -> list[Found]:
     """Return the servers that are up, or should be."""
-    loaded = [(name, HANDLES[name].load(folder / name)) for name in STARTS]
+    loaded = [(name, HANDLES.get(name, Server).load(folder / name)) for name in _names(folder)]
     return [Found(name, server) for name, server in loaded if server is not None and server.pid]
 
 
@@ -79,10 +90,16 @@ def down(folder: Path, *, purge: bool = False) -> Iterator[Found]:
         for found in reversed(status(folder)):
             yield found
             found.server.stop()
-            found.server.forget()
         if purge:
-            for name in STARTS:
+            for name in _names(folder):
                 shutil.rmtree(folder / name, ignore_errors=True)
+            (folder / NAME).unlink(missing_ok=True)
+
+
+def _names(folder: Path) -> list[str]:
+    """Return what may have been started in the folder, in the order of start."""
+    numbers = [path.name.removeprefix(BROKER) for path in folder.glob(f"{BROKER}*")]
+    return [*STARTS, *(f"{BROKER}{number}" for number in sorted(map(int, filter(str.isdecimal, numbers))))]
 
 
 @contextmanager

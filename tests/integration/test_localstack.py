@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
+import memq
 from localstack.launch import NotReadyError
 from localstack.ports import free_ports
 from localstack.servers import (
@@ -32,6 +33,7 @@ from localstack.servers import (
     start_zookeeper,
 )
 from memq.governor.zookeeper.settings import ZookeeperSettings, parse_url
+from memq.notification.kafka.settings import kafka_settings
 from memq.settings import load_settings, read_section
 from memq.storage_handlers.s3.settings import read_bucket
 
@@ -175,33 +177,43 @@ def test_up_status_down_by_what_pip_brings(localstack: Command, tmp_path: Path) 
 
 
 def check_commands(localstack: Command, state: Path) -> None:
-    done = localstack("up")
+    names = ["s3", "zookeeper", "kafka", "broker-1", "broker-2"]
+    done = localstack("up", "--brokers", "2")
     assert done.returncode == 0, done
-    assert [line.split()[:2] for line in done.stdout.splitlines()[:3]] == [
-        [name, "runs"] for name in ("s3", "zookeeper", "kafka")
-    ]
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:5]] == [[name, "runs"] for name in names]
+    assert done.stdout.count("ready after") == 5
     facts = json.loads(localstack("status", "--json").stdout)
-    assert done.stdout.count("ready after") == 3
+    assert list(facts) == names
     check_settings(state, facts)
-    again = localstack("up")
-    assert again.stdout.count("runs already") == 3, again
+    check_brokers(facts)
+    again = localstack("up", "--brokers", "2")
+    assert again.stdout.count("runs already") == 5, again
     assert json.loads(localstack("status", "--json").stdout) == facts
 
-    os.kill(facts["zookeeper"]["pid"], signal.SIGKILL)
+    for name in ("zookeeper", "broker-2"):
+        os.kill(facts[name]["pid"], signal.SIGKILL)
     done = localstack("status")
     assert done.returncode == 1, done
-    assert re.search(r"(?m)^zookeeper +dead +127", done.stdout), done
+    assert re.findall(r"(?m)^(\S+) +dead +127", done.stdout) == ["zookeeper", "broker-2"], done
     assert "zookeeper is dead; its log" in done.stderr
     assert "PrepRequestProcessor" in done.stderr
-    done = localstack("up", "zookeeper")
-    assert (done.returncode, done.stdout.count("ready after")) == (0, 1), done
+    done = localstack("up", "zookeeper", "--brokers", "2")
+    assert (done.returncode, done.stdout.count("ready after")) == (0, 2), done
     assert facts["zookeeper"]["address"] in done.stdout, "it comes back where clients look for it"
 
     done = localstack("down")
-    assert done.stdout.split() == ["kafka", "stopped", "zookeeper", "stopped", "s3", "stopped"], done
+    assert re.findall(r"(?m)^(\S+) +stopped$", done.stdout) == names[::-1], done
     assert "nothing ran" in localstack("down").stdout
     assert localstack("status").stdout.startswith("nothing runs in")
     assert (state / "kafka" / "data" / "meta.properties").exists(), "the data stay"
+
+
+def check_brokers(facts: dict[str, dict[str, str]]) -> None:
+    """What goes in by one broker comes out by the other."""
+    with memq.Producer(facts["broker-1"]["address"], acks="all") as producer:
+        producer.send("clicks", b"one").result(TIMEOUT_S)
+    with memq.Consumer(facts["broker-2"]["address"], ["clicks"], group="g", start="beginning", end="end") as consumer:
+        assert [record.value for batch in consumer for record in batch] == [b"one"]
 
 
 def check_settings(state: Path, facts: dict[str, dict[str, str]]) -> None:
@@ -213,6 +225,7 @@ def check_settings(state: Path, facts: dict[str, dict[str, str]]) -> None:
     assert parse_url(parts.coordinator).hosts == facts["zookeeper"]["address"]
     read_section("zookeeper", parts.section("zookeeper"), ZookeeperSettings)
     assert parts.queue == f"kafka://{facts['kafka']['address']}"
+    assert kafka_settings(parts.queue, parts.section("kafka")).replication_factor == 1
     assert (state / "memq.toml").stat().st_mode & 0o077 == 0, "the keys are the owner's"
 
 
