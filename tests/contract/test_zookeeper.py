@@ -25,7 +25,7 @@ from memq.errors import (
     UnknownSettingError,
     UnreachableError,
 )
-from memq.governor import Coordinator
+from memq.governor import Assignment, Coordinator
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
 from memq.governor.zookeeper.settings import ZookeeperAddress, open_from_settings, parse_url
 from memq.network import Runtime
@@ -59,6 +59,11 @@ def over_zookeeper(scenario: Callable[[Doors, Server], Awaitable[None]]) -> Call
 
     test.__name__ = scenario.__name__
     return test
+
+
+async def _read_until_it_fails(coordinator: Coordinator, expected: Assignment) -> None:
+    while True:
+        assert await coordinator.assignment(expected.topic_id, 0) == expected
 
 
 async def until(coordinator: Coordinator, holds: Callable[[], Awaitable[bool]]) -> None:
@@ -165,8 +170,7 @@ async def test_while_it_is_away_everything_fails_in_time_and_goes_on_afterwards(
     (first,) = await one.assignments()
     server.pause()  # a signal: it may answer once or twice more
     with pytest.raises(UnreachableError):
-        while True:
-            assert await one.assignment(first.topic_id, 0) == first
+        await _read_until_it_fails(one, first)
     with pytest.raises(UnreachableError):
         await one.set_assignment(replace(first, broker="b1"))
     for read in (one.brokers, one.topics, one.assignments, one.governor, one.loads):
