@@ -81,7 +81,7 @@ class Broker:
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
         self._tasks = TaskOwner(self._task_failed, self.services.events)
-        self._requests = Requests(self.services, self.partitions)
+        self._requests = Requests(self.services, self.partitions, self.hand_over)
         self._listener: Listener | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._refresh = asyncio.Event()

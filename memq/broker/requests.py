@@ -9,6 +9,7 @@ import msgspec
 
 from memq import __version__
 from memq.broker.byte_budget import ByteBudget
+from memq.broker.cluster_requests import ClusterRequests
 from memq.broker.connection import Connection
 from memq.broker.group_requests import GroupRequests
 from memq.broker.partitions import Partitions
@@ -34,7 +35,9 @@ from memq.protocol.messages import (
     Close,
     CreateTopic,
     DeleteTopic,
+    DescribeCluster,
     Done,
+    DrainBroker,
     Hello,
     HelloAnswer,
     Metadata,
@@ -66,9 +69,10 @@ Answer = msgspec.Struct | bytes
 class Requests:
     """Answers for all connections of one broker."""
 
-    def __init__(self, services: Services, partitions: Partitions) -> None:
+    def __init__(self, services: Services, partitions: Partitions, hand_over: Callable[[], Awaitable[None]]) -> None:
         self._services = services
         self._partitions = partitions
+        self._cluster = ClusterRequests(services, hand_over)
         self._groups = GroupRequests(services, partitions)
         self._tasks = TaskOwner(self._failed, services.events)
         self._lent = ByteBudget(services.settings.memory_bytes_max // ANSWERS_SHARE)
@@ -284,6 +288,8 @@ class Requests:
             await self._topic(ask.name)
             await self._partitions.delete(ask.name)
             return AdminAnswer()
+        if isinstance(ask, DescribeCluster | DrainBroker):
+            return await self._cluster.admin(ask)
         return await self._groups.admin(ask)
 
 

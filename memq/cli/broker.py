@@ -1,4 +1,4 @@
-"""`memq broker`: one broker of a cluster, until a signal; `memq broker drain` empties one."""
+"""`memq broker`: one broker of a cluster, until a signal; `memq broker list` and `drain` are about those that run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import asyncio
 import sys
 
 import click
+import msgspec
 
 from memq.cli.log_lines import log_to_stderr
-from memq.cli.options import setting_options, settings_of
+from memq.cli.options import broker_options, brokers_of, json_option, setting_options, settings_of
+from memq.cli.output import print_json, print_table, talk
 from memq.cli.ready import say_ready
+from memq.client.admin import Admin
 from memq.errors import InvalidRequestError
 from memq.settings import BrokerSettings, PartSettings, Value, rules_of
 
@@ -39,3 +42,40 @@ def broker(context: click.Context, /, config: str | None, profile: str | None, *
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve_cluster(settings.broker(), settings.parts(), say_ready))
+
+
+@broker.command("list")
+@broker_options
+@json_option
+def list_brokers(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """List the live brokers: who governs, what each owns and takes in."""
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        found = admin.brokers()
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    rows = [
+        (
+            each.broker,
+            each.address,
+            each.zone or "-",
+            each.partitions,
+            each.bytes_s,
+            ", ".join(word for word, holds in (("governs", each.governs), ("draining", each.draining)) if holds) or "-",
+        )
+        for each in found
+    ]
+    print_table(("broker", "address", "zone", "partitions", "bytes/s", "state"), rows)
+
+
+@broker.command()
+@click.argument("name")
+@broker_options
+def drain(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Have the broker NAME hand its partitions over to others, one drained after another, and wait for it.
+
+    It goes on running and owns nothing until it is restarted. SIGTERM does the same and ends it.
+    """
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        admin.drain_broker(name)
+    talk(f"broker {name} owns nothing any more")

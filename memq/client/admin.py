@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from memq.client.aio_admin import AsyncAdmin, Settings
+from memq.client.aio_admin import AsyncAdmin, GovernorPlan, Settings
 from memq.client.background import Background
 from memq.client.consumer_settings import Point
 from memq.client.group_positions import GroupDescription, Reset
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.network import Runtime
-from memq.protocol.messages import TopicMetadata
+from memq.protocol.messages import TopicMetadata, WireBroker
 from memq.topic import Topic
 
 
 class Admin:
-    """Makes, alters and deletes topics; shows, resets and deletes groups. Any broker answers. Thread-safe.
+    """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
 
     Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
     """
@@ -106,3 +106,18 @@ class Admin:
     def delete_group(self, name: str) -> None:
         """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
         self._background.run(self._core.delete_group(name))
+
+    def brokers(self) -> list[WireBroker]:
+        """Return the live brokers, by id."""
+        return self._background.run(self._core.brokers())
+
+    def plan(self) -> GovernorPlan:
+        """Return what the governor would change now; nothing is changed."""
+        return self._background.run(self._core.plan())
+
+    def drain_broker(self, name: str) -> None:
+        """Have a broker hand over what it owns, and return when it has; it owns nothing until it is restarted.
+
+        Raises: NotFoundError, InvalidRequestError when no other broker takes it, TimedOutError.
+        """
+        self._background.run(self._core.drain_broker(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -17,20 +18,40 @@ from memq.client.places import Places
 from memq.client.record import place_of
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.limits import PARTITIONS_MAX
-from memq.network import Runtime
+from memq.network import Runtime, parse_address
 from memq.notification import GroupState
 from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import Api
-from memq.protocol.messages import AdminAnswer, AdminRequest, AlterTopic, CreateTopic, DeleteTopic, TopicMetadata
+from memq.protocol.messages import (
+    AdminAnswer,
+    AdminRequest,
+    AlterTopic,
+    CreateTopic,
+    DeleteTopic,
+    DescribeCluster,
+    DrainBroker,
+    TopicMetadata,
+    WireBroker,
+    WireChange,
+)
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, read_partitions
 
 ANSWER_S = 30.0
+DRAIN_ANSWER_S = 60.0
 GROUPS_NAMED_MAX = 20  # in the error about one that is not there
 Settings = Mapping[str, int | bool | str]
 
 
+@dataclass(frozen=True, slots=True)
+class GovernorPlan:
+    """What the governor would change, and what it has to say to an operator."""
+
+    changes: tuple[WireChange, ...]
+    notes: tuple[str, ...]
+
+
 class AsyncAdmin:
-    """Makes, alters and deletes topics; shows, resets and deletes groups. Any broker answers.
+    """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers. Any broker answers.
 
     Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
     """
@@ -161,6 +182,30 @@ class AsyncAdmin:
         """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
         await self._pool.reach(self._connect_timeout_s)
         await self._queue.delete_group(name)
+
+    # ---- brokers -------------------------------------------------------------------------------
+
+    async def brokers(self) -> list[WireBroker]:
+        """Return the live brokers, by id."""
+        return (await self._ask(AdminRequest(ask=DescribeCluster()))).brokers
+
+    async def plan(self) -> GovernorPlan:
+        """Return what the governor would change now; nothing is changed."""
+        answer = await self._ask(AdminRequest(ask=DescribeCluster()))
+        return GovernorPlan(tuple(answer.changes), tuple(answer.notes))
+
+    async def drain_broker(self, name: str) -> None:
+        """Have a broker hand over what it owns, and return when it has; it owns nothing until it is restarted.
+
+        Raises: NotFoundError, InvalidRequestError when no other broker takes it, TimedOutError.
+        """
+        check_name(name, "broker")
+        addresses = [each.address for each in await self.brokers() if each.broker == name]
+        if not addresses:
+            raise NotFoundError(f"no live broker is called '{name}'", hint="memq broker list shows those there are")
+        session = await self._pool.session(parse_address(addresses[0]))
+        request = AdminRequest(ask=DrainBroker(broker=name))
+        await session.link.request(Api.ADMIN, request, AdminAnswer, timeout_s=DRAIN_ANSWER_S)
 
     # ---- inside --------------------------------------------------------------------------------
 

@@ -320,10 +320,29 @@ class DeleteGroup(msgspec.Struct, tag_field="op", tag="delete-group", kw_only=Tr
     group: str
 
 
+class DescribeCluster(msgspec.Struct, tag_field="op", tag="describe-cluster", kw_only=True):
+    """Show the live brokers, and what the governor would change now."""
+
+
+class DrainBroker(msgspec.Struct, tag_field="op", tag="drain-broker", kw_only=True):
+    """Have the broker that is asked hand everything over that it owns; `broker` is its id."""
+
+    broker: str
+
+
 class AdminRequest(msgspec.Struct, kw_only=True):
     """One administrative request."""
 
-    ask: CreateTopic | AlterTopic | DeleteTopic | ListGroups | DescribeGroup | DeleteGroup
+    ask: (
+        CreateTopic
+        | AlterTopic
+        | DeleteTopic
+        | ListGroups
+        | DescribeGroup
+        | DeleteGroup
+        | DescribeCluster
+        | DrainBroker
+    )
 
 
 class WireMember(msgspec.Struct, kw_only=True):
@@ -342,12 +361,38 @@ class WireGroup(msgspec.Struct, kw_only=True):
     positions: list[WireCommitted] = []
 
 
+class WireBroker(msgspec.Struct, kw_only=True):
+    """A live broker for people: rates and capacity in bytes per s, capacity 0 when nobody said."""
+
+    broker: str
+    address: str
+    zone: str = ""
+    draining: bool = False
+    governs: bool = False
+    partitions: Int64 = 0
+    bytes_s: Int64 = 0
+    capacity_bytes_s: Int64 = 0
+
+
+class WireChange(msgspec.Struct, kw_only=True):
+    """What the governor would change: a partition's owner before and after ("" is nobody), and why."""
+
+    topic: str
+    partition: Int64
+    before: str
+    after: str
+    reason: str
+
+
 class AdminAnswer(msgspec.Struct, kw_only=True):
-    """Answer to an AdminRequest: the topic that was made or altered, or groups."""
+    """Answer to an AdminRequest: the topic that was made or altered, groups, or the cluster."""
 
     topic: Topic | None = None
     groups: list[str] = []
     group: WireGroup | None = None
+    brokers: list[WireBroker] = []
+    changes: list[WireChange] = []
+    notes: list[str] = []
 
 
 def nack_of(error: MemqError) -> Nack:

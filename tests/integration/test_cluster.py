@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -9,8 +10,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal, Self
 
+import pytest
+
 import memq
 from localstack.servers import Server
+from memq.errors import InvalidRequestError, NotFoundError
 from tests.processes import BrokerProcess, broker_processes
 
 TOPIC = "clicks"
@@ -96,6 +100,75 @@ def test_owners_that_are_killed_lose_and_double_nothing(tmp_path: Path, zookeepe
         assert read_all(brokers) == Counter(range(sender.sent))
         found = audit(brokers[2])
         assert found.returncode == 0, found.stdout + found.stderr
+
+
+def said(brokers: list[BrokerProcess], *arguments: str) -> str:
+    """Return what a command prints."""
+    command = [sys.executable, "-m", "memq.cli", *arguments, "-b", brokers[-1].address]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_drained_broker_owns_nothing_and_nobody_notices(tmp_path: Path, zookeeper: Server) -> None:
+    with broker_processes(tmp_path, zookeeper.address) as brokers:
+        create(brokers[0])
+        with Sender(brokers) as careful, Sender(brokers, acks="1") as quick:
+            careful.wait_for(30)
+            quick.wait_for(30)
+            said(brokers, "broker", "drain", "b1")
+            listed = {entry["broker"]: entry for entry in json.loads(said(brokers, "broker", "list", "--json"))}
+            assert [listed[name]["partitions"] for name in ("b1", "b2", "b3")] == [0, 3, 3]
+            assert [listed[name]["draining"] for name in ("b1", "b2", "b3")] == [True, False, False]
+            assert [name for name, entry in listed.items() if entry["governs"]] == ["b1"]
+            assert json.loads(said(brokers, "governor", "plan", "--json")) == {"changes": [], "notes": []}
+            careful.wait_for(30)
+            quick.wait_for(30)
+        assert careful.errors == []
+        assert quick.errors == []
+        assert owners_of(brokers[0]) == {"b2": 3, "b3": 3}
+        assert read_all(brokers) == Counter(range(careful.sent)) + Counter(range(quick.sent))
+        for broker in brokers[:2]:
+            assert broker.stop() == 0, broker.log.read_text()
+        with memq.Admin(brokers[2].address) as admin:
+            with pytest.raises(InvalidRequestError, match="no other broker takes the 6 partitions"):
+                admin.drain_broker("b3")
+            with pytest.raises(NotFoundError, match="no live broker is called 'b1'"):
+                admin.drain_broker("b1")
+
+
+def test_an_owner_that_was_paused_finds_itself_replaced_and_acks_nothing_falsely(
+    tmp_path: Path, zookeeper: Server
+) -> None:
+    with broker_processes(tmp_path, zookeeper.address) as brokers:
+        create(brokers[0])
+        with Sender(brokers) as sender:
+            sender.wait_for(50)
+            brokers[1].pause()  # with open batches and pointers on their way
+            sender.wait_for(200)  # its partitions have new owners by then: two of them are its own
+            brokers[1].resume()
+            sender.wait_for(200)
+        assert sender.errors == []
+        assert read_all(brokers) == Counter(range(sender.sent))
+        found = audit(brokers[0])
+        assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_without_zookeeper_owners_and_their_clients_go_on(tmp_path: Path, zookeeper: Server) -> None:
+    with broker_processes(tmp_path, zookeeper.address) as brokers:
+        create(brokers[0])
+        with Sender(brokers) as sender:
+            sender.wait_for(50)
+            zookeeper.kill()
+            sender.wait_for(600)  # 1.2 s and more beyond the session timeout, at 500 records a second
+            zookeeper.restart()
+            sender.wait_for(100)
+        assert sender.errors == []
+        assert read_all(brokers) == Counter(range(sender.sent))
+        brokers[0].kill()
+        with Sender(brokers) as sender:  # and there is one governor, who sees that
+            sender.wait_for(50)
+        assert sender.errors == []
 
 
 def test_a_rolling_restart_costs_no_producer_anything(tmp_path: Path, zookeeper: Server) -> None:

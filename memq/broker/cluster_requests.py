@@ -1,0 +1,84 @@
+"""Answers what operators ask about the cluster: its brokers, what the governor would do, and the drain of a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from memq.broker.services import Services
+from memq.errors import MovedError, NotFoundError, TimedOutError
+from memq.governor.balance import STRATEGIES
+from memq.governor.governor import view_of
+from memq.governor.planning import Change, ClusterView
+from memq.protocol.messages import AdminAnswer, DescribeCluster, DrainBroker, WireBroker, WireChange
+
+
+class ClusterRequests:
+    """`hand_over` gives everything that this broker owns to others."""
+
+    def __init__(self, services: Services, hand_over: Callable[[], Awaitable[None]]) -> None:
+        self._services = services
+        self._hand_over = hand_over
+
+    async def admin(self, ask: DescribeCluster | DrainBroker) -> AdminAnswer:
+        """Describe the cluster with its plan, or drain this broker."""
+        if isinstance(ask, DescribeCluster):
+            return await self._described()
+        if ask.broker != self._services.settings.broker_id:
+            raise await self._elsewhere(ask.broker)
+        try:
+            await self._hand_over()
+        except TimeoutError as error:
+            raise TimedOutError(
+                f"broker '{ask.broker}' still holds partitions", hint="it goes on handing over; ask again"
+            ) from error
+        return AdminAnswer()
+
+    async def _described(self) -> AdminAnswer:
+        """Plan as the governor would now, and change nothing."""
+        coordinator = self._services.coordinator
+        view, governor = await view_of(coordinator), await coordinator.governor()
+        plan = STRATEGIES[self._services.settings.governor_strategy](view)
+        return AdminAnswer(
+            brokers=_brokers(view, governor),
+            changes=[_wire_change(view, change) for change in plan.changes],
+            notes=list(plan.notes),
+        )
+
+    async def _elsewhere(self, broker: str) -> MovedError | NotFoundError:
+        for entry in await self._services.coordinator.brokers():
+            if entry.id == broker:
+                moved = MovedError(f"broker '{broker}' drains itself", hint=f"ask it at {entry.address}")
+                moved.address = entry.address
+                return moved
+        return NotFoundError(f"no live broker is called {broker[:60]!a}", hint="memq broker list shows those there are")
+
+
+def _brokers(view: ClusterView, governor: str) -> list[WireBroker]:
+    owned = [entry.broker for entry in view.assignments]
+    places = {(entry.topic_id, entry.partition): entry.broker for entry in view.assignments}
+    traffic = dict.fromkeys((broker.id for broker in view.brokers), 0)
+    for load in view.loads:
+        owner = places.get((load.topic_id, load.partition), "")
+        if owner in traffic:
+            traffic[owner] += load.bytes_s
+    return [
+        WireBroker(
+            broker=broker.id,
+            address=broker.address,
+            zone=broker.zone,
+            draining=broker.draining,
+            governs=broker.id == governor,
+            partitions=owned.count(broker.id),
+            bytes_s=traffic[broker.id],
+            capacity_bytes_s=broker.capacity_bytes_s,
+        )
+        for broker in view.brokers
+    ]
+
+
+def _wire_change(view: ClusterView, change: Change) -> WireChange:
+    after = change.assignment
+    topic = next((topic.name for topic in view.topics if topic.id == after.topic_id), after.topic_id)
+    return WireChange(
+        topic=topic, partition=after.partition, before=change.before, after=after.broker, reason=change.reason
+    )
