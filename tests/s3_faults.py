@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -177,7 +178,7 @@ class FaultyS3:
 
 
 @asynccontextmanager
-async def faulty_s3() -> AsyncIterator[FaultyS3]:
+async def faulty_s3(tls: ssl.SSLContext | None = None) -> AsyncIterator[FaultyS3]:
     """Serve on a free port while the block runs."""
     store = FaultyS3()
     running: dict[asyncio.Task[None], None] = {}
@@ -187,8 +188,9 @@ async def faulty_s3() -> AsyncIterator[FaultyS3]:
         running[task] = None
         task.add_done_callback(running.pop)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 20)  # noqa: TID251 - a server for tests
-    store.endpoint = "http://{}:{}".format(*server.sockets[0].getsockname())
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 20, ssl=tls)  # noqa: TID251 - a server for tests
+    host, port = server.sockets[0].getsockname()
+    store.endpoint = f"{'https' if tls else 'http'}://{host}:{port}"
     try:
         yield store
     finally:

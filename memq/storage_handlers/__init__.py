@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
 
@@ -86,4 +86,23 @@ class StorageHandler(ObjectReader, ObjectWriter, Protocol):
 
     async def close(self) -> None:
         """End threads and connections."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """One number that a store counts: `only_grows` tells counters from what goes up and down."""
+
+    name: str
+    doc: str
+    value: float
+    only_grows: bool = True
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A store that counts what it does, for who has a registry of metrics."""
+
+    def counts(self) -> Iterable[Count]:
+        """Return the numbers of this moment."""
         ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from awscrt.checksums import crc32c
@@ -19,8 +21,10 @@ from memq.errors import (
 )
 from memq.storage_handlers.s3.handler import S3Handler
 from tests.s3_faults import Fault, FaultyS3, faulty_s3, place_of
+from tests.tls import server_context
 
 HANG_S = 60
+TIMES = {"deadline_ms": 300, "request_timeout_ms": 200}
 KEY = "c/topics/clicks/one"
 WHOLE = f"f/{KEY}"
 Scenario = Callable[[FaultyS3, S3Handler], Awaitable[None]]
@@ -208,15 +212,6 @@ async def test_a_sick_store_is_an_error_in_time_and_well_again_later(server: Fau
     assert store.breaker.is_closed
 
 
-@over_paths(request_timeout_ms=200)
-async def test_while_the_store_is_down_few_requests_are_sent(server: FaultyS3, store: S3Handler) -> None:
-    server.plan("PUT", *[SLOW_DOWN] * 10)
-    await asyncio.gather(*(put(store, key=f"k/{number}") for number in range(20)))
-    assert len(server.objects) == 20
-    assert store.counters.breaker_openings >= 1
-    assert server.count("PUT") <= 20 + 10 + 20  # all 20 may be under way when it goes down
-
-
 @over_paths()
 async def test_a_slow_put_is_sent_a_second_time(server: FaultyS3, store: S3Handler) -> None:
     for number in range(60):
@@ -300,7 +295,7 @@ async def test_a_server_that_overwrites_is_refused(server: FaultyS3, store: S3Ha
     assert not server.objects
 
 
-@over_paths(deadline_ms=300, request_timeout_ms=200)
+@over_paths(**TIMES)
 async def test_who_can_not_be_reached_is_named(server: FaultyS3, store: S3Handler) -> None:
     for method in ("PUT", "HEAD"):
         server.always[method] = Fault("close")
@@ -308,3 +303,28 @@ async def test_who_can_not_be_reached_is_named(server: FaultyS3, store: S3Handle
         await put(store)
     assert isinstance(caught.value, StoreError)
     assert "endpoint" in caught.value.hint
+
+
+@pytest.mark.parametrize("data_path", ["obstore", "aiobotocore"])
+def test_tls_with_an_own_authority(data_path: str, tmp_path: Path) -> None:
+    ours, authority = server_context(tmp_path, "127.0.0.1")
+    named, other_authority = server_context(tmp_path, "another.test")
+
+    async def works() -> None:
+        async with faulty_s3(ours) as server:
+            store = place_of(server, data_path=data_path, ca_file=str(authority)).open("f")
+            await put(store)
+            assert await store.get(KEY) == b"bytes"
+            await store.close()
+
+    async def fails(context: ssl.SSLContext, file: Path) -> None:
+        async with faulty_s3(context) as server:
+            store = place_of(server, data_path=data_path, ca_file=str(file), **TIMES).open("f")
+            with pytest.raises(StoreError, match="gives no answer") as caught:
+                await put(store)
+            assert "ca_file" in caught.value.hint
+            await store.close()
+
+    asyncio.run(works())
+    asyncio.run(fails(ours, other_authority))
+    asyncio.run(fails(named, other_authority))  # the certificate is for another name

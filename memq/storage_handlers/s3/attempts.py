@@ -21,6 +21,8 @@ Request = Callable[[], Awaitable[T]]
 
 _BACKOFF_S_BASE = 0.05
 _BACKOFF_S_MAX = 1.0  # a store that has healed is used again within two of these
+_LOOK_AGAIN_S = 0.1
+_LEASE_S = 1.0  # while the breaker is open the next request may try after this, though one is still waited for
 _SLOWER = 4.0  # how much longer the first pauses are when the server asks for less
 _SECONDS_PER_MIB = 0.5
 
@@ -88,7 +90,8 @@ class Attempts:
 
     async def _admission(self, until_s: float, failure: str) -> None:
         """Wait until the breaker lets a request through."""
-        while wait_s := self.breaker.ask(self._now(), self._request_s):
+        while wait_s := self.breaker.ask(self._now(), _LEASE_S):
+            wait_s = min(wait_s, _LOOK_AGAIN_S)  # the one that tries may succeed long before its time is over
             if self._now() + wait_s >= until_s:
                 raise StoreError(f"{failure}: {self._place} has failed too often to be asked at once")
             await asyncio.sleep(wait_s)

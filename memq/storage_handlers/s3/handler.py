@@ -8,7 +8,8 @@ another call has stored the same bytes, or whether other bytes lie there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.network import Runtime
-from memq.storage_handlers import Buffer, ObjectEntry
+from memq.storage_handlers import Buffer, Count, ObjectEntry
 from memq.storage_handlers.files import joined_crc
 from memq.storage_handlers.keys import check_key, check_prefix
 from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for
@@ -241,6 +242,14 @@ class S3Handler:
         await self._path.open()
         await check_rights(self._bucket, self._path, self._attempts, self._whole(name))
         self._checked_s = now_s
+
+    def counts(self) -> Iterable[Count]:
+        """See `Counted.counts`."""
+        for part in fields(S3Counters):
+            yield Count(part.name, part.metadata["doc"], getattr(self.counters, part.name))
+        yield Count(
+            "breaker_open", "1 while the circuit breaker lets few requests through", not self.breaker.is_closed, False
+        )
 
     async def close(self) -> None:
         """See `StorageHandler.close`."""

@@ -24,6 +24,7 @@ _MESSAGE = re.compile(r"<Message>([^<]{0,300})")
 _CAUSE = re.compile(
     r'^\s+(?:error: |message: |source: )?"?([A-Za-z][A-Za-z .()-]{2,200}?)"?,$', re.MULTILINE
 )  # leaves of a tree
+_TLS = re.compile(r"InvalidCertificate|NotValidForName|UnknownIssuer|BadSignature|CertExpired|InvalidDnsName")
 
 
 class ObstorePath:
@@ -174,5 +175,5 @@ def read_answer(text: str) -> StoreAnswer:
         message = _MESSAGE.search(text)
         return StoreAnswer(int(status[1]), code[1] if code else "", message[1] if message else "")
     first = text.partition("\n")[0].rpartition("HTTP error: ")[2]
-    causes = _CAUSE.findall(text)[-2:]
+    causes = _TLS.findall(text)[:2] or _CAUSE.findall(text)[-2:]
     return StoreAnswer(0, "", ": ".join([first, *causes])[:300])
