@@ -49,7 +49,7 @@ def failure(error: KafkaError | KafkaException, doing: str, cause: str = "") -> 
     said = f"{doing}: {text.lower() if text else found.name()}" + (f" ({cause})" if cause else "")
     if code in _NOT_THERE:
         return NotFoundError(said)
-    if code == KafkaError.INVALID_TIMESTAMP:
+    if code in (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD):
         return QueueRefusedError(said)
     if code in _DENIED:
         return DeniedError(said, hint=f"Kafka denies {_DENIED[code]}")

@@ -33,6 +33,7 @@ OWN = {
     "partition.assignment.strategy": "members give partitions back one by one",
     "message.timeout.ms": "publish_timeout_ms sets it",
     "delivery.timeout.ms": "publish_timeout_ms sets it",
+    "batch.num.messages": "a stale pointer must be refused alone",
     "transactional.id": "pointers are not transactions",
     "isolation.level": "pointers are not transactions",
     "auto.offset.reset": "the queue looks for the begin itself",
@@ -80,6 +81,7 @@ class KafkaSettings:
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": 0,
+            "batch.num.messages": 1,  # Kafka refuses a whole batch for one stale record of another write partition
             "message.timeout.ms": self.publish_timeout_ms,
             "queue.buffering.max.kbytes": max(1, self.pending_bytes_max // KIB),
             "queue.buffering.max.messages": 100_000,

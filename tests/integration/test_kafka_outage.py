@@ -1,0 +1,106 @@
+"""Kafka away, by SIGSTOP and by SIGKILL, under a broker that takes records and a group that reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from localstack.servers import Server
+from memq.aio import Admin, Consumer, Producer
+from memq.broker.broker import Broker
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.network import Runtime
+from memq.notification.kafka.queue import KafkaQueue
+from memq.settings import BrokerSettings
+from memq.storage_handlers.memory import MemoryHandler
+from tests.contract.queues import HANG_S
+from tests.integration.kafka import kafka_queue
+
+PARTITIONS = 4
+SHORT: dict[str, Any] = {"request_timeout_ms": 1_000, "publish_timeout_ms": 1_500}
+TOPIC = {"stale_publish_ms": 2_000, "dedup_window_ms": 170_000, "delivery_timeout_ms": 120_000}
+
+
+@asynccontextmanager
+async def broker_on(queue: KafkaQueue) -> AsyncIterator[Broker]:
+    runtime = Runtime()
+    settings = dataclasses.replace(BrokerSettings(port=0), cluster="outage")
+    store = MemoryHandler(runtime.clock)
+    broker = Broker(settings, runtime, {"main": store}, queue, MemoryCoordinator(MemoryCluster()))
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+async def produce(producer: Producer, until: asyncio.Event, acked: list[bytes]) -> None:
+    """Send numbered records one after another, all acked, until told to stop."""
+    number = 0
+    while not until.is_set():
+        value = b"%d" % number
+        delivery = await producer.send("clicks", value, partition=number % PARTITIONS)
+        await delivery
+        acked.append(value)
+        number += 1
+
+
+async def consume(address: str, expected: Callable[[], int], found: list[bytes]) -> None:
+    async with Consumer(address, ["clicks"], group="report", auto_commit=False) as consumer:
+        async for batch in consumer:
+            found += [value for value in batch.values() if value is not None]
+            await consumer.commit(batch)
+            if 0 < expected() <= len(found):
+                return
+
+
+async def through(kafka: Server, trouble: Callable[[Server], None], mend: Callable[[Server], object]) -> None:
+    queue = kafka_queue(kafka.address, **SHORT)
+    try:
+        async with broker_on(queue) as broker, Admin(broker.address) as admin:
+            await admin.create_topic("clicks", partitions=PARTITIONS, settings=TOPIC)
+            acked: list[bytes] = []
+            found: list[bytes] = []
+            total = 0
+            stop = asyncio.Event()
+            async with Producer(broker.address, acks="all") as producer:
+                sending = asyncio.create_task(produce(producer, stop, acked))
+                reading = asyncio.create_task(consume(broker.address, lambda: total, found))
+                while len(found) < 50:
+                    await queue.wait({}, 0.01)
+                trouble(kafka)
+                before = broker.services.counters.publish_retries
+                while broker.services.counters.publish_retries == before:
+                    await queue.wait({}, 0.01)
+                held = len(acked)
+                await asyncio.to_thread(mend, kafka)
+                while len(acked) < held + 50:
+                    await queue.wait({}, 0.01)
+                stop.set()
+                await sending
+                total = len(acked)
+                await reading
+            assert sorted(found) == sorted(acked), "a record is lost or there twice"
+    finally:
+        await queue.close()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "mend"), [(Server.pause, Server.resume), (Server.kill, Server.start)], ids=["paused", "killed"]
+)
+def test_an_outage_is_ridden_out(
+    kafka: Server, trouble: Callable[[Server], None], mend: Callable[[Server], object]
+) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(HANG_S / 2):
+            await through(kafka, trouble, mend)
+
+    try:
+        asyncio.run(run())
+    finally:
+        mend(kafka)

@@ -1,0 +1,200 @@
+"""The pure parts of the Kafka queue: names, settings, commit metadata, the tail's cache, what a member holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError
+from memq.notification import Entry
+from memq.notification.kafka.commit_metadata import decode_commit, encode_metadata
+from memq.notification.kafka.holdings import Holdings
+from memq.notification.kafka.names import Names
+from memq.notification.kafka.settings import OWN, KafkaSettings, kafka_settings
+from memq.notification.kafka.tail_cache import ENTRY_BYTES, TailCache
+from memq.topic import Committed, Position, ReadPartition, Totals
+
+A, B = ReadPartition("clicks", "0a" * 16, 0), ReadPartition("clicks", "0a" * 16, 1)
+ALL = 1 << 30
+
+
+def settings_of(url: str = "kafka://localhost", **section: Any) -> KafkaSettings:
+    return kafka_settings(url, {name: (value, "test") for name, value in section.items()})
+
+
+# ---- names -----------------------------------------------------------------------------------
+
+
+def test_names_go_there_and_back() -> None:
+    names = Names("memq.")
+    assert names.kafka_topic(A) == "memq.clicks." + "0a" * 16
+    assert names.read_partition(names.kafka_topic(A), 0) == A
+    assert names.read_partition("memq.x.y." + "0a" * 16, 3) == ReadPartition("x.y", "0a" * 16, 3)
+    for other in ("clicks." + "0a" * 16, "memq.clicks", "memq.clicks." + "0A" * 16, "memq.." + "0a" * 15):
+        assert names.read_partition(other, 0) is None
+    assert (names.kafka_group("g"), names.group("memq.g"), names.group("g")) == ("memq.g", "g", None)
+
+
+def test_a_name_that_kafka_can_not_hold_is_refused() -> None:
+    assert len(Names("memq.").kafka_topic(ReadPartition("x" * 211, "0a" * 16, 0))) == 249
+    with pytest.raises(InvalidNameError, match="211 are allowed"):
+        Names("memq.").kafka_topic(ReadPartition("x" * 212, "0a" * 16, 0))
+
+
+# ---- settings --------------------------------------------------------------------------------
+
+
+def test_librdkafka_settings_pass_through_in_every_spelling() -> None:
+    for section in (
+        {"security.protocol": "SASL_SSL", "ssl.ca.location": "ca.pem"},
+        {"security": {"protocol": "SASL_SSL"}, "ssl": {"ca": {"location": "ca.pem"}}},
+        {"security_protocol": "SASL_SSL", "ssl_ca_location": "ca.pem"},
+    ):
+        found = settings_of(**section)
+        assert found.library == {"security.protocol": "SASL_SSL", "ssl.ca.location": "ca.pem"}
+        for client in (found.client(), found.producer(), found.reader(5, 1_024), found.member("g", "a", 10_000)):
+            assert client["security.protocol"] == "SASL_SSL"
+            assert client["bootstrap.servers"] == "localhost:9092"
+
+
+def test_what_the_guarantees_rest_on_is_not_passed_through() -> None:
+    for name in OWN:
+        with pytest.raises(InvalidSettingError, match="can't be set"):
+            settings_of(**{name: "1"})
+    with pytest.raises(InvalidSettingError, match="unknown setting 'prefx'") as caught:
+        settings_of(prefx="x")
+    assert "prefix" in caught.value.hint
+    with pytest.raises(InvalidSettingError, match="prefix"):
+        settings_of(prefix="a/b")
+
+
+def test_servers_come_from_the_url() -> None:
+    assert settings_of("kafka://a:1, b,[::1]:3/").servers == "a:1,b:9092,[::1]:3"
+    for url in ("kafka://", "kafka:a:1", "kafka://a:1,", "kafka://a:1/x", "http://a:1", "kafka://a b"):
+        with pytest.raises(InvalidSettingError, match="does not name a Kafka"):
+            settings_of(url)
+
+
+def test_a_member_speaks_the_protocol_that_was_chosen() -> None:
+    classic = settings_of(static_members=True).member("memq.g", "a", 100)
+    assert (classic["group.instance.id"], classic["session.timeout.ms"]) == ("a", 6_000)
+    assert classic["partition.assignment.strategy"] == "cooperative-sticky"
+    own = settings_of(group_protocol="consumer").member("memq.g", "a", 10_000)
+    assert own["group.protocol"] == "consumer"
+    assert not {"session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"} & set(own)
+
+
+# ---- commits ---------------------------------------------------------------------------------
+
+COMMITTED = st.builds(
+    Committed,
+    st.builds(Position, st.just(1), st.integers(0, (1 << 39) - 1), st.integers(0, (1 << 24) - 1)),
+    st.builds(Totals, st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 63) - 1)),
+)
+
+
+@given(COMMITTED)
+def test_a_commit_comes_back_as_it_was(committed: Committed) -> None:
+    metadata = encode_metadata(committed)
+    assert len(metadata.encode("utf-16-le")) // 2 <= 65
+    assert decode_commit(B, committed.position.pointer_offset, metadata) == committed
+
+
+@given(st.integers(-2, 1 << 62), st.one_of(st.none(), st.text(), st.from_regex(r"memq1 \d+ \d+ \d+")))
+def test_any_commit_is_read(offset: int, metadata: str | None) -> None:
+    found = decode_commit(B, offset, metadata)
+    assert (found is None) == (not 0 <= offset < 1 << 39)
+    if found is not None:
+        assert found.position.pointer_offset == offset
+
+
+# ---- the cache -------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from([A, B]), st.integers(0, 12)),
+        st.tuples(st.just("trim"), st.sampled_from([A, B]), st.integers(0, 12)),
+        st.tuples(st.just("drop"), st.sampled_from([A, B]), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.integers(1, 8))
+def test_what_the_cache_shows_has_no_gap_and_stays_within_its_bytes(
+    steps: list[tuple[str, ReadPartition, int]], room: int
+) -> None:
+    size = ENTRY_BYTES + 10
+    cache = TailCache(room * size)
+    added: Mapping[ReadPartition, set[int]] = {A: set(), B: set()}
+    for what, partition, offset in steps:
+        if what == "add":
+            cache.add(partition, Entry(offset, 0, b"%010d" % offset))
+            added[partition].add(offset)
+        elif what == "trim":
+            cache.trim(partition, offset)
+        else:
+            cache.drop(partition)
+            added[partition].clear()
+        assert 0 <= cache.bytes <= room * size
+        for each in (A, B):
+            for start in range(13):
+                found = cache.read(each, start, ALL)
+                assert [entry.offset for entry in found] == list(range(start, start + len(found)))
+                assert all(entry.offset in added[each] and entry.body == b"%010d" % entry.offset for entry in found)
+
+
+def test_the_cache_forgets_what_is_oldest() -> None:
+    cache = TailCache(3 * (ENTRY_BYTES + 1))
+    for offset, partition in enumerate((A, B, A, B)):
+        cache.add(partition, Entry(offset // 2, 0, b"x"))
+    assert [len(cache.read(partition, 0, ALL)) for partition in (A, B)] == [0, 2]
+    assert [entry.offset for entry in cache.read(A, 1, ALL)] == [1]
+    assert len(cache.read(B, 0, 0)) == 1
+    cache.trim(B, 2)
+    assert cache.read(B, 1, ALL) == ()
+
+
+# ---- what a member holds ---------------------------------------------------------------------
+
+
+def at(partition: ReadPartition, offset: int = 1) -> dict[ReadPartition, Committed]:
+    return {partition: Committed(Position(partition.partition, offset))}
+
+
+def test_a_hold_is_committed_until_it_is_released() -> None:
+    holdings = Holdings("a", 100)
+    holdings.assign([A, B])
+    known = holdings.generation
+    holdings.check_commit(known, at(A))
+    holdings.revoke([B])
+    assert (holdings.membership().assigned, holdings.membership().revoking) == ((A,), (B,))
+    holdings.release(known, [A, B])
+    assert holdings.revoking, "a release from before the revocation gives nothing away"
+    holdings.check_commit(holdings.generation, at(B))
+    holdings.release(holdings.generation, [A, B])
+    assert (holdings.membership().assigned, holdings.revoking) == ((A,), False)
+    with pytest.raises(GenerationFencedError, match="does not hold"):
+        holdings.check_commit(holdings.generation, at(B))
+
+
+def test_what_came_back_needs_the_new_generation() -> None:
+    holdings = Holdings("a", 100)
+    holdings.assign([A])
+    old = holdings.generation
+    holdings.lose([A])
+    holdings.assign([A])
+    with pytest.raises(GenerationFencedError):
+        holdings.check_commit(old, at(A))
+    holdings.check_commit(holdings.generation, at(A))
+    holdings.rejoin()
+    for generation in (old, holdings.generation - 1, holdings.generation + 1, 1):
+        with pytest.raises(GenerationFencedError):
+            holdings.check(generation)
+    holdings.check_commit(holdings.generation, at(A))
+    with pytest.raises(InvalidRequestError):
+        holdings.check_commit(holdings.generation, {A: Committed(Position(1, 1))})
