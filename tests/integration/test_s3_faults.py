@@ -184,7 +184,7 @@ async def test_a_range_that_comes_short_is_read_again(server: FaultyS3, store: S
         await store.get_range(KEY, 1, 5)
 
 
-@over_paths(request_timeout_ms=200)
+@over_paths(request_timeout_ms=1_000)
 async def test_a_stalled_request_is_given_up_and_sent_again(server: FaultyS3, store: S3Handler) -> None:
     server.plan("PUT", Fault("stall"))
     await put(store)
@@ -193,7 +193,7 @@ async def test_a_stalled_request_is_given_up_and_sent_again(server: FaultyS3, st
     assert (store.counters.timeouts, store.counters.retries) == (2, 2)
 
 
-@over_paths(request_timeout_ms=200)
+@over_paths(request_timeout_ms=1_000)
 async def test_a_put_that_was_done_and_stalled_is_a_success(server: FaultyS3, store: S3Handler) -> None:
     server.plan("PUT", Fault("stall-done"))
     await put(store)
