@@ -78,15 +78,22 @@ class BrokerProcess:
 
 
 @contextmanager
-def broker_processes(folder: Path, zookeeper: str, count: int = 3) -> Iterator[list[BrokerProcess]]:
-    """Run brokers on a store and a queue in `folder`, coordinated by a real ZooKeeper; all are ended."""
+def broker_processes(folder: Path, zookeeper: str, count: int = 3, *, kafka: str = "") -> Iterator[list[BrokerProcess]]:
+    """Run brokers on a store in `folder`, coordinated by a real ZooKeeper; all are ended.
+
+    Without the address of a Kafka the queue is a SQLite file: enough where no broker is paused, for that one may hold
+    the file's lock.
+    """
+    queue = f"kafka://{kafka}" if kafka else f"sqlite:{folder}/queue.sqlite"
     config = folder / "memq.toml"
     config.write_text(
         f"""
         store = "file:{folder}/objects"
-        queue = "sqlite:{folder}/queue.sqlite"
+        queue = "{queue}"
         coordinator = "zookeeper://{zookeeper}/{folder.parent.name}/{folder.name}"
         memory_bytes_max = "64MiB"
+        [kafka]
+        prefix = "{folder.name}."
         [zookeeper]
         session_timeout_ms = {SESSION_TIMEOUT_MS}
         """

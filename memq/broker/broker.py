@@ -16,7 +16,7 @@ from memq.broker.requests import Requests
 from memq.broker.services import Services
 from memq.broker.slabs import SLAB_BYTES, SlabPool
 from memq.broker.traffic import Traffic
-from memq.errors import InvalidRequestError, MemqError, ProtocolError
+from memq.errors import FencedError, InvalidRequestError, MemqError, ProtocolError
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.balance import STRATEGIES
 from memq.governor.governor import Governor
@@ -101,7 +101,7 @@ class Broker:
             capacity_bytes_s=settings.capacity_bytes_s,
         )
         await services.coordinator.register(self._entry)
-        # Watched before it is read: a change in between would be noticed by nobody until the next one.
+        # Watched before it is read: a change in between would be noticed late, when loads are told.
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.govern()
         await self.partitions.refresh()
@@ -122,26 +122,37 @@ class Broker:
             return False
         return True
 
+    @property
+    def governs(self) -> bool:
+        """Whether this broker was the governor when it last looked."""
+        return self.governor is not None and self.governor.term > 0
+
     async def hand_over(self) -> None:
         """Own nothing any more, from now on: each partition is drained, and opened by the broker that it goes to.
 
         Raises: InvalidRequestError when no other broker takes any; UnreachableError; TimeoutError after HAND_OVER_S.
         """
-        self._entry = msgspec.structs.replace(self._entry, draining=True)
         async with asyncio.timeout(HAND_OVER_S):
-            await self.services.coordinator.register(self._entry)
+            await self._enter(draining=True)
+            await self.partitions.refresh()
             self._refresh.set()
             while True:
                 self.partitions.changed.clear()
-                held, heirs = self.partitions.held(), self.partitions.heirs()
-                if not held:
-                    return
-                if not heirs:
+                held = self.partitions.held()
+                if not self.partitions.heirs():
+                    await self._enter(draining=False)
                     raise InvalidRequestError(
                         f"no other broker takes the {len(held)} partitions of broker '{self._entry.id}'",
                         hint="start another broker first",
                     )
+                if not held:
+                    return
                 await self.partitions.changed.wait()
+
+    async def _enter(self, *, draining: bool) -> None:
+        """Say in the membership whether this broker takes partitions."""
+        self._entry = msgspec.structs.replace(self._entry, draining=draining)
+        await self.services.coordinator.register(self._entry)
 
     async def drain(self) -> None:
         """Hand the partitions over, take nothing new, finish and ack the rest; connections stay until `close`.
@@ -171,8 +182,8 @@ class Broker:
             if isinstance(reader, Connection):
                 reader.close()
         await self._requests.stop()
+        await self._tasks.stop()  # before what they would still refresh
         await self.partitions.stop()
-        await self._tasks.stop()
         self.services.hot.clear()
         try:
             await self.services.coordinator.unregister(self._entry)
@@ -221,6 +232,12 @@ class Broker:
             except MemqError as error:
                 self.services.events.warning("refresh-failed", str(error))
                 governed = False
+            namesake = self.partitions.namesake()
+            if namesake is not None:
+                raise FencedError(
+                    f"another broker at {namesake.address} runs under the id '{namesake.id}'",
+                    hint="give each broker a broker_id of its own",
+                )
             if not governed:
                 await asyncio.sleep(HOUSEKEEPING_S)
                 self._refresh.set()

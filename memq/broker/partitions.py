@@ -17,10 +17,10 @@ from memq.errors import (
     MovedError,
     NotFoundError,
 )
-from memq.governor import Assignment
+from memq.governor import Assignment, BrokerEntry
 from memq.protocol.messages import Owner
 from memq.tasks import TaskOwner
-from memq.topic import Topic, TopicSettings, check_name, equal_slots, read_partitions
+from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions
 
 
 class Partitions:
@@ -39,6 +39,7 @@ class Partitions:
         self._assignments: dict[tuple[str, int], Assignment] = {}
         self._addresses: dict[str, str] = {}
         self._heirs: list[str] = []
+        self._namesake: BrokerEntry | None = None
         self._leaving = TaskOwner(self._leave_failed, services.events)
         self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # let go of, but still at work
 
@@ -52,6 +53,8 @@ class Partitions:
         assignments = await coordinator.assignments()
         self._topics = {topic.name: topic for topic in topics}
         self._addresses = {broker.id: broker.address for broker in brokers}
+        others = [each for each in brokers if each.id == self._id and each.session != self._services.session]
+        self._namesake = others[0] if others else None
         self._heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
         self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
         for key, processor in list(self.processors.items()):
@@ -62,6 +65,15 @@ class Partitions:
     @property
     def _id(self) -> str:
         return self._services.settings.broker_id
+
+    def looks_after(self, topic: Topic, partition: ReadPartition) -> bool:
+        """Whether a read partition's retention is this broker's: the owner of its first write partition does it."""
+        entry = self._assignments.get((topic.id, min(topic.writers_of(partition), default=-1)))
+        return entry is not None and entry.broker == self._id
+
+    def namesake(self) -> BrokerEntry | None:
+        """Return the live broker that took this one's id, if there is one."""
+        return self._namesake
 
     def heirs(self) -> list[str]:
         """Return the other brokers that take partitions."""

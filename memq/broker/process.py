@@ -99,7 +99,11 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: _Signals) -> i
 
 
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
-    """Look after retention at its interval, and sweep a few times within the safety age: it lists the whole store."""
+    """Look after retention at its interval, and sweep a few times within the safety age: it lists the whole store.
+
+    One broker of a cluster sweeps, the governor. What the others hold is younger in the store than half that age, for
+    else it is stored again before its pointer goes out.
+    """
     clock = broker.services.runtime.clock
     swept_s = clock.monotonic()
     while True:
@@ -107,7 +111,7 @@ async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
         sweeps = clock.monotonic() - swept_s >= settings.sweep_age_ms / 1000 / SWEEPS_PER_AGE
         if sweeps:
             swept_s = clock.monotonic()
-        await look_after(broker.services, broker.partitions, sweeps=sweeps)
+        await look_after(broker.services, broker.partitions, sweeps=sweeps and broker.governs)
 
 
 async def _first(*works: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:

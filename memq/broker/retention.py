@@ -73,9 +73,11 @@ def _keys(pointer: Pointer | None) -> list[str]:
 
 
 async def retire(services: Services, partitions: Partitions) -> None:
-    """Apply retention to every topic; what fails of one is logged, and done the next time."""
+    """Apply retention to what this broker owns of every topic; what fails of one is logged, and done the next time."""
     for topic in partitions.topics():
         for partition in read_partitions(topic):
+            if not partitions.looks_after(topic, partition):
+                continue
             try:
                 await _retire_partition(services, partitions, topic, partition)
             except MemqError as error:

@@ -138,9 +138,9 @@ def test_a_drained_broker_owns_nothing_and_nobody_notices(tmp_path: Path, zookee
 
 
 def test_an_owner_that_was_paused_finds_itself_replaced_and_acks_nothing_falsely(
-    tmp_path: Path, zookeeper: Server
+    tmp_path: Path, zookeeper: Server, kafka: Server
 ) -> None:
-    with broker_processes(tmp_path, zookeeper.address) as brokers:
+    with broker_processes(tmp_path, zookeeper.address, kafka=kafka.address) as brokers:
         create(brokers[0])
         with Sender(brokers) as sender:
             sender.wait_for(50)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from memq.errors import UnreachableError
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.watchers import Watchers
@@ -22,7 +23,9 @@ class SimCoordinator:
         self._watchers = Watchers(EventLog(caller.node.clock))
         self._stop: Callable[[], None] | None = None
         self._watching = False
-        caller.node.at_death(self._forget)
+        self._dead = False
+        self._ended: dict[str, None] = {}
+        caller.node.at_death(self._die)
 
     @property
     def cluster(self) -> str:
@@ -31,10 +34,17 @@ class SimCoordinator:
 
     async def register(self, broker: BrokerEntry) -> None:
         """See `Coordinator.register`."""
-        await self._caller.call(f"register {broker.id}", lambda: self._inner.register(broker))
+        await self._caller.call(f"register {broker.id}", lambda: self._register(broker))
+
+    async def _register(self, broker: BrokerEntry) -> None:
+        """Enter it, unless its session said farewell or its process died while this was on its way."""
+        if self._dead or broker.session in self._ended:
+            raise UnreachableError(f"session {broker.session} of broker '{broker.id}' has ended")
+        await self._inner.register(broker)
 
     async def unregister(self, broker: BrokerEntry) -> None:
         """See `Coordinator.unregister`."""
+        self._ended[broker.session] = None
         await self._caller.call(f"unregister {broker.id}", lambda: self._inner.unregister(broker))
 
     async def brokers(self) -> Sequence[BrokerEntry]:
@@ -111,6 +121,10 @@ class SimCoordinator:
         """See `Coordinator.close`."""
         self._forget()
         await self._watchers.close()
+
+    def _die(self) -> None:
+        self._dead = True
+        self._forget()
 
     def _forget(self) -> None:
         self._watching = False

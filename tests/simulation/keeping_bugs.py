@@ -22,7 +22,7 @@ KEEPING_BUGS = (
         "entry.time_ms < now_ms - settings.retention_ms",
         "entry.time_ms < now_ms - settings.retention_ms // 3",
         level="breezy",
-        seed=1002,
+        seed=1020,
         aspects=("house",),
     ),
     Planted(
@@ -41,7 +41,7 @@ KEEPING_BUGS = (
         "return {key",
         "return set() and {key",
         level="calm",
-        seed=1006,
+        seed=1020,
         aspects=("house",),
     ),
     Planted(
@@ -68,6 +68,7 @@ KEEPING_BUGS = (
         "(len(self.ring) or self._ends",
         "(self._ends",
         level="breezy",
+        seed=1012,
         aspects=("levels",),
     ),
     Planted(

@@ -128,10 +128,16 @@ def _with_house(plan: Plan, level: str, draw: random.Random) -> Plan:
 
 
 def _with_levels(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Add producers with acks=1 and acks=0, and stop brokers more often: a drain must lose nothing of theirs."""
+    """Add producers with acks=1 and acks=0, and stop brokers more often: a drain must lose nothing of theirs.
+
+    A broker that is alone is never fenced: then nothing but its death excuses a loss.
+    """
     stop_every_s = 0.0 if level == "calm" else draw.choice([4.0, 12.0])
     faults = replace(plan.faults, chaos=replace(plan.faults.chaos, stop_every_s=stop_every_s))
-    return replace(plan, faults=faults, producers=(*plan.producers, draw.choice(["one", "one", "none"]), "one"))
+    shape = replace(plan.shape, brokers=1 if draw.random() < 0.6 else plan.shape.brokers)
+    return replace(
+        plan, shape=shape, faults=faults, producers=(*plan.producers, draw.choice(["one", "one", "none"]), "one")
+    )
 
 
 def _with_jumps(plan: Plan, _level: str, draw: random.Random) -> Plan:

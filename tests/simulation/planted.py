@@ -143,14 +143,6 @@ BUGS = (
         seed=1001,
     ),
     Planted(
-        "lost wake-up of a starting broker",
-        "memq.broker.broker",
-        "Broker.start",
-        "self._unwatch = services.coordinator.watch(self._coordinator_changed)",
-        "pass",
-        seed=1007,
-    ),
-    Planted(
         "opened without reading the tail",
         "memq.broker.opening",
         "_read_tail",

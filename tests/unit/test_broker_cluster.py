@@ -1,0 +1,275 @@
+"""Several brokers in one process on shared parts: hand-over, redirects with the address, one governor, one per id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from memq.broker.broker import Broker
+from memq.broker.traffic import Traffic
+from memq.clock import SystemClock
+from memq.errors import FencedError, InvalidRequestError, UnreachableError
+from memq.governor import Assignment, BrokerEntry, Load
+from memq.governor.balance import balanced
+from memq.governor.governor import Governor
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.governor.planning import ClusterView, Plan
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.notification.memory import MemoryQueue
+from memq.protocol.frames import AckLevel, Api
+from memq.protocol.messages import Redirect, decode_message
+from memq.settings import BrokerSettings
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import Topic, TopicSettings, equal_slots
+from tests.brokers import BareClient, block_of, write_frame
+
+TIMEOUT_S = 20.0
+
+
+class Rig:
+    """One cluster in memory, and brokers on it."""
+
+    def __init__(self) -> None:
+        self.runtime = Runtime()
+        self.shared = MemoryCluster()
+        self.queue = MemoryQueue(self.runtime.clock)
+        self.store = MemoryHandler(self.runtime.clock)
+        self.brokers: list[Broker] = []
+
+    async def start(self, name: str, zone: str = "") -> Broker:
+        """Start one more broker."""
+        settings = BrokerSettings(port=0, broker_id=name, zone=zone, memory_bytes_max=32 << 20)
+        coordinator = MemoryCoordinator(self.shared)
+        broker = Broker(settings, self.runtime, {"main": self.store}, self.queue, coordinator, slab_bytes=256 << 10)
+        self.brokers.append(broker)
+        await broker.start()
+        return broker
+
+    def owner(self, topic: Topic, partition: int = 0) -> Assignment:
+        """Return an assignment as it is now."""
+        return self.shared.registry.assignment(topic.id, partition)
+
+
+@asynccontextmanager
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield made
+    finally:
+        for broker in made.brokers:
+            await broker.close()
+
+
+async def until(rig: Rig, holds: Callable[[], bool]) -> None:
+    """Wait until something holds, looking after each change at the coordinator."""
+    changed = asyncio.Event()
+
+    async def notice() -> None:
+        changed.set()
+
+    door = MemoryCoordinator(rig.shared)
+    door.watch(notice)
+    while not holds():
+        await changed.wait()
+        changed.clear()
+    await door.close()
+
+
+def test_a_broker_that_hands_over_redirects_to_the_next_owner_once_it_has_drained() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            client = await BareClient.connect(one)
+            assert (await client.open(topic, acks=AckLevel.ALL)).epoch == 1
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            assert (await client.frame()).api == Api.ACK
+            two = await cluster.start("two")
+            await one.hand_over()
+            assert cluster.owner(topic).broker == "two"
+            assert cluster.owner(topic).session == "", "given back after the drain"
+            frame = await client.frame()
+            assert frame.api == Api.REDIRECT
+            assert decode_message(frame.body, Redirect).address == two.address
+            there = await BareClient.connect(two)
+            assert (await there.open(topic, acks=AckLevel.ALL, sequence=1)).epoch == 2
+            assert cluster.owner(topic).session == two.services.session
+            await client.close()
+            await there.close()
+
+    asyncio.run(work())
+
+
+def test_the_next_owner_waits_until_the_last_one_has_let_go() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            client = await BareClient.connect(one)
+            await client.open(topic)
+            gate = asyncio.Event()
+            put = cluster.store.put
+
+            async def slow(*arguments: object) -> None:
+                await gate.wait()
+                await put(*arguments)  # type: ignore[arg-type]  # whatever the broker says
+
+            cluster.store.put = slow  # type: ignore[method-assign, assignment]  # a store that takes its time
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            two = await cluster.start("two")
+            moving = asyncio.create_task(one.hand_over())
+            await until(cluster, lambda: cluster.owner(topic).broker == "two")
+            there = await BareClient.connect(two)
+            there.send_open(topic, sequence=1)
+            assert cluster.owner(topic).session == one.services.session
+            gate.set()
+            frames = [(await client.frame()).api, (await client.frame()).api]
+            assert frames == [Api.ACK, Api.REDIRECT]
+            await moving
+            assert (await there.frame()).api == Api.OPEN
+            assert cluster.owner(topic).epoch == 2
+            await client.close()
+            await there.close()
+
+    asyncio.run(work())
+
+
+def test_a_broker_that_is_alone_says_that_nobody_takes_its_partitions() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 2, TopicSettings(), exist_ok=False)
+            with pytest.raises(InvalidRequestError, match="no other broker takes the 2 partitions of broker 'one'"):
+                await one.hand_over()
+            assert not cluster.shared.registry.brokers()[0].draining, "else no topic that is made now had an owner"
+            assert cluster.owner(topic).broker == "one"
+
+    asyncio.run(work())
+
+
+def test_who_finds_its_id_taken_stops() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            again = await cluster.start("one")
+            await one.failed.wait()
+            assert isinstance(one.failure, FencedError)
+            assert str(one.failure) == f"another broker at {again.address} runs under the id 'one'"
+            await one.close()
+            assert [entry.session for entry in cluster.shared.registry.brokers()] == [again.services.session]
+            assert again.failure is None
+
+    asyncio.run(work())
+
+
+def test_when_the_governor_dies_another_one_moves_its_partitions() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one, two = await cluster.start("one"), await cluster.start("two")
+            topic = await two.partitions.create("clicks", 4, TopicSettings(), exist_ok=False)
+            await until(cluster, lambda: sum(bool(cluster.owner(topic, n).broker) for n in range(4)) == 4)
+            assert (one.governs, two.governs) == (True, False)
+            cluster.shared.expire(one._entry)
+            await one.close()
+            await until(cluster, lambda: {cluster.owner(topic, n).broker for n in range(4)} == {"two"})
+            assert two.governs
+
+    asyncio.run(work())
+
+
+# ---- the governor's shell --------------------------------------------------------------------
+
+
+def entry(name: str) -> BrokerEntry:
+    return BrokerEntry(id=name, session=f"s-{name}", address="127.0.0.1:1")
+
+
+async def made_topic(shared: MemoryCluster, partitions: int) -> Topic:
+    runtime = Runtime()
+    topic = Topic(
+        name="clicks", id=f"{runtime.random.getrandbits(128):032x}", created_ms=0, partitions=equal_slots(partitions)
+    )
+    await MemoryCoordinator(shared).create_topic(topic)
+    return topic
+
+
+def test_a_governor_that_was_replaced_in_the_middle_of_its_plan_stops() -> None:
+    async def work() -> None:
+        shared = MemoryCluster()
+        await made_topic(shared, 4)
+        one, two = MemoryCoordinator(shared), MemoryCoordinator(shared)
+        await one.register(entry("one"))
+        governor = Governor(one, balanced, EventLog(SystemClock()))
+        sets = one.set_assignment
+        done = 0
+
+        async def interrupted(assignment: Assignment, *, term: int = 0) -> Assignment:
+            nonlocal done
+            done += 1
+            if done == 3:
+                shared.expire(entry("one"))
+                await two.register(entry("two"))
+                assert await two.govern(entry("two")) == 2
+            return await sets(assignment, term=term)
+
+        one.set_assignment = interrupted  # type: ignore[method-assign]  # the world changes while it acts
+        assert await governor.act(entry("one")) == 2
+        assert (done, governor.term) == (3, 0)
+        assert await governor.act(entry("one")) == 0
+
+    asyncio.run(work())
+
+
+def test_what_others_changed_is_left_to_the_next_act_and_the_rest_goes_on() -> None:
+    async def work() -> None:
+        shared = MemoryCluster()
+        topic = await made_topic(shared, 4)
+        door = MemoryCoordinator(shared)
+        await door.register(entry("one"))
+        other = MemoryCoordinator(shared)
+
+        def with_a_race(view: ClusterView) -> Plan:
+            plan = balanced(view)
+            first = view.assignments[0]
+            if not first.version:
+                shared.apply(shared.registry.set_assignment(first))
+            return plan
+
+        governor = Governor(door, with_a_race, EventLog(SystemClock()))
+        assert await governor.act(entry("one")) == 3
+        assert (await other.assignment(topic.id, 0)).broker == ""
+        assert await governor.act(entry("one")) == 1
+        assert await governor.act(entry("one")) == 0
+
+    asyncio.run(work())
+
+
+def test_a_coordinator_that_goes_away_ends_the_act() -> None:
+    async def work() -> None:
+        shared = MemoryCluster()
+        await made_topic(shared, 2)
+        door = MemoryCoordinator(shared)
+        await door.register(entry("one"))
+
+        async def away(assignment: Assignment, *, term: int = 0) -> Assignment:
+            raise UnreachableError("gone")
+
+        door.set_assignment = away  # type: ignore[method-assign]  # as a suspended session does
+        with pytest.raises(UnreachableError):
+            await Governor(door, balanced, EventLog(SystemClock())).act(entry("one"))
+
+    asyncio.run(work())
+
+
+def test_traffic_is_what_was_committed_between_two_looks() -> None:
+    traffic = Traffic()
+    assert traffic.look({("t", 0): 1_000, ("t", 1): 5_000}, 10.0) == []
+    assert traffic.look({("t", 0): 1_001_234, ("t", 1): 5_000, ("t", 2): 9}, 20.0) == [
+        Load(topic_id="t", partition=0, bytes_s=100_000)
+    ]
+    assert traffic.look({}, 20.0) == []
