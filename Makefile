@@ -8,6 +8,7 @@ PYTHON := $(BIN)/python
 CODE := $(sort $(dir $(wildcard memq/*.py localstack/*.py tests/*.py benchmarks/*.py examples/*.py)))
 JOBS ?= 2
 SEEDS ?= 200
+SOAK_SEEDS ?= 5000
 PYTEST := $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile
 DEV := $(VENV)/installed-dev
 DEMO := $(VENV)/installed-demo
@@ -43,8 +44,9 @@ simulate: $(DEV)                ## the whole cluster on virtual time: SEEDS=N, o
 bench: $(DEV)                   ## ratios against peers and limits, JSON out
 	@$(PYTHON) -m benchmarks
 
-soak: $(DEV)                    ## the simulation until it is stopped
-	@$(PYTHON) -m tests.simulation.run --seeds 1000000000
+soak: $(DEV)                    ## every promise as often as it says, on real servers, then a long simulation; about an hour
+	MEMQ_SOAK=1 MEMQ_REQUIRE_SERVERS=1 $(PYTHON) -m pytest -v -s -m soak -o faulthandler_timeout=3600 tests
+	@$(PYTHON) -m tests.simulation.run --seeds $(SOAK_SEEDS)
 
 lint: $(DEV)                    ## ruff
 	@$(BIN)/ruff check $(CODE)
