@@ -14,7 +14,7 @@ import click
 
 from benchmarks.results import Figure, Options
 
-ROWS = ("ingest", "produce", "consume", "arrow", "end_to_end", "latency", "memory", "start")
+ROWS = ("ingest", "produce", "consume", "arrow", "end_to_end", "latency", "memory", "start", "cluster", "puts")
 
 
 def say(text: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,15 +19,19 @@ STOP_S_MAX = 10.0
 
 
 class Child:
-    """A running `python -m benchmarks.children.NAME`; its first answer is in `ready`."""
+    """A running `python -m benchmarks.children.NAME`; its first answer is in `ready`.
 
-    def __init__(self, name: str, **options: object) -> None:
+    `environment` comes over what this process has.
+    """
+
+    def __init__(self, name: str, *, environment: Mapping[str, str] | None = None, **options: object) -> None:
         self.name = name
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"benchmarks.children.{name}", json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
+            env={**os.environ, **(environment or {})},
             text=True,
         )
         self.ready = self.answer()
@@ -64,8 +70,8 @@ class Child:
         return self.answer()
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds that the process has used, all threads, to the nanosecond."""
-        return time.clock_gettime((~self.process.pid << 3) | 2)  # the clock that clock_getcpuclockid(3) names
+        """Return the CPU seconds that the process has used."""
+        return cpu_s(self.process.pid)
 
     def memory_bytes(self) -> int:
         """Return the memory that the process alone is charged for (PSS)."""
@@ -82,6 +88,11 @@ class Child:
             self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process has used, all threads, to the nanosecond."""
+    return time.clock_gettime((~pid << 3) | 2)  # the clock that clock_getcpuclockid(3) names
 
 
 def pss_bytes(pid: int) -> int:

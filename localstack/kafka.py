@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from localstack.errors import LocalstackError
@@ -42,10 +42,11 @@ SETTINGS = {
 }
 
 
-def launch(folder: Path, ports: list[int], settings: Mapping[str, str]) -> Launch:
+def launch(folder: Path, ports: list[int], settings: Mapping[str, str], java_options: Sequence[str]) -> Launch:
     """Write the settings, format the data folder when it is new, and say how to start Kafka on it.
 
     `settings` come over those above; `{port}`, `{controller_port}` and `{data}` in a value are filled in.
+    `java_options` come after those above, and win.
     """
     port, controller_port = ports
     filled = {"{port}": str(port), "{controller_port}": str(controller_port), "{data}": str(folder / "data")}
@@ -62,7 +63,7 @@ def launch(folder: Path, ports: list[int], settings: Mapping[str, str]) -> Launc
         _format(java, config)
     return Launch(
         kind="kafka",
-        command=(*java[:1], HEAP, *java[1:], "kafka.Kafka", str(config)),
+        command=(*java[:1], HEAP, *java[1:], *java_options, "kafka.Kafka", str(config)),
         address=f"{HOST}:{port}",
         ports=(port, controller_port),
         ready=("Kafka Server started",),

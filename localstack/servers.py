@@ -93,19 +93,23 @@ class S3Server(Server):
 Handle = TypeVar("Handle", bound=Server)
 
 
-def start_kafka(folder: Path, port: int = 0, *, settings: Mapping[str, str] | None = None) -> Server:
+def start_kafka(
+    folder: Path, port: int = 0, *, settings: Mapping[str, str] | None = None, java_options: Sequence[str] = ()
+) -> Server:
     """Start Kafka 4.1 on a folder and wait until it serves; about 4 s.
 
     Args:
         folder: its data, settings and log; with data in it, Kafka goes on with them.
         port: of the clients; 0 draws a free one, or takes again the one that was used on this folder.
         settings: Kafka's own, over those of `localstack.kafka`; `{port}`, `{controller_port}`, `{data}` are filled in.
+        java_options: for the virtual machine, over those of `localstack.kafka`, which keep it small.
 
     Raises:
         LocalstackError: no Java, no jars, a port that is taken, or Kafka ended; the message has the end of its log.
     """
+    absolute = folder.absolute()
     return _start(
-        Server, folder, port, kafka.PORTS, lambda ports: kafka.launch(folder.absolute(), ports, settings or {})
+        Server, folder, port, kafka.PORTS, lambda ports: kafka.launch(absolute, ports, settings or {}, java_options)
     )
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.children.commands import Command, answer, commands, options
-from benchmarks.children.memq_client import END, LATENCY_EVERY, START_MS
+from benchmarks.children.memq_client import END, LATENCY_EVERY, PACE_S, START_MS
 from benchmarks.children.samples import keys, lines
 
 PRODUCER: dict[str, Any] = {
@@ -55,11 +56,16 @@ def produce(address: str, told: Command) -> None:
     producer = Producer(settings)
     producer.produce(topic, b"first", partition=0)
     producer.flush(30)
+    if told.get("waits"):
+        answer(connected=True)
+        next(commands())
     began_s, cpu_s = time.monotonic(), time.process_time()
     if how == "keyed":
         send_keyed(producer, topic, values)
     elif how == "sampled":
         send_sampled(producer, topic, values, latencies)
+    elif how == "paced":
+        send_paced(producer, topic, values, latencies)
     else:
         send_values(producer, topic, values, told.get("partitions", 1))
     producer.flush(60)
@@ -104,6 +110,15 @@ def send_sampled(producer: Producer, topic: str, values: list[bytes], latencies:
             producer.poll(0)
 
 
+def send_paced(producer: Producer, topic: str, values: list[bytes], latencies: list[float]) -> None:
+    """One record every millisecond, each with its latency: what an ack takes when nothing queues."""
+    for value in values:
+        producer.produce(topic, value, partition=0, on_delivery=_noting(latencies, time.monotonic()))
+        until_s = time.monotonic() + PACE_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            producer.poll(left_s)
+
+
 def wait_and_send(producer: Producer, topic: str, value: bytes, **more: Any) -> None:
     """The queue is full: serve callbacks until it is not."""
     while True:
@@ -145,9 +160,17 @@ def consume(address: str, told: Command) -> None:
     answer(cpu_s=cpu_s, began_s=began_s, ended_s=ended_s, records=found)
 
 
+def create(address: str, told: Command) -> None:
+    """Make a topic of one partition, and wait until it is there."""
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+    for made in admin.create_topics([NewTopic(told["topic"], 1, 1)]).values():
+        made.result(30)
+    answer(made=True)
+
+
 def main() -> None:
     address = options()["address"]
-    work = {"produce": produce, "consume": consume}
+    work = {"produce": produce, "consume": consume, "create": create}
     answer(ready=True)
     for told in commands():
         work[told["command"]](address, told)

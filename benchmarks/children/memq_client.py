@@ -12,17 +12,21 @@ from benchmarks.children.samples import keys, lines
 
 LATENCY_EVERY = 500
 MANY_RECORDS = 5_000
+PACE_S = 0.001
 START_MS = 1_700_000_000_000
 END = b"the end"
 Deliveries = dict[int, memq.Delivery]
 
 
 def produce(address: str, told: Command) -> None:
-    """Send records and wait for all acks. `how` is one of `WAYS`."""
+    """Send records and wait for all acks. `how` is one of `WAYS`; with `waits` it goes on at the next command."""
     values, topic = lines(told["size"], told["records"]), told["topic"]
     latencies: list[float] = []
     with memq.Producer(address, acks="all", codec=told.get("codec", "zstd")) as producer:
         producer.send(topic, b"first").result(30)  # connected, and the topic is there
+        if told.get("waits"):
+            answer(connected=True)
+            next(commands())
         began_s, cpu_s = time.monotonic(), time.process_time()
         WAYS[told.get("how", "values")](producer, topic, values, latencies)
         producer.flush(60)
@@ -59,6 +63,13 @@ def send_sampled(producer: memq.Producer, topic: str, values: Sequence[bytes], l
     send(topic, END)
 
 
+def send_paced(producer: memq.Producer, topic: str, values: Sequence[bytes], latencies: list[float]) -> None:
+    """One record every millisecond, each with its latency: what an ack takes when nothing queues."""
+    for value in values:
+        producer.send(topic, value).add_done_callback(_noting(latencies, time.monotonic()))
+        time.sleep(PACE_S)
+
+
 def _noting(latencies: list[float], sent_s: float) -> Callable[[memq.Delivery], None]:
     return lambda delivery: latencies.append(time.monotonic() - sent_s)
 
@@ -68,6 +79,7 @@ WAYS: dict[str, Callable[[memq.Producer, str, Sequence[bytes], list[float]], Non
     "keyed": send_keyed,
     "many": send_many,
     "sampled": send_sampled,
+    "paced": send_paced,
 }
 
 
