@@ -64,7 +64,7 @@ def run(options: Options) -> list[Figure]:
             figures += case_figures(sides, f"{size} B, {codec}")
             for figure in figures[-5:]:
                 options.say(figure.line())
-        figures += latency_figures(sides, options) + [memory_figure(sides, servers)]
+        figures += [*latency_figures(sides, options), memory_figure(sides, servers)]
     for figure in figures[-3:]:
         options.say(figure.line())
     return figures
@@ -72,13 +72,17 @@ def run(options: Options) -> list[Figure]:
 
 def make_sides(servers: RealServers) -> list[Side]:
     """Start the clients of the peer and of memq on each store."""
-    kafka = servers.kafka
-    sides = [Side("kafka", *(servers.client("kafka_client", kafka.address) for _ in range(2)), kafka)]
+    others: dict[str, dict[str, Process]] = {"files": {"queue": servers.kafka}}
+    others["s3"] = {"queue": servers.kafka, "store": servers.s3}
+    sides = [make_side(servers, "kafka", "kafka_client", servers.kafka, {})]
     for store, broker in servers.brokers.items():
-        others = {"queue": kafka, **({"store": servers.s3} if store == "s3" else {})}
-        clients = [servers.client("memq_client", broker.address) for _ in range(2)]
-        sides.append(Side(store, *clients, broker, others))
+        sides.append(make_side(servers, store, "memq_client", broker, others[store]))
     return sides
+
+
+def make_side(servers: RealServers, name: str, kind: str, broker: Process, others: dict[str, Process]) -> Side:
+    """Start the clients of one side."""
+    return Side(name, servers.client(kind, broker.address), servers.client(kind, broker.address), broker, others)
 
 
 def measure(sides: list[Side], size: int, codec: str, options: Options) -> None:

@@ -1,7 +1,8 @@
-"""The real servers that the rows of a cluster run on: Kafka, ZooKeeper, S3, and a broker of memq on each kind of store."""
+"""The real servers that the rows of a cluster run on: Kafka, ZooKeeper, S3, and a broker of memq for each store."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import tempfile
@@ -9,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.request import urlopen
 
 from benchmarks.child import Child, cpu_s, pss_bytes
 from localstack.ports import HOST, free_ports
@@ -21,6 +21,7 @@ KAFKA_JAVA = (
     "-Xms1g", "-Xmx1g", "-XX:TieredStopAtLevel=4", "-XX:-UseSerialGC", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
     "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent",
 )  # fmt: skip
+REQUEST_TIMEOUT_S = 30
 
 
 class Process:
@@ -48,12 +49,16 @@ class Broker(Process):
 
     def __init__(self, server: Server, http_port: int) -> None:
         super().__init__(server)
-        self._metrics_url = f"http://{HOST}:{http_port}/metrics"
+        self._metrics_address = f"{HOST}:{http_port}"
 
     def counter(self, name: str) -> float:
         """Return a counter of `/metrics`, over all its labels."""
-        with urlopen(self._metrics_url, timeout=30) as answer:
-            text = answer.read().decode()
+        connection = http.client.HTTPConnection(self._metrics_address, timeout=REQUEST_TIMEOUT_S)
+        try:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
         found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
         if not found:
             raise RuntimeError(f"the broker at {self.address} counts no {name}")
