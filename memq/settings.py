@@ -85,6 +85,9 @@ class BrokerSettings:
     connections_max: int = _setting(10_000, "connections at once; further ones are closed", 1, 1_000_000)
     hello_timeout_ms: int = _setting(10_000, "a connection that has not said HELLO by then is closed", 100, 600_000)
     frame_timeout_ms: int = _setting(30_000, "a frame that is not whole by then closes its connection", 100, 3_600_000)
+    shared_age_ms_max: int = _setting(
+        250, "how long batches of topics with shared_objects wait for each other", 1, 60_000
+    )
     retention_interval_ms: int = _setting(30_000, "how often retention looks", 100, 86_400_000)
     sweep_age_ms: int = _setting(3_600_000, "an object that no pointer names is deleted at this age", 1_000)
     auto_create_topics: bool = _setting(True, "make a topic when somebody first sends to it")

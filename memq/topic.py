@@ -49,6 +49,7 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     batch_bytes_max: int = 8 * MIB
     batch_blocks_max: int = 4_096
     batch_age_ms_max: int = 500  # a batch is sealed at this age at the latest
+    shared_objects: bool = False  # its batches go into objects with those of other topics: few PUTs for small topics
     seal_when_idle: bool = True  # seal as soon as an upload slot is free: least latency, most PUTs
     uploads_in_flight_max: int = 4
     ring_slots: int = 16

@@ -32,31 +32,41 @@ class Origin:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SealedBatch:
-    """One batch as an object: its key, its bytes as buffers, its checksums, and what its pointer says."""
+    """One batch laid out: its blocks as views, what index and pointer say of it, and, once it is known, its place."""
 
-    key: str
+    origin: Origin
+    entry: BatchEntry  # as if it were the first of its object
     blocks: list[memoryview]  # the bytes of the blocks, one view each, without a copy
-    index: bytes  # with the trailer
-    checksum: int  # crc32c of the whole object
-    batch_checksum: int  # crc32c of the blocks alone
     headers: HeaderTable
-    object_bytes: int
+    checksum: int  # crc32c of the blocks
+    key: str = ""  # of its object
+    offset: int = 0  # of its first byte in the object
 
     @property
-    def buffers(self) -> list[bytes | memoryview]:
-        """The object's bytes, in order."""
-        return [*self.blocks, self.index]
+    def lengths(self) -> list[int]:
+        """The bytes of each block."""
+        return list(map(len, self.blocks))
 
 
-def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
-    """Lay out the object of a sealed slot: its blocks as received, then index and trailer."""
+@dataclass(frozen=True, slots=True)
+class ObjectBody:
+    """One object to be put: its key, its bytes as buffers, the crc32c of all, how many they are."""
+
+    key: str
+    buffers: list[bytes | memoryview]
+    checksum: int
+    bytes: int
+
+
+def seal_batch(slot: Slot, origin: Origin) -> SealedBatch:
+    """Lay out a sealed slot: its blocks as received."""
     views = slot.views()
-    lengths = list(map(len, views))
     headers = HeaderTable([slab.view[start : start + BLOCK_HEADER_BYTES] for slab, start, _ in slot.extents])
-    assert sum(lengths) == slot.bytes, f"batch {slot.number} holds {sum(lengths)} bytes, counted {slot.bytes}"
-    batch = BatchEntry(
+    found = sum(map(len, views))
+    assert found == slot.bytes, f"batch {slot.number} holds {found} bytes, counted {slot.bytes}"
+    entry = BatchEntry(
         offset=0,
         length=slot.bytes,
         appended_ms=slot.sealed_ms,
@@ -67,24 +77,39 @@ def build_batch(slot: Slot, origin: Origin) -> SealedBatch:
         partition=origin.partition,
         epoch=origin.epoch,
     )
-    meta = ObjectMeta(
-        cluster=origin.cluster,
-        broker=origin.broker,
-        topics=(ObjectTopic(origin.topic.name, origin.topic.id),),
-        created_ms=slot.sealed_ms,
-    )
-    index = encode_packed_index(meta, [batch], headers.entries(lengths), slot.bytes)
-    body_checksum = _body_checksum(views, headers)
-    key = object_key(
-        origin.cluster,
-        origin.topic.name,
-        origin.topic.id,
-        origin.partition,
-        origin.epoch,
-        slot.number,
-        slot.sealed_ms,
-    )
-    return SealedBatch(key, views, index, crc32c(index, body_checksum), body_checksum, headers, slot.bytes + len(index))
+    return SealedBatch(origin, entry, views, headers, _body_checksum(views, headers))
+
+
+def own_object(sealed: SealedBatch) -> ObjectBody:
+    """Return the object of one batch, under the batch's own key."""
+    origin, entry = sealed.origin, sealed.entry
+    name = (origin.cluster, origin.topic.name, origin.topic.id, origin.partition, origin.epoch)
+    return object_of([sealed], object_key(*name, entry.batch_sequence, entry.appended_ms), entry.appended_ms)
+
+
+def object_of(batches: list[SealedBatch], key: str, created_ms: int) -> ObjectBody:
+    """Return the object of several batches, of any topics: one after another, then index and trailer.
+
+    Each batch is told where it lies.
+    """
+    topics: dict[ObjectTopic, int] = {}
+    entries: list[BatchEntry] = []
+    packed = bytearray()
+    buffers: list[bytes | memoryview] = []
+    offset, first_block, checksum = 0, 0, 0
+    for batch in batches:
+        topic = batch.origin.topic
+        number = topics.setdefault(ObjectTopic(topic.name, topic.id), len(topics))
+        entries.append(batch.entry._replace(offset=offset, first_block=first_block, topic=number))
+        packed += batch.headers.entries(batch.lengths, offset)
+        buffers += batch.blocks
+        batch.key, batch.offset = key, offset
+        checksum = combine_crc32c(checksum, batch.checksum, batch.entry.length)
+        offset, first_block = offset + batch.entry.length, first_block + batch.entry.blocks
+    origin = batches[0].origin
+    meta = ObjectMeta(cluster=origin.cluster, broker=origin.broker, topics=tuple(topics), created_ms=created_ms)
+    index = encode_packed_index(meta, entries, packed, offset)
+    return ObjectBody(key, [*buffers, index], crc32c(index, checksum), offset + len(index))
 
 
 def _body_checksum(views: list[memoryview], headers: HeaderTable) -> int:
@@ -127,7 +152,7 @@ def data_pointer(
         adopted,
         slot.sealed_ms,
         batch_sequence=slot.number,
-        locations=(Location(store=origin.store, key=sealed.key, offset=0, length=slot.bytes),),
+        locations=(Location(store=origin.store, key=sealed.key, offset=sealed.offset, length=slot.bytes),),
         records=slot.records,
         raw_bytes=headers.raw_bytes,
         stored_bytes=slot.bytes,
@@ -138,7 +163,7 @@ def data_pointer(
         producers_complete=complete,
         slots=headers.slots,
         tag_bits=headers.tag_bits,
-        checksum=sealed.batch_checksum,
+        checksum=sealed.checksum,
     )
 
 

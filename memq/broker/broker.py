@@ -14,6 +14,7 @@ from memq.broker.metrics import Counters
 from memq.broker.partitions import Partitions
 from memq.broker.requests import Requests
 from memq.broker.services import Services
+from memq.broker.sharing import Sharing
 from memq.broker.slabs import SLAB_BYTES, SlabPool
 from memq.broker.traffic import Traffic
 from memq.errors import FencedError, InvalidRequestError, MemqError, ProtocolError
@@ -74,7 +75,8 @@ class Broker:
         if governs:
             strategy = STRATEGIES[settings.governor_strategy]
             self.governor = Governor(coordinator, strategy, self.services.events)
-        self.partitions = Partitions(self.services, self.govern)
+        self._sharing = Sharing(self.services, self._task_failed)
+        self.partitions = Partitions(self.services, self._sharing, self.govern)
         self.intake = Intake(pool)
         self.intake.starving = self._memory_short
         self.address = ""
@@ -184,6 +186,7 @@ class Broker:
         await self._requests.stop()
         await self._tasks.stop()  # before what they would still refresh
         await self.partitions.stop()
+        await self._sharing.stop()
         self.services.hot.clear()
         try:
             await self.services.coordinator.unregister(self._entry)

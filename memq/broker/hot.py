@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ class HotBatch:
     """The blocks of one published batch: views of slabs that it keeps leased, `offset` bytes into its object."""
 
     key: str
+    offset: int
     views: list[memoryview]
     slabs: list[Slab]
     length: int
@@ -35,13 +37,16 @@ class HotBatches:
         self.pinned_bytes = 0
         self._unread_bytes = 0  # published since the last READ
         self._release = release
-        self._batches: OrderedDict[str, HotBatch] = OrderedDict()
+        self._batches: OrderedDict[tuple[str, int], HotBatch] = OrderedDict()  # by key and offset
+        self._offsets: dict[str, list[int]] = {}  # of the batches of each object, ascending
 
     def add(self, batch: HotBatch) -> None:
         """Take over the batch's references on its slabs."""
-        if batch.key in self._batches:
-            self._drop(batch.key)
-        self._batches[batch.key] = batch
+        place = (batch.key, batch.offset)
+        if place in self._batches:
+            self._drop(place)
+        self._batches[place] = batch
+        insort(self._offsets.setdefault(batch.key, []), batch.offset)
         self.pinned_bytes += _pinned(batch)
         self._unread_bytes += batch.length
         unread = self._unread_bytes > UNREAD_BOUNDS * self.bytes_max
@@ -50,13 +55,18 @@ class HotBatches:
             self._drop(next(iter(self._batches)))
 
     def read(self, key: str, offset: int, length: int) -> bytes | None:
-        """Return a copy of a range of the batch that starts its object, or None when it is not all here.
+        """Return a copy of a range of an object, or None when it does not lie in one batch that is here.
 
         A copy: the socket keeps what it is given until it is sent, and a slab does not wait for that.
         """
         self._unread_bytes = 0
-        batch = self._batches.get(key)
-        if batch is None or offset + length > batch.length:
+        offsets = self._offsets.get(key, ())
+        number = bisect_right(offsets, offset)
+        if not number:
+            return None
+        batch = self._batches[key, offsets[number - 1]]
+        offset -= batch.offset
+        if offset + length > batch.length:
             return None
         pieces, at = [], 0
         for view in batch.views:
@@ -78,8 +88,12 @@ class HotBatches:
         """Give everything back."""
         self.reclaim(self.pinned_bytes)
 
-    def _drop(self, key: str) -> None:
-        batch = self._batches.pop(key)
+    def _drop(self, place: tuple[str, int]) -> None:
+        batch = self._batches.pop(place)
+        offsets = self._offsets[batch.key]
+        offsets.remove(batch.offset)
+        if not offsets:
+            del self._offsets[batch.key]
         self.pinned_bytes -= _pinned(batch)
         for slab in batch.slabs:
             self._release(slab)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from memq.broker.services import Services
+from memq.broker.sharing import Sharing
 from memq.broker.topic_processor import TopicProcessor
 from memq.errors import (
     AlreadyExistsError,
@@ -29,12 +30,13 @@ class Partitions:
     `govern` lets the governor act, when this broker is it: a topic that was just made shall have owners.
     """
 
-    def __init__(self, services: Services, govern: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, services: Services, sharing: Sharing, govern: Callable[[], Awaitable[object]]) -> None:
         self.processors: dict[tuple[str, int], TopicProcessor] = {}
         self.draining = False
         self.changed = asyncio.Event()  # something was learnt, or let go of
         self._services = services
         self._govern = govern
+        self._sharing = sharing
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[tuple[str, int], Assignment] = {}
         self._addresses: dict[str, str] = {}
@@ -199,7 +201,7 @@ class Partitions:
             self._follow(key, processor)
             processor = None
         if processor is None:
-            processor = self.processors[key] = TopicProcessor(self._services, topic, partition)
+            processor = self.processors[key] = TopicProcessor(self._services, self._sharing, topic, partition)
             processor.start()
         return processor
 

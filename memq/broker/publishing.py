@@ -124,7 +124,7 @@ class Publisher:
         place = pointer.locations[0]
         try:
             data = await self._services.stores[place.store].get(place.key)
-            blocks = open_object(data).blocks
+            blocks = open_object(data).blocks_in(place.offset, place.length)
         except RetryableError:
             raise
         except (MemqError, KeyError) as error:

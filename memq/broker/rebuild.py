@@ -15,9 +15,8 @@ from awscrt.checksums import combine_crc32c, crc32c
 
 from memq.broker.batch import producer_ranges
 from memq.errors import CorruptDataError, MemqError
-from memq.format.block import CHECKED_FROM, MAGIC, Buffer, check_block
-from memq.format.key import ObjectKey
-from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, open_object
+from memq.format.block import CHECKED_FROM, MAGIC, Buffer, check_block, parse_header
+from memq.format.object import BatchEntry, BlockEntry, open_object
 from memq.format.pointer import Location, Pointer, bounded_ranges
 from memq.format.ranges import RangeSet
 from memq.limits import POINTER_RANGES_MAX
@@ -26,7 +25,7 @@ from memq.topic import Topic, Totals
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """One batch of an object of a topic, as its index tells it; `damaged` counts its blocks that do not hold."""
+    """One batch as index and headers tell it; `damaged` counts its blocks that do not hold."""
 
     key: str
     broker: str
@@ -36,31 +35,66 @@ class FoundBatch:
     damaged: int
 
 
-def find_batch(key: str, named: ObjectKey, data: Buffer, topic: Topic) -> FoundBatch:
-    """Read the one batch of an object whose key says `named`, and check its blocks.
+@dataclass(frozen=True, slots=True)
+class BatchPlace:
+    """Where a batch lies: in an object of its own, or, with `entry`, in a shared one that `broker` wrote."""
 
-    Raises: CorruptDataError, UnsupportedFormatError when trailer or index do not hold, or say another batch.
+    key: str
+    partition: int
+    epoch: int
+    batch_sequence: int
+    entry: BatchEntry | None = None
+    broker: str = ""
+
+
+def shared_places(key: str, data: Buffer) -> dict[str, list[BatchPlace]]:
+    """Return the batches of a shared object by topic id. Raises: CorruptDataError, UnsupportedFormatError."""
+    index = open_object(memoryview(data))
+    places: dict[str, list[BatchPlace]] = {}
+    for entry in index.batches:
+        place = BatchPlace(key, entry.partition, entry.epoch, entry.batch_sequence, entry, index.meta.broker)
+        places.setdefault(index.meta.topics[entry.topic].id, []).append(place)
+    return places
+
+
+def find_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
+    """Read the batch at `place` from its whole object, and check its blocks.
+
+    Raises: CorruptDataError, UnsupportedFormatError when trailer or index do not hold, or name no such batch.
     """
     view = memoryview(data)
     index = open_object(view)
-    if len(index.batches) != 1 or not _agree(index, named, topic):
-        raise CorruptDataError(f"object '{key}' holds other batches than its key says")
-    entry = index.batches[0]
-    blocks = index.blocks_of(entry)
+    wanted = (topic.id, place.partition, place.epoch, place.batch_sequence)
+    for entry in index.batches:
+        if (index.meta.topics[entry.topic].id, entry.partition, entry.epoch, entry.batch_sequence) == wanted:
+            return _checked(place.key, index.meta.broker, entry, index.blocks_of(entry), view)
+    raise CorruptDataError(f"object '{place.key}' holds other batches than its key says")
+
+
+def find_shared_batch(place: BatchPlace, data: Buffer) -> FoundBatch:
+    """Read the batch at `place` of a shared object from its own bytes alone.
+
+    Raises: CorruptDataError, UnsupportedFormatError when a header is damaged: then only the index knows the blocks.
+    """
+    assert place.entry is not None, f"'{place.key}' is no shared object"
+    view, blocks, at = memoryview(data), [], 0
+    while at < len(view):
+        block = BlockEntry.from_header(parse_header(view, at), at)
+        blocks.append(block)
+        at += block.length
+    if at != len(view) or len(blocks) != place.entry.blocks:
+        raise CorruptDataError(f"object '{place.key}': the blocks of a batch do not fit its index")
+    return _checked(place.key, place.broker, place.entry, tuple(blocks), view)
+
+
+def _checked(key: str, broker: str, entry: BatchEntry, blocks: tuple[BlockEntry, ...], view: memoryview) -> FoundBatch:
     raw, damaged = 0, 0
     for block in blocks:
         try:
             raw += check_block(view[block.offset : block.offset + block.length]).raw_length
         except MemqError:
             raw, damaged = raw + block.length, damaged + 1
-    return FoundBatch(key, index.meta.broker, entry, blocks, raw, damaged)
-
-
-def _agree(index: ObjectIndex, named: ObjectKey, topic: Topic) -> bool:
-    entry = index.batches[0]
-    place = (entry.partition, entry.epoch, entry.batch_sequence)
-    whose = index.meta.topics[entry.topic]
-    return place == (named.partition, named.epoch, named.batch_sequence) and whose.id == topic.id
+    return FoundBatch(key, broker, entry, blocks, raw, damaged)
 
 
 def batch_checksum(blocks: tuple[BlockEntry, ...]) -> int:

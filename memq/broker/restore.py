@@ -6,7 +6,7 @@ import heapq
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from memq.broker.rebuild import FoundBatch, Rebuilder, find_batch
+from memq.broker.rebuild import BatchPlace, FoundBatch, Rebuilder, find_batch, find_shared_batch, shared_places
 from memq.clock import Clock
 from memq.errors import (
     CorruptDataError,
@@ -16,14 +16,15 @@ from memq.errors import (
     QueueRefusedError,
     UnsupportedFormatError,
 )
-from memq.format.key import ObjectKey, parse_object_key, topic_prefix
+from memq.format.key import ObjectKey, parse_object_key, shared_prefix, topic_prefix
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication
 from memq.storage_handlers import ObjectReader
 from memq.topic import ReadPartition, Topic, read_partitions
 
 READ_BYTES = 1 << 20
-Place = tuple[int, int, int]  # write partition, epoch, batch sequence
+Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
+Places = dict[int, list[BatchPlace]]  # by write partition
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class Restored:
     """What was found of a topic. `copies` are batches of nothing new; `findings` name objects and what is wrong."""
 
     topic: str
-    objects: int = 0
+    objects: int = 0  # parts of shared ones count as one each
     pointers: int = 0  # made, also in a dry run
     held: int = 0  # in the queue already
     records: int = 0
@@ -63,6 +64,7 @@ class Restorer:
         self._clock = clock
         self._dry_run = dry_run
         self._moved = moved
+        self._shared: dict[str, list[BatchPlace]] | None = None  # by topic id
 
     async def restore(self, topic: Topic) -> Restored:
         """Publish the pointers of all objects of a topic that the queue does not hold, and return what was found.
@@ -71,22 +73,26 @@ class Restorer:
         Raises: InvalidRequestError when a broker opened the topic in the new queue; MemqError of store and queue.
         """
         told = Restored(topic.name)
-        keys = await self._keys(topic, told)
+        places = await self._places(topic, told)
         if not self._dry_run:
             await self._queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
         rebuilder = Rebuilder(topic, self._cluster, self._store_name)
         for partition in read_partitions(topic):
-            held = set[Place]() if self._dry_run else await self._held(partition)
-            writers = [keys.pop(writer, []) for writer in topic.writers_of(partition)]
+            held = set[Identity]() if self._dry_run else await self._held(partition)
+            writers = [places.pop(writer, []) for writer in topic.writers_of(partition)]
             async for found in self._in_order(topic, writers, told):
                 await self._take(partition, rebuilder.pointer(found), held, told)
-        for stray in keys.values():
-            told.findings += [(key, "the topic has no such partition") for key, _ in stray]
+        for stray in places.values():
+            told.findings += [(place.key, "the topic has no such partition") for place in stray]
         return told
 
-    async def _keys(self, topic: Topic, told: Restored) -> dict[int, list[tuple[str, ObjectKey]]]:
-        """List the topic's objects: by write partition, in the order of epoch and batch sequence."""
-        keys: dict[int, list[tuple[str, ObjectKey]]] = {}
+    async def _places(self, topic: Topic, told: Restored) -> Places:
+        """List the topic's batches: by write partition, in the order of epoch and batch sequence."""
+        if self._shared is None:
+            self._shared = await self._shared_places(told)
+        places: Places = {}
+        for place in self._shared.get(topic.id, ()):
+            places.setdefault(place.partition, []).append(place)
         async for entry in self._store.list(topic_prefix(self._cluster, topic.name, topic.id)):
             try:
                 named = parse_object_key(entry.key)
@@ -94,13 +100,26 @@ class Restorer:
                 told.findings.append((entry.key, str(error)))
                 continue
             if isinstance(named, ObjectKey):
-                keys.setdefault(named.partition, []).append((entry.key, named))
-        for found in keys.values():
-            found.sort(key=lambda item: (item[1].epoch, item[1].batch_sequence))
-        return keys
+                place = BatchPlace(entry.key, named.partition, named.epoch, named.batch_sequence)
+                places.setdefault(named.partition, []).append(place)
+        for found in places.values():
+            found.sort(key=lambda place: (place.epoch, place.batch_sequence))
+        return places
 
-    async def _held(self, partition: ReadPartition) -> set[Place]:
-        held: set[Place] = set()
+    async def _shared_places(self, told: Restored) -> dict[str, list[BatchPlace]]:
+        """Read the indexes of all shared objects once; what is wrong with one is told of the first topic."""
+        found: dict[str, list[BatchPlace]] = {}
+        async for entry in self._store.list(shared_prefix(self._cluster)):
+            try:
+                for topic_id, places in shared_places(entry.key, await self._store.get(entry.key)).items():
+                    found.setdefault(topic_id, []).extend(places)
+            except (CorruptDataError, UnsupportedFormatError) as error:
+                told.findings.append((entry.key, str(error)))
+            self._moved(1)
+        return found
+
+    async def _held(self, partition: ReadPartition) -> set[Identity]:
+        held: set[Identity] = set()
         offset = 0
         while entries := await self._queue.read(partition, offset, READ_BYTES):
             for entry in entries:
@@ -111,10 +130,10 @@ class Restorer:
         return held
 
     async def _in_order(
-        self, topic: Topic, writers: list[list[tuple[str, ObjectKey]]], told: Restored
+        self, topic: Topic, writers: list[list[BatchPlace]], told: Restored
     ) -> AsyncIterator[FoundBatch]:
         """Yield the batches of one read partition: each writer's in its order, the writers merged by time."""
-        streams = [self._batches(topic, keys, told) for keys in writers]
+        streams = [self._batches(topic, places, told) for places in writers]
         heads: list[tuple[int, int, FoundBatch]] = []
         for number, stream in enumerate(streams):
             async for found in stream:
@@ -127,23 +146,33 @@ class Restorer:
                 heapq.heappush(heads, (found.entry.appended_ms, number, found))
                 break
 
-    async def _batches(
-        self, topic: Topic, keys: list[tuple[str, ObjectKey]], told: Restored
-    ) -> AsyncIterator[FoundBatch]:
-        for key, named in keys:
+    async def _batches(self, topic: Topic, places: list[BatchPlace], told: Restored) -> AsyncIterator[FoundBatch]:
+        for place in places:
             told.objects += 1
             try:
-                found = find_batch(key, named, await self._store.get(key), topic)
+                found = await self._find(topic, place)
             except (CorruptDataError, UnsupportedFormatError) as error:
-                told.findings.append((key, str(error)))
+                told.findings.append((place.key, str(error)))
             else:
                 if found.damaged:
                     told.damaged_blocks += found.damaged
-                    told.findings.append((key, f"{found.damaged} of {len(found.blocks)} blocks are damaged"))
+                    told.findings.append((place.key, f"{found.damaged} of {len(found.blocks)} blocks are damaged"))
                 yield found
-            self._moved(1)
+            if place.entry is None:
+                self._moved(1)
 
-    async def _take(self, partition: ReadPartition, pointer: Pointer | None, held: set[Place], told: Restored) -> None:
+    async def _find(self, topic: Topic, place: BatchPlace) -> FoundBatch:
+        if place.entry is not None:
+            try:
+                data = await self._store.get_range(place.key, place.entry.offset, place.entry.length)
+                return find_shared_batch(place, data)
+            except (CorruptDataError, UnsupportedFormatError):
+                pass  # the index still knows where its blocks begin
+        return find_batch(place, await self._store.get(place.key), topic)
+
+    async def _take(
+        self, partition: ReadPartition, pointer: Pointer | None, held: set[Identity], told: Restored
+    ) -> None:
         if pointer is None:
             told.copies += 1
             return

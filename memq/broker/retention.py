@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import CorruptDataError, MemqError, NotFoundError
-from memq.format.key import topic_prefix
+from memq.format.key import shared_prefix, topic_prefix
 from memq.format.pointer import Pointer, decode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entry
@@ -16,6 +16,7 @@ from memq.storage_handlers import ObjectEntry
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 
 READ_BYTES = 1 << 20
+SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are looked at together; about 30 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     await services.queue.trim(partition, found.before)
     services.counters.retired_pointers += found.before - span.begin
     for key in found.keys:
+        if key.startswith(shared_prefix(services.settings.cluster)):
+            continue  # other topics may name it: the sweep takes it when none does
         await services.store.delete(key)
         services.counters.retired_objects += 1
     taken = f"{found.before - span.begin} pointers, {len(found.keys)} objects"
@@ -140,11 +143,9 @@ async def sweep(services: Services, partitions: Partitions, age_ms: int) -> tupl
     objects = bytes_ = 0
     async for prefix, entries in _old_objects(services, age_ms):
         kept = partitions.pending_keys()
-        named = await _named(services, prefix)
-        if named is None:
-            continue
+        unnamed = await _unnamed(services, prefix, {entry.key for entry in entries} - kept)
         for entry in entries:
-            if entry.key not in kept | named and entry.key not in partitions.pending_keys():
+            if entry.key in unnamed and entry.key not in partitions.pending_keys():
                 await services.store.delete(entry.key)
                 objects, bytes_ = objects + 1, bytes_ + entry.size
     services.counters.swept_objects += objects
@@ -153,43 +154,51 @@ async def sweep(services: Services, partitions: Partitions, age_ms: int) -> tupl
 
 
 async def _old_objects(services: Services, age_ms: int) -> AsyncIterator[tuple[str, list[ObjectEntry]]]:
-    """Yield the objects older than `age_ms`, one topic's prefix at a time: a listing comes by key."""
+    """Yield the objects older than `age_ms`, of one topic or of the shared ones at a time: a listing comes by key."""
     bound_ms = services.runtime.clock.wall_ms() - age_ms
     prefix, entries = "", list[ObjectEntry]()
-    async for entry in services.store.list(f"{services.settings.cluster}/topics/"):
+    async for entry in services.store.list(f"{services.settings.cluster}/"):
         if entry.modified_ms > bound_ms:
             continue
-        if not entry.key.startswith(prefix) or not prefix:
+        if not entry.key.startswith(prefix) or not prefix or len(entries) == SWEPT_KEYS_MAX:
             if entries:
                 yield prefix, entries
-            prefix, entries = "/".join(entry.key.split("/")[:4]) + "/", []
-        entries.append(entry)
+            prefix, entries = _prefix_of(entry.key, services.settings.cluster), []
+        if prefix:
+            entries.append(entry)
     if entries:
         yield prefix, entries
 
 
-async def _named(services: Services, prefix: str) -> set[str] | None:
-    """Return the keys that pointers name under a topic's prefix: none of a topic that was deleted.
+def _prefix_of(key: str, cluster: str) -> str:
+    """Return the prefix that a key is swept with: a topic's, or that of shared objects; "" for what is neither."""
+    if key.startswith(shared_prefix(cluster)):
+        return shared_prefix(cluster)
+    return "/".join(key.split("/")[:4]) + "/" if key.startswith(f"{cluster}/topics/") else ""
 
-    None when a pointer is damaged or a partition of the queue is gone: nobody knows what was named, so nothing of
-    the topic is swept.
+
+async def _unnamed(services: Services, prefix: str, keys: set[str]) -> set[str]:
+    """Return those of `keys`, all of one prefix, that no pointer names: all of a topic that was deleted.
+
+    None of them when a pointer is damaged or a partition of the queue is gone: nobody knows what was named, so nothing
+    of the topic is swept, and nothing that topics share.
     """
-    named: set[str] = set()
+    cluster = services.settings.cluster
     known = await services.coordinator.topics()  # not what was known: another broker may have made a topic meanwhile
     for topic in known:
-        if topic_prefix(services.settings.cluster, topic.name, topic.id) != prefix:
+        if prefix not in (topic_prefix(cluster, topic.name, topic.id), shared_prefix(cluster)):
             continue
         for partition in read_partitions(topic):
             try:
                 async for _, pointer in _pointers(services, partition):
                     if pointer is None:
                         services.events.warning("not-swept", f"a pointer of topic '{topic.name}' is damaged")
-                        return None
-                    named.update(_keys(pointer))
+                        return set()
+                    keys.difference_update(_keys(pointer))
             except NotFoundError as error:
                 services.events.warning("not-swept", f"topic '{topic.name}': {error}")
-                return None
-    return named
+                return set()
+    return keys
 
 
 async def look_after(services: Services, partitions: Partitions, *, sweeps: bool = True) -> None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from memq.backoff import backoff_s
 from memq.broker.batch import (
     Origin,
     SealedBatch,
-    build_batch,
     control_pointer,
     data_pointer,
     ended_pointer,
     ends_that_fit,
+    own_object,
     producer_ranges,
+    seal_batch,
     sequences_of,
 )
 from memq.broker.hot import HotBatch
@@ -27,6 +27,8 @@ from memq.broker.ownership import Ownership, Phase
 from memq.broker.publishing import Publisher
 from memq.broker.ring import Ring, RingLimits, Slot, SlotState
 from memq.broker.services import Services
+from memq.broker.sharing import Sharing
+from memq.broker.storing import store_object
 from memq.broker.streams import AckSink, Stream
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, OutOfSequenceError
 from memq.format.block import parse_header, scope_of
@@ -36,8 +38,6 @@ from memq.protocol.frames import AckLevel
 from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic
 
-BACKOFF_S_MAX = 2.0
-STORE_TIMEOUT_S = 60.0
 HELD_NAMED_MAX = 10_000
 
 
@@ -75,8 +75,9 @@ def _limits(topic: Topic) -> RingLimits:
 class TopicProcessor:
     """Owns one write partition from its opening to its end; `run` opens it again after it was fenced."""
 
-    def __init__(self, services: Services, topic: Topic, partition: int) -> None:
+    def __init__(self, services: Services, sharing: Sharing, topic: Topic, partition: int) -> None:
         self.services = services
+        self._sharing = sharing
         self.topic = topic
         self.partition = partition
         self.scope = scope_of(topic.id_bytes, partition)
@@ -315,28 +316,15 @@ class TopicProcessor:
             self.services.counters.sealed_batches += 1
         sealed = self._sealed.get(slot.number)
         if sealed is None:
-            sealed = self._sealed[slot.number] = build_batch(slot, self._origin())
-        started = self._now()
-        tries = 0
-        while True:
-            try:
-                async with asyncio.timeout(STORE_TIMEOUT_S):
-                    await self.services.store.put(sealed.key, sealed.buffers, sealed.checksum)
-                break
-            except ObjectExistsError as error:  # a key is used once: somebody else writes with our epoch
-                self._fence(error)
-                return
-            except (MemqError, TimeoutError) as error:
-                tries += 1
-                self.services.counters.store_retries += 1
-                text = f"{self._name()} batch {slot.number}, try {tries}: {error}"
-                self.services.events.warning("store-retry", text)
-                delay_s = backoff_s(self.services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
-                await asyncio.sleep(delay_s)
-        counters = self.services.counters
-        counters.stored_objects += 1
-        counters.stored_bytes += sealed.object_bytes
-        counters.store_seconds.observe(self._now() - started)
+            sealed = self._sealed[slot.number] = seal_batch(slot, self._origin())
+        try:
+            if self.topic.settings.shared_objects:
+                await self._sharing.store(sealed, slot.slabs)
+            else:
+                await store_object(self.services, own_object(sealed), f"{self._name()} batch {slot.number}")
+        except ObjectExistsError as error:  # a key is used once: somebody else writes with our epoch
+            self._fence(error)
+            return
         self._uploads.pop(slot.number, None)
         self.ring.stored(slot, self._now())
         self.pump()
@@ -387,7 +375,7 @@ class TopicProcessor:
             own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
         self._ack(self.ring.published(), own.epoch)
         del self._sealed[slot.number]
-        batch = HotBatch(sealed.key, sealed.blocks, slot.let_go(), slot.bytes)
+        batch = HotBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
         self.services.hot.add(batch)
 
     def _skip(self, slot: Slot, sealed: SealedBatch, own: Ownership) -> tuple[int, ...]:

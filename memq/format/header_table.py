@@ -87,12 +87,12 @@ class HeaderTable:
         firsts, counts = self._64[5::9].tolist(), self._32[5::18].tolist()
         return list(zip(self._64[4::9].tolist(), firsts, map(add, firsts, counts), strict=True))
 
-    def entries(self, lengths: Sequence[int]) -> bytearray:
-        """Return the index's block entries, packed, for blocks of these lengths that lie one after another from 0."""
+    def entries(self, lengths: Sequence[int], offset: int = 0) -> bytearray:
+        """Return the index's block entries, packed, for blocks of these lengths that lie one after another."""
         packed = bytearray(len(self) * BLOCK_ENTRY_BYTES)
         entries = memoryview(packed)
         by_32, by_64 = entries.cast("I"), entries.cast("Q")
-        offsets = array("Q", accumulate(lengths, initial=0))
+        offsets = array("Q", accumulate(lengths, initial=offset))
         by_64[0::8] = memoryview(offsets)[:-1]
         by_64[1::8] = self._64[4::9]  # producer id
         by_64[2::8] = self._64[5::9]  # first sequence

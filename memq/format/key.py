@@ -62,7 +62,12 @@ def object_key(
 def shared_object_key(cluster: str, broker: str, start_epoch: int, sequence: int, sealed_ms: int) -> str:
     """Return the key of an object with batches of several topics."""
     last = f"{broker}-{_number(start_epoch, 10)}-{_number(sequence, 16)}"
-    return f"{cluster}/shared/{_place(last, sealed_ms)}"
+    return f"{shared_prefix(cluster)}{_place(last, sealed_ms)}"
+
+
+def shared_prefix(cluster: str) -> str:
+    """Return the prefix under which the objects lie that topics share."""
+    return f"{cluster}/shared/"
 
 
 def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:

@@ -141,6 +141,10 @@ class ObjectIndex:
         """Return the blocks of one batch, in order."""
         return self.blocks[batch.first_block : batch.first_block + batch.blocks]
 
+    def blocks_in(self, offset: int, length: int) -> tuple[BlockEntry, ...]:
+        """Return the blocks that lie in a byte range, in order: those of the batch that a pointer names."""
+        return tuple(block for block in self.blocks if offset <= block.offset < offset + length)
+
 
 class Trailer(NamedTuple):
     """The last 32 bytes of an object; `checked` has those that the checksum covers beside the index."""

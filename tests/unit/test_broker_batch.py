@@ -9,7 +9,7 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.batch import COMBINED_BYTES_MIN, Origin, SealedBatch, build_batch, data_pointer
+from memq.broker.batch import COMBINED_BYTES_MIN, Origin, SealedBatch, data_pointer, own_object, seal_batch
 from memq.broker.ring import Ring, RingLimits, Slot
 from memq.broker.slabs import Slab, SlabPool
 from memq.broker.streams import AckSink, Producer, Stream
@@ -102,10 +102,11 @@ def _block(producer: int, first: int, number: int, cell_bytes: int) -> tuple[byt
 @pytest.mark.parametrize("producers", [[1], [1, 1, 1], [1, 2, 1, 3, 2, 2], list(range(1, 10))])
 def test_a_batch_is_its_blocks_an_index_and_true_checksums(producers: list[int], cell_bytes: int) -> None:
     slot, body = filled_slot(producers, cell_bytes)
-    sealed = build_batch(slot, ORIGIN)
-    whole = b"".join(sealed.buffers)
+    sealed = seal_batch(slot, ORIGIN)
+    made = own_object(sealed)
+    whole = b"".join(made.buffers)
     assert whole[: len(body)] == body
-    assert (sealed.object_bytes, sealed.batch_checksum, sealed.checksum) == (len(whole), crc32c(body), crc32c(whole))
+    assert (made.bytes, sealed.checksum, made.checksum) == (len(whole), crc32c(body), crc32c(whole))
     index = open_object(whole)
     assert [entry.producer_id for entry in index.blocks] == producers
     assert index.batches[0].records == slot.records == sum(entry.count for entry in index.blocks)
@@ -132,6 +133,7 @@ def test_bytes_that_changed_after_they_were_checked_do_not_pass_the_store() -> N
     slot, body = filled_slot([1, 2, 1], COMBINED_BYTES_MIN)
     slab: Slab = slot.extents[1][0]
     slab.view[slot.extents[1][2] - 1] ^= 1
-    sealed = build_batch(slot, ORIGIN)
-    assert sealed.batch_checksum == crc32c(body)
-    assert crc32c(b"".join(sealed.buffers)) != sealed.checksum
+    sealed = seal_batch(slot, ORIGIN)
+    made = own_object(sealed)
+    assert sealed.checksum == crc32c(body)
+    assert crc32c(b"".join(made.buffers)) != made.checksum

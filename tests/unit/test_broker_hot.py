@@ -34,7 +34,7 @@ class Memory:
             cuts = sorted(dice.sample(range(SLAB), 4))
             views += [slab.view[cuts[0] : cuts[1]], slab.view[cuts[2] : cuts[3]]]
         self.bytes[key] = b"".join(views)
-        return HotBatch(key, views, leased, len(self.bytes[key]))
+        return HotBatch(key, 0, views, leased, len(self.bytes[key]))
 
 
 @given(seed=st.integers(0, 1 << 32))

@@ -1,0 +1,164 @@
+"""Small topics share objects: few PUTs, each batch found by its own pointer, nothing deleted that one of them names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from memq.audit.collector import audit
+from memq.broker.broker import Broker
+from memq.broker.restore import Restorer
+from memq.broker.retention import sweep
+from memq.client.aio_admin import AsyncAdmin
+from memq.client.aio_consumer import AsyncConsumer
+from memq.client.aio_producer import AsyncProducer
+from memq.clock import SystemClock
+from memq.errors import ObjectExistsError, StoreError
+from memq.format.block import Buffer
+from memq.format.key import shared_prefix
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import NotificationQueue
+from memq.notification.memory import MemoryQueue
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import Topic, read_partitions
+from tests.brokers import TIMEOUT_S, running_broker
+
+TOPICS = [f"small-{number}" for number in range(30)]
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(3 * TIMEOUT_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+class FailingStore(MemoryHandler):
+    """Fails the first puts with the given errors."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__(SystemClock())
+        self.errors = list(errors)
+        self.tried: list[str] = []
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        self.tried.append(key)
+        if self.errors:
+            raise self.errors.pop(0)
+        await super().put(key, buffers, checksum)
+
+
+async def make_topics(broker: Broker, names: Sequence[str] = TOPICS) -> dict[str, Topic]:
+    async with AsyncAdmin(broker.address) as admin:
+        return {name: await admin.create_topic(name, settings={"shared_objects": True}) for name in names}
+
+
+async def send_each(broker: Broker, names: Sequence[str] = TOPICS, text: str = "") -> None:
+    """Send one record to each topic at about the same time, and wait until all are acked."""
+    async with AsyncProducer(broker.address, linger_ms=1) as producer:
+        deliveries = [await producer.send(name, f"{text}of {name}".encode()) for name in names]
+        await asyncio.gather(*deliveries)
+
+
+async def read_all(broker: Broker, names: Sequence[str] = TOPICS) -> dict[str, list[bytes | None]]:
+    found: dict[str, list[bytes | None]] = {name: [] for name in names}
+    async with AsyncConsumer(broker.address, list(names), end="end", read="broker") as consumer:
+        async for batch in consumer:
+            found[batch.topic] += batch.values()
+    return found
+
+
+async def pointers(queue: NotificationQueue, topic: Topic) -> list[Pointer]:
+    entries = await queue.read(read_partitions(topic)[0], 0, 1 << 20)
+    return [found for entry in entries if (found := decode_pointer(entry.body)).kind == "data"]
+
+
+def expected(*texts: str) -> dict[str, list[bytes]]:
+    return {name: [f"{text}of {name}".encode() for text in texts] for name in TOPICS}
+
+
+def test_many_small_topics_make_few_objects_and_lose_nothing() -> None:
+    async def work() -> None:
+        async with running_broker(shared_age_ms_max=100) as broker:
+            topics = await make_topics(broker)
+            await send_each(broker, text="1 ")
+            await send_each(broker, text="2 ")
+            store = broker.services.store
+            keys = [entry.key async for entry in store.list()]
+            assert all(key.startswith(shared_prefix(broker.services.settings.cluster)) for key in keys)
+            assert len(keys) <= len(TOPICS) // 5
+            assert broker.services.counters.stored_objects == len(keys)
+            assert await read_all(broker) == expected("1 ", "2 ")
+            assert broker.services.counters.read_hot_requests >= len(TOPICS), "served from memory"
+            broker.services.hot.clear()
+            assert await read_all(broker) == expected("1 ", "2 ")
+            for topic in topics.values():
+                verdict = await audit(topic, broker.services.queue, store_reader(broker), SystemClock().wall_ms())
+                assert not [finding for finding in verdict.findings if finding.kind.title in ("lost", "corrupt")]
+                named = [
+                    place for pointer in await pointers(broker.services.queue, topic) for place in pointer.locations
+                ]
+                assert sum(place.length for place in named) < 1_000, "a reader fetches its own bytes alone"
+
+    run(work())
+
+
+def store_reader(broker: Broker) -> Any:
+    async def read(store: str, key: str, offset: int, length: int) -> bytes:
+        return await broker.services.stores[store].get_range(key, offset, length)
+
+    return read
+
+
+def test_a_store_that_fails_is_tried_again_and_a_taken_start_epoch_left_behind() -> None:
+    async def work() -> None:
+        async with running_broker(shared_age_ms_max=20) as broker:
+            store = FailingStore(StoreError("not now"), ObjectExistsError("taken"))
+            broker.services.stores["main"] = store
+            await make_topics(broker, TOPICS[:1])
+            await send_each(broker, TOPICS[:1])
+            assert await read_all(broker, TOPICS[:1]) == {TOPICS[0]: [f"of {TOPICS[0]}".encode()]}
+            first, again, other = store.tried
+            assert first == again, "the same object is tried again"
+            assert other.rsplit("/", 1)[-1].split("-")[2] > first.rsplit("/", 1)[-1].split("-")[2]
+
+    run(work())
+
+
+def test_a_shared_object_stays_while_one_topic_names_it() -> None:
+    async def work() -> None:
+        async with running_broker(shared_age_ms_max=100) as broker:
+            await make_topics(broker)
+            await send_each(broker)
+            store = broker.services.store
+            before = [entry.key async for entry in store.list()]
+            async with AsyncAdmin(broker.address) as admin:
+                for name in TOPICS[1:]:
+                    await admin.delete_topic(name)
+            await sweep(broker.services, broker.partitions, -1)
+            assert await read_all(broker, TOPICS[:1]) == {TOPICS[0]: [f"of {TOPICS[0]}".encode()]}
+            async with AsyncAdmin(broker.address) as admin:
+                await admin.delete_topic(TOPICS[0])
+            await sweep(broker.services, broker.partitions, -1)
+            assert before
+            assert [entry.key async for entry in store.list()] == []
+
+    run(work())
+
+
+def test_pointers_into_shared_objects_are_restored() -> None:
+    async def work() -> None:
+        async with running_broker(shared_age_ms_max=100) as broker:
+            topics = await make_topics(broker)
+            await send_each(broker, text="1 ")
+            await send_each(broker, text="2 ")
+            services, queue = broker.services, MemoryQueue(SystemClock())
+            restorer = Restorer(services.settings.cluster, "main", services.store, queue, services.runtime.clock)
+            for topic in topics.values():
+                told = await restorer.restore(topic)
+                assert (told.pointers, told.findings) == (2, [])
+                assert await pointers(queue, topic) == await pointers(services.queue, topic)
+
+    run(work())
