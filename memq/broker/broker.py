@@ -109,6 +109,7 @@ class Broker:
         await self.partitions.refresh()
         for topic in self.partitions.topics():
             await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
+        self.partitions.serving = True
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
         self._tasks.start(self._keep_house(), "keep house")
         self._tasks.start(self._tell_loads(), "tell loads")

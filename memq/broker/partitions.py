@@ -17,11 +17,14 @@ from memq.errors import (
     MemqError,
     MovedError,
     NotFoundError,
+    NotReadyError,
 )
 from memq.governor import Assignment, BrokerEntry
 from memq.protocol.messages import Owner
 from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions
+
+STARTING_MS = 200  # when to come back to a broker that is just starting
 
 
 class Partitions:
@@ -32,6 +35,7 @@ class Partitions:
 
     def __init__(self, services: Services, sharing: Sharing, govern: Callable[[], Awaitable[object]]) -> None:
         self.processors: dict[tuple[str, int], TopicProcessor] = {}
+        self.serving = False  # once its broker has started: until then it may still give up, and what it took with it
         self.draining = False
         self.changed = asyncio.Event()  # something was learnt, or let go of
         self._services = services
@@ -184,8 +188,10 @@ class Partitions:
     def processor(self, topic: Topic, partition: int) -> TopicProcessor:
         """Return the processor of a partition of ours, opening it when nobody asked before.
 
-        Raises: NotFoundError (no such partition), MovedError with the owner's address, DrainingError.
+        Raises: NotFoundError (no such partition), MovedError with the owner's address, DrainingError, NotReadyError.
         """
+        if not self.serving:
+            raise NotReadyError(f"broker '{self._id}' is starting", retry_after_ms=STARTING_MS)
         if not 0 <= partition < len(topic.partitions):
             raise NotFoundError(f"topic '{topic.name}' has {len(topic.partitions)} partitions, none is {partition}")
         if self.draining:

@@ -2,7 +2,8 @@
 
 It also watches how owners use it (DESIGN's rule of publishing): one publish in flight, and after one that went wrong
 none before the queue was read to its end. What owners have read goes with their pointers to the checker: they must
-leave out what they know. Owners are told from consumers' polls by the names of their tasks.
+leave out what they know. Owners are told from consumers' polls, and one epoch from the next, by the names of their
+tasks: one opens, and says its epoch with the first pointer; those that publish have the epoch in their name.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tests.simulation.calls import Caller
 from tests.simulation.node import Node
 
 Owner = tuple[ReadPartition, int, int]  # read partition, write partition, epoch
+Reading = asyncio.Task[object] | int  # who reads as an owner: a task that opens, or an epoch
 
 
 class QueueObserver(Protocol):
@@ -49,7 +51,8 @@ class SimQueue:
         self._observer = observer
         self._in_flight: dict[Owner, None] = {}
         self._unread: dict[Owner, int] = {}  # when a publish went wrong, counted in calls
-        self._read_to: dict[ReadPartition, int] = {}  # what the owners here have read
+        self._read_to: dict[tuple[ReadPartition, Reading], int] = {}  # what the owners here have read
+        self._opening: dict[asyncio.Task[object], int] = {}  # which epoch a task has opened last
         self._calls = 0
 
     # ---- pointers ----------------------------------------------------------------------------
@@ -60,7 +63,11 @@ class SimQueue:
         what = f"publish {where.topic}/{publication.write_partition} epoch {publication.epoch}"
         owner = (where, publication.write_partition, publication.epoch)
         self._begin(owner, what)
-        read_to, handed_over_s = self._read_to.get(where, 0), self._caller.node.world.now
+        task = _reading()
+        if isinstance(task, asyncio.Task) and (where, task) in self._read_to:
+            self._opening[task] = publication.epoch
+            self._note_read(where, publication.epoch, self._read_to[where, task])
+        read_to, handed_over_s = self._read_to.get((where, publication.epoch), 0), self._caller.node.world.now
 
         async def land() -> int:
             offset = await self._queue.publish(publication)
@@ -92,12 +99,19 @@ class SimQueue:
             f"read {partition.topic}/{partition.partition} {offset}",
             lambda: self._queue.read(partition, offset, bytes_max),
         )
-        if entries and _is_owner():
-            self._read_to[partition] = max(self._read_to.get(partition, 0), entries[-1].offset + 1)
+        reading = _reading()
+        if entries and reading is not None:
+            self._note_read(partition, reading, entries[-1].offset + 1)
+            if isinstance(reading, asyncio.Task) and reading in self._opening:
+                self._note_read(partition, self._opening[reading], entries[-1].offset + 1)
         if not entries:
             for owner in [one for one, when in self._unread.items() if one[0] == partition and when < begun]:
                 del self._unread[owner]
         return entries
+
+    def _note_read(self, partition: ReadPartition, reading: Reading, before: int) -> None:
+        key = (partition, reading)
+        self._read_to[key] = max(self._read_to.get(key, 0), before)
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
@@ -206,6 +220,10 @@ class SimQueue:
         """See `NotificationQueue.close`."""
 
 
-def _is_owner() -> bool:
+def _reading() -> Reading | None:
+    """Return who reads or publishes now: the epoch of a task that publishes, a task that opens, None for others."""
     task = asyncio.current_task()
-    return task is not None and task.get_name().startswith(("publish", "open "))
+    name = "" if task is None else task.get_name()
+    if name.startswith("publish "):
+        return int(name.rpartition(" ")[2])
+    return task if name.startswith("open ") else None

@@ -32,6 +32,7 @@ class Seen:
     def __init__(self, world: World) -> None:
         self.world = world
         self.log: list[tuple[str, float]] = []
+        self.read_to: list[int] = []  # what the owner of each pointer had read
 
     def stored(self, key: str) -> None:
         self.log.append((key, self.world.now))
@@ -50,6 +51,7 @@ class Seen:
 
     def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
         self.log.append((f"{offset} {publication.body.decode()}", self.world.now))
+        self.read_to.append(read_to)
 
 
 def run(
@@ -227,3 +229,38 @@ def test_a_blocked_node_waits() -> None:
 
     run(QUICK, main)
     assert ended[0] > 7
+
+
+def test_what_one_epoch_has_read_the_next_one_at_the_same_node_does_not_know() -> None:
+    async def main(doors: Doors) -> None:
+        def publication(epoch: int) -> Publication:
+            return Publication(PARTITION, 0, epoch, doors.store.node.clock.wall_ms(), b"p")
+
+        async def opens(epoch: int) -> None:
+            await doors.queue.read(PARTITION, 0, 1)
+            await doors.queue.publish(publication(epoch))
+            await doors.queue.read(PARTITION, epoch - 1, 1)
+
+        async def publishes(epoch: int, *, reads: bool) -> None:
+            if reads:
+                await doors.queue.read(PARTITION, 0, 1_000)
+            await doors.queue.publish(publication(epoch))
+
+        for epoch in (1, 2):
+            await asyncio.create_task(opens(epoch), name="open t/0")
+        await asyncio.create_task(publishes(2, reads=False), name="publish 2")
+        await asyncio.create_task(publishes(1, reads=True), name="publish 1")
+        await asyncio.create_task(publishes(2, reads=False), name="publish 2")
+
+    faults = Faults(store=QUICK, queue=QUICK, coordinator=QUICK)
+
+    async def start(node: Node) -> None:
+        await cloud.queue.create([PARTITION], 1_000)
+        await main(cloud.doors(node))
+
+    with World(1) as world:
+        seen = Seen(world)
+        cloud = Cloud(world, faults, seen, refuse="age")
+        world.spawn("a", start)
+        world.run(100)
+    assert seen.read_to == [0, 1, 2, 3, 2]

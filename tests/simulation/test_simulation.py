@@ -16,7 +16,7 @@ from tests.simulation.scenario import run_plan
 SEEDS_MAX = 60  # within so many seeds each planted bug must be found
 
 
-@pytest.mark.parametrize("seed", range(1, 3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("level", ["calm", "breezy", "stormy", "sleepy"])
 def test_a_cluster_keeps_its_promises(level: str, seed: int) -> None:
     report = run_plan(draw_plan(seed, level))

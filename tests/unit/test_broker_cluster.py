@@ -42,11 +42,16 @@ class Rig:
 
     async def start(self, name: str, zone: str = "") -> Broker:
         """Start one more broker."""
+        broker = self.made(name, zone)
+        await broker.start()
+        return broker
+
+    def made(self, name: str, zone: str = "") -> Broker:
+        """Return one more broker, before its start."""
         settings = BrokerSettings(port=0, broker_id=name, zone=zone, memory_bytes_max=32 << 20)
         coordinator = MemoryCoordinator(self.shared)
         broker = Broker(settings, self.runtime, {"main": self.store}, self.queue, coordinator, slab_bytes=256 << 10)
         self.brokers.append(broker)
-        await broker.start()
         return broker
 
     def owner(self, topic: Topic, partition: int = 0) -> Assignment:
@@ -178,6 +183,37 @@ def test_when_the_governor_dies_another_one_moves_its_partitions() -> None:
             await one.close()
             await until(cluster, lambda: {cluster.owner(topic, n).broker for n in range(4)} == {"two"})
             assert two.governs
+
+    asyncio.run(work())
+
+
+def test_a_broker_takes_no_blocks_before_its_start_is_done() -> None:
+    """Until then the start may fail, and what was acked with 1 would go with it."""
+
+    async def work() -> None:
+        async with rig() as cluster:
+            topic = await made_topic(cluster.shared, 1)
+            one = cluster.made("one")
+            gate, topics = asyncio.Event(), one.services.coordinator.topics
+            asked = asyncio.Event()
+
+            async def slow() -> object:
+                asked.set()
+                await gate.wait()
+                return await topics()
+
+            one.services.coordinator.topics = slow  # type: ignore[method-assign, assignment]  # one that is far away
+            starting = asyncio.create_task(one.start())
+            await asked.wait()
+            client = await BareClient.connect(one)
+            one.services.coordinator.topics = topics  # type: ignore[method-assign]
+            client.send_open(topic, acks=AckLevel.ONE)
+            error = await client.error()
+            assert (error.code, error.text) == ("not-ready", "broker 'one' is starting")
+            gate.set()
+            await starting
+            assert (await client.open(topic, acks=AckLevel.ONE)).epoch == 1
+            await client.close()
 
     asyncio.run(work())
 
