@@ -130,10 +130,11 @@ class Broker:
         """Whether this broker was the governor when it last looked."""
         return self.governor is not None and self.governor.term > 0
 
-    async def hand_over(self) -> None:
+    async def hand_over(self, *, leaves: bool = False) -> None:
         """Own nothing any more, from now on: each partition is drained, and opened by the broker that it goes to.
 
-        Raises: InvalidRequestError when no other broker takes any; UnreachableError; TimeoutError after HAND_OVER_S.
+        Raises: InvalidRequestError when no other broker takes any, and it takes partitions again, unless it `leaves`:
+        then others that leave, too, would hand theirs to it. UnreachableError; TimeoutError after HAND_OVER_S.
         """
         async with asyncio.timeout(HAND_OVER_S):
             await self._enter(draining=True)
@@ -143,7 +144,8 @@ class Broker:
                 self.partitions.changed.clear()
                 held = self.partitions.held()
                 if not self.partitions.heirs():
-                    await self._enter(draining=False)
+                    if not leaves:
+                        await self._enter(draining=False)
                     raise InvalidRequestError(
                         f"no other broker takes the {len(held)} partitions of broker '{self._entry.id}'",
                         hint="start another broker first",
@@ -164,7 +166,7 @@ class Broker:
         """
         if self.partitions.heirs():
             try:
-                await self.hand_over()
+                await self.hand_over(leaves=True)
             except (MemqError, TimeoutError) as error:
                 self.services.events.warning("hand-over-failed", f"{len(self.partitions.held())} partitions: {error!r}")
         self.partitions.start_draining()

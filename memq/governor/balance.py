@@ -2,8 +2,11 @@
 
 What a live broker has, it keeps, also under a new session: it opens again by itself. The partitions of dead brokers and
 of nobody go where there is room; those of a draining broker move away; then, with `balanced`, the busiest broker gives
-to the idlest what makes the busiest one less busy, as long as that is worth the moves. A broker that would be over its
-capacity gets partitions all the same when nobody else has room: it is said, and nothing is left without an owner.
+to the idlest what makes the busiest one less busy, as long as that is worth the moves: a broker that is all but idle
+has nothing to gain, so one that joins or comes back gets what is new or heavy, and no move for its own sake.
+
+A broker that would be over its capacity gets partitions all the same when nobody else has room: it is said, and nothing
+is left without an owner. While all brokers drain, what they have stays where it is.
 
 A move of an open partition keeps the session of its old owner in the assignment. That one drains, says `closed`, and
 gives the session back; only then the new owner opens. Epochs stay as they are: owners raise them.
@@ -23,6 +26,7 @@ from memq.governor.planning import Change, ClusterView, Plan, Strategy
 
 IDLE_BYTES_S = 1_000  # what a partition counts for beside its traffic, so that idle ones are spread by number
 GAIN_MIN = 0.1  # moves must take a tenth off a broker, all together: less is not worth the drains and openings
+BUSY_MIN = 0.05  # the share of its capacity below which nothing is moved off a broker: it gains nothing
 WORTH_MIN = 0.5  # a move must lower the higher one of both brokers by half of what it moves
 ROUNDS_MAX = 10
 CAPACITY_BYTES_S = 100_000_000  # of a broker when no broker of the cluster says its own
@@ -145,7 +149,7 @@ class _Board:
         """Return the busiest broker that has something to give, who gets it, and what; None when all is even."""
         order = sorted(self.seats.values(), key=lambda seat: (seat.used, seat.entry.id))
         for busy in reversed(order):
-            if busy.used - order[0].used <= GAIN_MIN * busy.used:
+            if busy.used < BUSY_MIN or busy.used - order[0].used <= GAIN_MIN * busy.used:
                 return None
             piece = self._best_piece(busy, order[0])
             if piece is not None:

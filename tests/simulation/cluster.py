@@ -28,7 +28,7 @@ PORT = 9876
 CLOCK_ERROR_MS = 2 * 10_000  # of two nodes, see `_draw_offset_ms`
 TOPIC_ID = "5eed" * 8
 MIB = 1 << 20
-
+CAPACITY_BYTES_S = 10_000  # so little that even idle partitions are worth moves: the governor shall make some
 
 SETTINGS = TopicSettings(
     delivery_timeout_ms=10_000,
@@ -136,6 +136,7 @@ class SimCluster:
             broker_id=node.name,
             cluster="sim",
             memory_bytes_max=2 * MIB,
+            capacity_bytes_s=CAPACITY_BYTES_S,
             sweep_age_ms=self.shape.sweep_age_ms,
         )
         stop = self._stops[node.name] = asyncio.Event()

@@ -157,6 +157,24 @@ def test_a_broker_that_is_alone_says_that_nobody_takes_its_partitions() -> None:
     asyncio.run(work())
 
 
+def test_brokers_that_all_leave_hand_nothing_to_each_other() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            brokers = [await cluster.start(name) for name in ("one", "two")]
+            topic = await brokers[0].partitions.create("clicks", 4, TopicSettings(), exist_ok=False)
+            for broker in brokers:
+                await broker._enter(draining=True)
+                await broker.partitions.refresh()
+            held = [cluster.owner(topic, number).broker for number in range(4)]
+            with pytest.raises(InvalidRequestError, match="no other broker takes"):
+                await brokers[0].hand_over(leaves=True)
+            assert all(entry.draining for entry in cluster.shared.registry.brokers()), "else it got those of the other"
+            await asyncio.gather(*(broker.drain() for broker in brokers))
+            assert [cluster.owner(topic, number).broker for number in range(4)] == held
+
+    asyncio.run(work())
+
+
 def test_who_finds_its_id_taken_stops() -> None:
     async def work() -> None:
         async with rig() as cluster:

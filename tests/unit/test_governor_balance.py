@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memq.governor import Assignment, BrokerEntry, Load
-from memq.governor.balance import GAIN_MIN, STRATEGIES, balanced
+from memq.governor.balance import BUSY_MIN, CAPACITY_BYTES_S, GAIN_MIN, STRATEGIES, balanced
 from memq.governor.planning import ClusterView, Plan
 from memq.governor.registry import Registry
 from memq.topic import Topic, equal_slots
@@ -145,6 +145,28 @@ def test_balancing_relieves_the_busiest_and_burdens_nobody_more(owners: list[str
         given[change.before] += 1_000 + weights.get(place, 0)
     for name, weight in given.items():
         assert not weight or weight >= GAIN_MIN * used(before)[name]
+        assert not weight or used(before)[name] >= BUSY_MIN * CAPACITY_BYTES_S, "an idle broker gains nothing"
+    receivers = {change.assignment.broker for change in plan.changes}
+    assert not receivers & {change.before for change in plan.changes}, "who gives gets nothing: moves are the least"
+
+
+@given(owner_lists, broker_lists, st.lists(st.integers(0, 100_000), max_size=8))
+def test_nothing_moves_between_brokers_that_have_nothing_to_gain(
+    owners: list[str], brokers: list[BrokerEntry], traffic: list[int]
+) -> None:
+    plenty = [replace(each, capacity_bytes_s=100_000_000) for each in brokers]
+    plan = balanced(view(owners, plenty, traffic))
+    staying = {entry.id for entry in brokers if not entry.draining}
+    assert not [change for change in plan.changes if change.before in staying]
+
+
+def test_a_broker_that_comes_back_to_an_idle_cluster_moves_nothing() -> None:
+    assert balanced(view(["a"] * 4 + ["b"] * 4, [broker(name) for name in "abc"], [90_000] * 8)) == Plan()
+
+
+def test_between_brokers_that_all_drain_nothing_moves() -> None:
+    brokers = [broker("a", draining=True), broker("b", draining=True)]
+    assert balanced(view(["a"] * 5 + ["b"] * 3, brokers, [9_000_000] * 8)) == Plan()
 
 
 def test_a_hot_partition_does_not_drive_the_idle_ones_away() -> None:
@@ -169,7 +191,9 @@ def test_a_broker_that_joins_gets_its_share_and_nothing_else_moves() -> None:
         for each in many
         for number in range(100)
     ]
-    plan = balanced(ClusterView(topics=many, brokers=[broker(name) for name in "abc"], assignments=entries))
+    loads = [Load(topic_id=each.id, partition=number, bytes_s=20_000) for each in many for number in range(100)]
+    brokers = [broker(name) for name in "abc"]
+    plan = balanced(ClusterView(topics=many, brokers=brokers, assignments=entries, loads=loads))
     assert {change.assignment.broker for change in plan.changes} == {"c"}
     assert 270 <= len(plan.changes) <= 334
 
