@@ -32,6 +32,7 @@ TRAILER_BYTES = 32
 OBJECT_META_BYTES_MAX = 1 * MIB
 OBJECT_BLOCKS_MAX = 1 << 20
 OBJECT_BATCHES_MAX = 1 << 16
+OBJECT_BYTES_MAX = 512 * MIB  # the largest batch has 256 MiB, the largest index 64 MiB and its meta
 
 # Pointer.
 POINTER_BYTES_MAX = 64 * KIB

@@ -93,8 +93,10 @@ class FaultyS3:
         try:
             while await self._serve_one(reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # the client left, or the test is over
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client left
+        except asyncio.CancelledError:
+            writer.transport.abort()  # the test is over: TLS would wait for the client's goodbye
         finally:
             writer.close()
 
@@ -191,6 +193,7 @@ async def faulty_s3(tls: ssl.SSLContext | None = None) -> AsyncIterator[FaultyS3
     server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 20, ssl=tls)  # noqa: TID251 - a server for tests
     host, port = server.sockets[0].getsockname()
     store.endpoint = f"{'https' if tls else 'http'}://{host}:{port}"
+    closed = asyncio.create_task(server.wait_closed())  # begun before the close, it waits for handshakes, too
     try:
         yield store
     finally:
@@ -199,6 +202,7 @@ async def faulty_s3(tls: ssl.SSLContext | None = None) -> AsyncIterator[FaultyS3
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await closed
 
 
 def place_of(server: FaultyS3, **settings: object) -> S3Place:

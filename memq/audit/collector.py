@@ -9,7 +9,7 @@ from typing import TypeVar
 from memq.audit.auditor import Auditor
 from memq.audit.batch_check import BatchCheck, check_batch, merge_copies, missing_batch
 from memq.audit.verdict import THROUGH_STORE, Verdict
-from memq.audit.whole_object import ReadRange, read_whole
+from memq.audit.whole_object import ReadObject
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError, TooLargeError
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.limits import MIB, POLL_BYTES_MAX
@@ -26,7 +26,7 @@ RETRY_S = 0.1  # doubled for each try
 async def audit(
     topic: Topic,
     queue: PointerReader,
-    read: ReadRange,
+    read: ReadObject,
     now_ms: int,
     *,
     through: str = THROUGH_STORE,
@@ -45,7 +45,7 @@ class Collector:
     """One audit on its way."""
 
     def __init__(
-        self, topic: Topic, queue: PointerReader, read: ReadRange, through: str, moved: Callable[[int], None]
+        self, topic: Topic, queue: PointerReader, read: ReadObject, through: str, moved: Callable[[int], None]
     ) -> None:
         self._topic = topic
         self._queue = queue
@@ -128,7 +128,7 @@ class Collector:
     ) -> BatchCheck:
         cause: MemqError
         try:
-            data = await self._patiently(lambda: read_whole(self._read, location))
+            data = await self._patiently(lambda: self._read(location))
         except NotFoundError as error:
             cause = CorruptDataError("its object is missing")
             cause.__cause__ = error

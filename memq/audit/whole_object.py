@@ -1,18 +1,29 @@
-"""Reads whole objects by ranges alone, the one way that every store and every broker offers."""
+"""Reads whole objects: at once where a store opens here, by ranges alone through a broker."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from memq.errors import CorruptDataError
+from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.block import Buffer
-from memq.format.object import index_bytes
+from memq.format.object import index_bytes, parse_trailer
 from memq.format.pointer import Location
-from memq.limits import INDEX_HEAD_BYTES, MIB, TRAILER_BYTES
+from memq.limits import INDEX_HEAD_BYTES, OBJECT_BYTES_MAX, TRAILER_BYTES
 from memq.storage_handlers.cut_objects import ReadPart, reaches, readable_bytes
 
-OBJECT_BYTES_MAX = 512 * MIB  # the largest batch has 256 MiB, the largest index 64 MiB and its meta
+
+class ReadObject(Protocol):
+    """Reads the whole object that a location names, as it lies there: damage is for the audit to find.
+
+    Raises: NotFoundError; DeniedError; RetryableError; CorruptDataError or TooLargeError when it is over
+    OBJECT_BYTES_MAX.
+    """
+
+    async def __call__(self, location: Location) -> Buffer:
+        """Return its bytes, however many there are."""
+        ...
 
 
 class ReadRange(Protocol):
@@ -26,33 +37,34 @@ class ReadRange(Protocol):
         ...
 
 
-async def read_whole(read: ReadRange, location: Location) -> Buffer:
-    """Return the whole object that `location` names, however long it really is.
+async def read_by_ranges(read: ReadRange, location: Location) -> Buffer:
+    """Return the whole object that `location` names.
 
-    A sound object takes three reads: the head of the index behind the batch tells the length, the bytes are there,
-    and no byte follows. Only another one is measured.
-    Raises: as `ReadRange`; CorruptDataError over OBJECT_BYTES_MAX.
+    A sound object takes two reads: the batch with the head of the index behind it, which tells the length, and the
+    rest, whose trailer must say the same. Only another one is measured. What was added behind a sound object is not
+    seen: the question for one more byte would cost two requests of S3 for each object.
+    Raises: as `ReadObject`.
     """
     part = partial(read, location.store, location.key)
-    size = await _stated_size(read, location)
-    if size and not await reaches(part, size + 1):
-        try:
-            return await part(0, size)
-        except CorruptDataError:
-            pass  # it is shorter than it says
+    whole = await _read_stated(part, location.offset + location.length + INDEX_HEAD_BYTES)
+    if whole is not None:
+        return whole
     size = await _measure(part, location.key)
     return await part(0, size) if size else b""
 
 
-async def _stated_size(read: ReadRange, location: Location) -> int:
-    """Return the length that the index behind the batch states; 0 when there is none."""
-    at = location.offset + location.length
+async def _read_stated(part: Callable[[int, int], Awaitable[Buffer]], known: int) -> Buffer | None:
+    """Return the object, whose index's head ends at `known`, if it is as long as index and trailer say; else None."""
     try:
-        head = await read(location.store, location.key, at, INDEX_HEAD_BYTES)
-        size = at + index_bytes(head) + TRAILER_BYTES
-    except CorruptDataError:
-        return 0
-    return size if size <= OBJECT_BYTES_MAX else 0
+        start = memoryview(await part(0, known))
+        size = known - INDEX_HEAD_BYTES + index_bytes(start[-INDEX_HEAD_BYTES:]) + TRAILER_BYTES
+        if size > OBJECT_BYTES_MAX:
+            return None
+        rest = memoryview(await part(known, size - known))
+        parse_trailer(rest[-TRAILER_BYTES:], size)
+    except (CorruptDataError, UnsupportedFormatError):
+        return None
+    return b"".join((start, rest))
 
 
 async def _measure(read: ReadPart, key: str) -> int:

@@ -111,7 +111,8 @@ class Restorer:
         found: dict[str, list[BatchPlace]] = {}
         async for entry in self._store.list(shared_prefix(self._cluster)):
             try:
-                for topic_id, places in shared_places(entry.key, await self._store.get(entry.key)).items():
+                data = await self._store.get(entry.key, checked=False)
+                for topic_id, places in shared_places(entry.key, data).items():
                     found.setdefault(topic_id, []).extend(places)
             except (CorruptDataError, UnsupportedFormatError) as error:
                 told.findings.append((entry.key, str(error)))
@@ -168,7 +169,7 @@ class Restorer:
                 return find_shared_batch(place, data)
             except (CorruptDataError, UnsupportedFormatError):
                 pass  # the index still knows where its blocks begin
-        return find_batch(place, await self._store.get(place.key), topic)
+        return find_batch(place, await self._store.get(place.key, checked=False), topic)
 
     async def _take(
         self, partition: ReadPartition, pointer: Pointer | None, held: set[Identity], told: Restored

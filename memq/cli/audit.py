@@ -9,7 +9,7 @@ import click
 
 from memq.audit.collector import audit as audit_topic
 from memq.audit.verdict import THROUGH_STORE, Finding, Verdict
-from memq.audit.whole_object import ReadRange
+from memq.audit.whole_object import ReadObject, read_by_ranges
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import Progress, count_text, print_json, print_table, talk
 from memq.cli.run import FAILED, OK
@@ -20,6 +20,7 @@ from memq.client.stores import OpenStores
 from memq.errors import MemqError
 from memq.format.block import Buffer
 from memq.format.key import topic_prefix
+from memq.format.pointer import Location
 from memq.network import Runtime
 from memq.notification.remote import RemoteQueue
 from memq.settings import Value
@@ -116,7 +117,7 @@ def _counter(read: list[int], progress: Progress) -> Callable[[int], None]:
 
 async def _source(
     metadata: ClusterMetadata, stores: OpenStores, topic: Topic, any_broker: AnyBroker
-) -> tuple[ReadRange, str]:
+) -> tuple[ReadObject, str]:
     """Return how to read objects: straight from stores that open here and hold the topic, else through a broker.
 
     A folder of the same name on another machine opens too, and holds nothing: then each object would seem missing.
@@ -127,10 +128,10 @@ async def _source(
         if opened is not None and await _holds(opened, metadata.cluster, topic):
             direct[store.name] = opened
 
-    async def read(store: str, key: str, offset: int, length: int) -> Buffer:
-        if store in direct:
-            return await direct[store].get_range(key, offset, length)
-        return await any_broker.read(store, key, offset, length)
+    async def read(location: Location) -> Buffer:
+        if location.store in direct:
+            return await direct[location.store].get(location.key, checked=False)
+        return await read_by_ranges(any_broker.read, location)
 
     return read, THROUGH_STORE if len(direct) == len(metadata.stores) else THROUGH_BROKER
 

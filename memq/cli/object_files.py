@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from memq.errors import InvalidRequestError, NotFoundError, TooLargeError
+from memq.errors import InvalidRequestError, NotFoundError
 from memq.network import Runtime
 from memq.settings import Section
-
-OBJECT_BYTES_MAX = 1 << 30  # over any object that a broker writes: batch_bytes_max is at most 256 MiB
+from memq.storage_handlers.keys import check_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +60,11 @@ def _path_of(target: str, scheme: str) -> Path:
 
 def _reader(path: Path) -> Callable[[], memoryview]:
     def read() -> memoryview:
-        """Return a file's bytes. Raises: OSError; TooLargeError over 1 GiB."""
-        _check_size(str(path), path.stat().st_size)
+        """Return a file's bytes. Raises: OSError, TooLargeError."""
+        check_size(str(path), path.stat().st_size)
         return memoryview(path.read_bytes())
 
     return read
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > OBJECT_BYTES_MAX:
-        raise TooLargeError(
-            f"'{name}' has {size} bytes, an object has at most {OBJECT_BYTES_MAX}", hint="not an object"
-        )
 
 
 async def _find_in_bucket(target: str, section: Section) -> Target:
@@ -108,7 +100,6 @@ async def _read(bucket: str, section: Section, key: str) -> bytes:
 
     store = open_store(bucket, Runtime(), section)
     try:
-        _check_size(key, await store.size(key))
-        return await store.get(key)
+        return await store.get(key, checked=False)
     finally:
         await store.close()

@@ -30,8 +30,12 @@ class ObjectReader(Protocol):
     DeniedError for missing permissions; InvalidRequestError for a key that breaks the grammar.
     """
 
-    async def get(self, key: str) -> bytes:
-        """Return the whole object."""
+    async def get(self, key: str, *, checked: bool = True) -> bytes:
+        """Return the whole object; TooLargeError over OBJECT_BYTES_MAX.
+
+        A store that keeps checksums compares the bytes with it, and raises CorruptDataError: who looks into damaged
+        objects wants them as they lie, not `checked`.
+        """
         ...
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:

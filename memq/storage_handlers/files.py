@@ -18,6 +18,7 @@ from awscrt.checksums import crc32c
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.folders import Folders, sync_folder
+from memq.storage_handlers.keys import check_size
 
 try:
     import fcntl
@@ -99,7 +100,7 @@ class ObjectFiles:
     def get(self, key: str) -> bytes:
         """Return the whole file."""
         with self._open(key) as file:
-            return read_exactly(file, key, 0, os.fstat(file.fileno()).st_size)
+            return read_exactly(file, key, 0, check_size(key, os.fstat(file.fileno()).st_size))
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """Return a part of the file."""

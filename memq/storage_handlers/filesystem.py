@@ -76,8 +76,8 @@ class FilesystemHandler:
         check_key(key)
         await self._run(f"object '{key}' not deleted", self._files.delete, key)
 
-    async def get(self, key: str) -> bytes:
-        """See `ObjectReader.get`."""
+    async def get(self, key: str, *, checked: bool = True) -> bytes:
+        """See `ObjectReader.get`. There are no checksums."""
         check_key(key)
         return await self._run(f"object '{key}' not read", self._files.get, key)
 

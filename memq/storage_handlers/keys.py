@@ -1,10 +1,11 @@
-"""The grammar of object keys, the same for every handler, so that a key that one store takes, all take."""
+"""The grammar of object keys and the bound of sizes, the same for every handler: what one store takes, all take."""
 
 from __future__ import annotations
 
 import re
 
-from memq.errors import InvalidRequestError
+from memq.errors import InvalidRequestError, TooLargeError
+from memq.limits import OBJECT_BYTES_MAX
 
 KEY_CHARS_MAX = 1_024  # what S3 allows
 
@@ -23,6 +24,15 @@ def check_key(key: str) -> str:
     for part in key.split("/"):
         _check_part(part, key)
     return key
+
+
+def check_size(key: str, size: int) -> int:
+    """Return the size of an object that is to be read whole. Raises: TooLargeError."""
+    if size > OBJECT_BYTES_MAX:
+        raise TooLargeError(
+            f"'{key}' has {size} bytes, an object has at most {OBJECT_BYTES_MAX}", hint="no broker wrote it"
+        )
+    return size
 
 
 def check_prefix(prefix: str) -> str:

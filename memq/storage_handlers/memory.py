@@ -9,7 +9,7 @@ from awscrt.checksums import crc32c
 from memq.clock import Clock
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.storage_handlers import Buffer, ObjectEntry
-from memq.storage_handlers.keys import check_key, check_prefix
+from memq.storage_handlers.keys import check_key, check_prefix, check_size
 
 
 class MemoryHandler:
@@ -45,9 +45,11 @@ class MemoryHandler:
         self.objects.pop(check_key(key), None)
         self._modified_ms.pop(key, None)
 
-    async def get(self, key: str) -> bytes:
-        """See `ObjectReader.get`."""
-        return self._found(key)
+    async def get(self, key: str, *, checked: bool = True) -> bytes:
+        """See `ObjectReader.get`. There are no checksums."""
+        body = self._found(key)
+        check_size(key, len(body))
+        return body
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See `ObjectReader.get_range`."""

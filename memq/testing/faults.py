@@ -64,10 +64,10 @@ class FaultyStore(MemoryHandler):
         self._faults.meet("store.put")
         await super().put(key, buffers, checksum)
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, *, checked: bool = True) -> bytes:
         """See `ObjectReader.get`."""
         self._faults.meet("store.get")
-        return await super().get(key)
+        return await super().get(key, checked=checked)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See `ObjectReader.get_range`."""

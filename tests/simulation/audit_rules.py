@@ -11,8 +11,10 @@ from dataclasses import replace
 
 from memq.audit.collector import audit
 from memq.audit.verdict import Kind, Verdict
-from memq.audit.whole_object import ReadRange
+from memq.audit.whole_object import ReadObject, read_by_ranges
 from memq.errors import CorruptDataError, NotFoundError
+from memq.format.block import Buffer
+from memq.format.pointer import Location
 from memq.notification import Entry, PointerReader, Span
 from memq.topic import ReadPartition, Topic
 from tests.simulation.node import EPOCH_MS
@@ -130,13 +132,16 @@ class AuditRules:
             self._fail(f"the audit does not name pointer {entry.offset}, whose {how} is damaged")
 
 
-def _reader(objects: Mapping[str, bytes]) -> ReadRange:
-    async def read(store: str, key: str, offset: int, length: int) -> bytes:
+def _reader(objects: Mapping[str, bytes]) -> ReadObject:
+    async def read_range(store: str, key: str, offset: int, length: int) -> bytes:
         body = objects.get(key)
         if body is None:
             raise NotFoundError(f"object '{key}' of {store} is not there")
         if offset + length > len(body):
             raise CorruptDataError(f"object '{key}' has {len(body)} bytes, asked for {length} from {offset}")
         return body[offset : offset + length]
+
+    async def read(location: Location) -> Buffer:
+        return await read_by_ranges(read_range, location)
 
     return read

@@ -136,7 +136,7 @@ class SimStore:
 
         await self._caller.call(f"delete {key}", land)
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, *, checked: bool = True) -> bytes:
         """See `ObjectReader.get`."""
         return await self._caller.call(f"get {key}", lambda: self._handler.get(key))
 

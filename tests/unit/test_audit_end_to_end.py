@@ -14,7 +14,7 @@ from awscrt.checksums import crc32c
 
 from memq.audit.collector import audit
 from memq.audit.verdict import THROUGH_STORE, Kind, Outcome, Verdict
-from memq.audit.whole_object import ReadRange
+from memq.audit.whole_object import ReadObject
 from memq.broker.broker import Broker
 from memq.cli.audit import THROUGH_BROKER, audit_by_brokers, print_verdict
 from memq.client.link import Link, connect_link
@@ -22,7 +22,7 @@ from memq.errors import MemqError, StoreError
 from memq.format.block import Buffer, scope_of
 from memq.format.builder import BlockBuilder
 from memq.format.object import open_object
-from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.format.pointer import Location, Pointer, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime, parse_address
 from memq.notification import Entry, Span
@@ -39,12 +39,12 @@ RECORDS, BLOCKS = 3, 4  # of each producer
 WAIT_S = 10.0
 
 
-def range_reader(handler: StorageHandler) -> ReadRange:
-    """Return the `ReadRange` of the store `main`."""
+def object_reader(handler: StorageHandler) -> ReadObject:
+    """Return the `ReadObject` of the store `main`."""
 
-    async def read(store: str, key: str, offset: int, length: int) -> Buffer:
-        assert store == "main"
-        return await handler.get_range(key, offset, length)
+    async def read(location: Location) -> Buffer:
+        assert location.store == "main"
+        return await handler.get(location.key, checked=False)
 
     return read
 
@@ -78,7 +78,7 @@ class World:
     topic: Topic
 
     async def audit(self) -> Verdict:
-        read = range_reader(self.store)
+        read = object_reader(self.store)
         return await audit(self.topic, self.queue, read, self.runtime.clock.wall_ms())
 
     @property
@@ -320,7 +320,7 @@ def test_what_retention_takes_while_the_audit_runs_is_not_called_lost(moment: st
                 return await world.queue.span(partition)
 
         queue = Queue(world.runtime.clock)
-        return await audit(world.topic, queue, range_reader(world.store), world.runtime.clock.wall_ms())
+        return await audit(world.topic, queue, object_reader(world.store), world.runtime.clock.wall_ms())
 
     verdict = asyncio.run(go())
     assert verdict.outcome is Outcome.INCOMPLETE
@@ -331,11 +331,11 @@ def test_what_retention_takes_while_the_audit_runs_is_not_called_lost(moment: st
 def test_a_store_that_is_away_makes_the_verdict_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memq.audit.collector.RETRY_S", 0.0)
 
-    async def away(key: str, offset: int, length: int) -> bytes:
+    async def away(key: str, *, checked: bool = True) -> bytes:
         raise StoreError("away")
 
     async def damage(world: World) -> None:
-        world.store.get_range = away  # type: ignore[method-assign]
+        world.store.get = away  # type: ignore[method-assign]
 
     verdict = run(damage)
     assert verdict.outcome is Outcome.INCOMPLETE

@@ -58,11 +58,11 @@ class Store(MemoryHandler):
         await self.gate.wait()
         await super().put(key, buffers, checksum)
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, *, checked: bool = True) -> bytes:
         if self.failing_reads:
             self.failing_reads -= 1
             raise StoreError("not now")
-        return await super().get(key)
+        return await super().get(key, checked=checked)
 
 
 def gated(broker: Broker) -> Store:

@@ -12,6 +12,7 @@ from typing import Any
 from awscrt.checksums import crc32c
 
 from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.keys import check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.credentials import authority_file, check_keys, missing_extra, open_session, region_of
 from memq.storage_handlers.s3.data_path import Found, PutOrder, cut_parts, found_of
@@ -145,7 +146,8 @@ class AioPath:
         """See `DataPath.get`."""
         with _answers():
             answer = await self._client.get_object(**self._name(key))
-            return await _body_of(answer), found_of(answer["ContentLength"], answer["Metadata"])
+            found = found_of(check_size(key, answer["ContentLength"]), answer["Metadata"])
+            return await _body_of(answer), found
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See `DataPath.get_range`."""

@@ -54,7 +54,7 @@ class DataPath(Protocol):
         ...
 
     async def get(self, key: str) -> tuple[bytes, Found]:
-        """Read an object."""
+        """Read an object. Raises: TooLargeError before its bytes come."""
         ...
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.keys import check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.credentials import authority_of, check_keys, missing_extra, open_session, region_of
 from memq.storage_handlers.s3.data_path import Found, PutOrder, found_of
@@ -63,7 +64,7 @@ class ObstorePath:
 
         with _answers():
             result = await obstore.get_async(self._store, key)
-            found = found_of(result.meta["size"], result.attributes)
+            found = found_of(check_size(key, result.meta["size"]), result.attributes)
             return bytes(await result.bytes_async()), found
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
