@@ -3,25 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable
 from contextlib import suppress
 
+from memq.backoff import backoff_s
 from memq.client.group_session import GroupSession
 from memq.client.handouts import Handouts
 from memq.client.reading import Assigned, Reading
 from memq.errors import FencedError, RetryableError
+from memq.logs import EventLog
+from memq.network import Runtime
 from memq.topic import Committed, ReadPartition
+
+_RETRY_S_BASE = 0.05
+_RETRY_S_MAX = 1.0
 
 
 class Committer:
     """Commits the prefixes of the partitions that are read."""
 
-    def __init__(self, reading: Reading, group: GroupSession, handouts: Handouts) -> None:
+    def __init__(
+        self, reading: Reading, group: GroupSession, handouts: Handouts, runtime: Runtime, events: EventLog
+    ) -> None:
         self.commits = 0
+        self._runtime = runtime
+        self._events = events
         self._reading = reading
         self._group = group
         self._handouts = handouts
         self._busy = asyncio.Lock()
+
+    async def commit_surely(self) -> None:
+        """Store what is done in all partitions, however long the queue is away: as long as this member is in its group.
+
+        Raises: GenerationFencedError when a partition is another member's by now, or may be.
+        """
+        for failures in itertools.count(1):
+            try:
+                await self.commit()
+            except RetryableError as error:
+                self._events.warning("consumer.commit-retry", f"{type(error).__name__}: {error.args[0]}; trying again")
+            else:
+                return
+            await asyncio.sleep(backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
 
     async def commit(self, partitions: Iterable[ReadPartition] | None = None) -> None:
         """Store what is done in these partitions, or in all.
@@ -50,9 +75,9 @@ class Committer:
 
     async def commit_at_close(self, timeout_s: float) -> None:
         """Commit for the last time, within `timeout_s`."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, FencedError):
             async with asyncio.timeout(timeout_s):
-                await self.commit_quietly()
+                await self.commit_surely()
 
     async def run(self, interval_ms: int) -> None:
         """Commit every `interval_ms` until cancelled."""

@@ -154,7 +154,7 @@ class Consumer:
 
         A batch is done when the next one was asked for, or when all of its records were iterated or taken.
         Raises: InvalidRequestError without a group; GenerationFencedError when the partition was given to another
-        member; RetryableError.
+        member. What passes is tried again for as long as this one is in its group.
         """
         self._background.run(self._core.commit(batch))
 

@@ -84,7 +84,7 @@ class ConsumerCore:
                 session_timeout_ms=settings.session_timeout_ms,
                 changed=self._group_changed,
             )
-            self._committer = Committer(self._reading, self._group, self._handouts)
+            self._committer = Committer(self._reading, self._group, self._handouts, runtime, self._events)
         self._delivery: tuple[Assigned, Delivery] | None = None  # waits for its dead letters
         self._late_damage: deque[tuple[Batch, Damage]] = deque()
         self._late_counts = Counts()
@@ -262,7 +262,7 @@ class ConsumerCore:
         """Store positions: through `batch`, and in any case what is done in all partitions.
 
         Raises: InvalidRequestError without a group; GenerationFencedError when the batch's partition was given to
-        another member; RetryableError.
+        another member. What passes is tried again for as long as this one is in its group.
         """
         self._check()
         committer = self._need_group()
@@ -270,7 +270,7 @@ class ConsumerCore:
             self._find_handed(batch).ledger.finish(batch.next)
         self._handouts.settle_finished()
         await self._send_late_damage()
-        await committer.commit()
+        await committer.commit_surely()
 
     def stats(self) -> ConsumerStats:
         """Return the counters."""

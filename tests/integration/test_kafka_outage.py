@@ -51,7 +51,8 @@ async def produce(producer: Producer, until: asyncio.Event, acked: list[bytes]) 
 
 
 async def consume(address: str, expected: Callable[[], int], found: list[bytes]) -> None:
-    async with Consumer(address, ["clicks"], group="report", auto_commit=False) as consumer:
+    options: dict[str, Any] = {"auto_commit": False, "session_timeout_ms": 1000 * HANG_S}  # it stays a member meanwhile
+    async with Consumer(address, ["clicks"], group="report", **options) as consumer:
         async for batch in consumer:
             found += [value for value in batch.values() if value is not None]
             await consumer.commit(batch)

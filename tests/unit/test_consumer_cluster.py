@@ -367,6 +367,26 @@ def test_failures_that_pass_are_waited_out(cluster: Cluster) -> None:
     assert cluster.faults.left("queue.read") == 0
 
 
+def test_a_commit_waits_until_the_queue_is_back(cluster: Cluster) -> None:
+    send(cluster, b"0")
+    with memq.Consumer(cluster.address, "clicks", group="report", start="beginning", auto_commit=False) as consumer:
+        batch = take(consumer)
+        cluster.fail("queue.commit", 3)
+        consumer.commit(batch)
+        assert cluster.faults.left("queue.commit") == 0
+        assert consumer.committed()[CLICKS] == consumer.position()[CLICKS]
+
+
+def test_the_commit_of_a_consumer_that_closes_waits_as_well(cluster: Cluster) -> None:
+    send(cluster, b"0")
+    with memq.Consumer(cluster.address, "clicks", group="report", end="end") as consumer:
+        assert [value for batch in consumer for value in batch.values()] == [b"0"]
+        cluster.fail("queue.commit", 3)
+    send(cluster, b"1")
+    with memq.Consumer(cluster.address, "clicks", group="report", end="end") as consumer:
+        assert [value for batch in consumer for value in batch.values()] == [b"1"]
+
+
 def test_a_broker_that_comes_back_is_found_again(cluster: Cluster) -> None:
     send(cluster, b"0")
     with memq.Consumer(cluster.address, "clicks") as consumer:

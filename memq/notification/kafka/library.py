@@ -10,10 +10,33 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from memq.errors import InvalidSettingError
+from memq.logs import RateLimit
 
 Client = TypeVar("Client", AdminClient, Consumer, Producer)
 Complain = Callable[[KafkaError], None]
 LOGGER = logging.getLogger("memq.kafka")
+
+
+class _Seldom(logging.Filter):
+    """Bounds the lines that one client writes of one kind: a Kafka that is away is told of ten times a second.
+
+    Lines of librdkafka begin with their kind and the client: `FAIL [rdkafka#consumer-3] ...`. Threads may meet here;
+    what that costs is a count that is off by one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limit = RateLimit()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let a line through, with the number of those that were left out before it."""
+        suppressed = self._limit.admit(record.getMessage().partition("]")[0], record.created)
+        if suppressed:
+            record.msg, record.args = f"{record.getMessage()} ({suppressed} more like it were not logged)", ()
+        return suppressed is not None
+
+
+LOGGER.addFilter(_Seldom())
 
 
 def admin_of(settings: Mapping[str, Any], complain: Complain) -> AdminClient:
