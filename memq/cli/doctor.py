@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import platform
@@ -17,7 +18,7 @@ from memq import __version__
 from memq.cli.options import broker_options, json_option, settings_of
 from memq.cli.output import colored, one_line, print_json, size_text
 from memq.errors import MemqError
-from memq.settings import Settings, Value
+from memq.settings import PartSettings, Settings, Value, rules_of
 
 PACKAGES = ("awscrt", "click", "h11", "lz4", "msgspec", "prometheus_client", "zstandard")
 EXTRAS = {"pyarrow": "batch.arrow() and memq.read_arrow need it: pip install 'memq[arrow]'"}
@@ -39,7 +40,10 @@ class Finding:
 @broker_options
 @json_option
 def doctor(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Check Python, packages, settings, the data folder and the broker. Fails when something does not work."""
+    """Check Python, packages, settings, the data folder, a cluster's parts and the broker.
+
+    Fails when something does not work.
+    """
     findings = list(_look(config, profile, flags))
     if as_json:
         print_json([{"what": one.what, "state": one.state, "text": one.text, "hint": one.hint} for one in findings])
@@ -60,6 +64,7 @@ def _look(config: str | None, profile: str | None, flags: dict[str, Value | None
     origins = {origin for origin in settings.origins.values() if origin != "default"}
     yield Finding("settings", "ok", "from " + (", ".join(sorted(origins)) or "defaults alone"))
     yield from _machine(settings)
+    yield from _parts(settings)
     yield _checked("broker", lambda: _broker(settings))
 
 
@@ -101,6 +106,17 @@ def _machine(settings: Settings) -> Iterator[Finding]:
         enough = limit == resource.RLIM_INFINITY or limit > broker.connections_max
         text = f"{limit} files may be open, connections_max is {broker.connections_max}"
         yield Finding("open files", "ok" if enough else "warning", text, f"ulimit -n {2 * broker.connections_max}")
+
+
+def _parts(settings: Settings) -> Iterator[Finding]:
+    """Look at each part of a cluster that the settings name, as a broker does at its start."""
+    named = [name for name in rules_of(PartSettings) if settings.origins[name] != "default"]
+    if named and sys.platform != "win32":
+        from memq.broker.assembly import check_part
+
+        parts, cluster = settings.parts(), settings.broker().cluster
+        for name in named:
+            yield _checked(name, lambda name=name: asyncio.run(check_part(name, parts, cluster)))  # type: ignore[misc]
 
 
 def _checked(what: str, look: Callable[[], str]) -> Finding:

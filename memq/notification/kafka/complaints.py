@@ -19,14 +19,21 @@ class Complaints:
 
     def note(self, error: KafkaError) -> None:
         """Take what a client complains of, as its `error_cb`."""
-        last = self._last
-        vague = error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT)
-        if last is None or not (vague and is_denial(last)):  # the connection that is lost is lost for that reason
-            self._last = error
+        last, code = self._last, error.code()
+        if last is not None:
+            if code == KafkaError._ALL_BROKERS_DOWN:  # counts them, and has no reason
+                return
+            if code == KafkaError._TRANSPORT and is_denial(last):  # what is lost is lost for that reason
+                return
+        self._last = error
 
     def settled(self) -> None:
         """Forget it: Kafka has answered."""
         self._last = None
+
+    def denial(self, doing: str) -> MemqError | None:
+        """Return memq's error for a login or a certificate that was refused last; None when none was."""
+        return failure(self._last, doing) if self._last is not None and is_denial(self._last) else None
 
     def failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
         """Return memq's error for a request that failed, with the complaint that explains it."""
@@ -35,4 +42,4 @@ class Complaints:
         silent = code in (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
         if last is None or not silent:
             return failure(error, doing)
-        return failure(last if is_denial(last) else error, doing, last.str().lower())
+        return self.denial(doing) or failure(error, doing, last.str().lower())

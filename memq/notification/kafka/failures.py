@@ -23,8 +23,11 @@ _DENIED = {
     KafkaError._AUTHENTICATION: "to log in: check sasl.* in [kafka]",
     KafkaError.SASL_AUTHENTICATION_FAILED: "to log in: check sasl.* in [kafka]",
     KafkaError.UNSUPPORTED_SASL_MECHANISM: "another sasl.mechanism in [kafka]",
-    KafkaError._SSL: "to be trusted: check ssl.* in [kafka] and the name in the server's certificate",
 }
+_UNTRUSTED = (
+    "its certificate is not of an authority in ssl.ca.location of [kafka], or does not name the host that is connected "
+    "to: name the authority's file, and the host in queue = kafka://HOST:PORT as the certificate does"
+)
 _FENCED = {
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError.ILLEGAL_GENERATION,
@@ -51,6 +54,8 @@ def failure(error: KafkaError | KafkaException, doing: str, cause: str = "") -> 
         return NotFoundError(said)
     if code in (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD):
         return QueueRefusedError(said)
+    if code == KafkaError._SSL:
+        return DeniedError(said, hint=_UNTRUSTED)
     if code in _DENIED:
         return DeniedError(said, hint=f"Kafka denies {_DENIED[code]}")
     if code in _FENCED:
@@ -64,7 +69,7 @@ def failure(error: KafkaError | KafkaException, doing: str, cause: str = "") -> 
 
 def is_denial(error: KafkaError) -> bool:
     """Whether an error does not pass by itself: a right that is missing, a login or a certificate that is refused."""
-    return error.code() in _DENIED
+    return error.code() in _DENIED or error.code() == KafkaError._SSL
 
 
 def is_not_there(error: KafkaError) -> bool:

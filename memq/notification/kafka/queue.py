@@ -16,6 +16,7 @@ from memq.notification.kafka.hosted_groups import HostedGroups, Parts
 from memq.notification.kafka.library import admin_of
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.offsets import Offsets
+from memq.notification.kafka.rights import Rights
 from memq.notification.kafka.sender import Sender
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.tail_cache import TailCache
@@ -24,6 +25,8 @@ from memq.notification.refusals import check_publication
 from memq.notification.waiters import Waiters, until_reached
 from memq.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, check_name
+
+CHECK_S = 60.0  # a readiness probe asks Kafka whether it is there, and only now and then for the rights
 
 
 class KafkaQueue:
@@ -45,6 +48,9 @@ class KafkaQueue:
         timeout_s = settings.request_timeout_ms / 1000
         self._offsets = Offsets(self._admin, timeout_s, self._complaints, self._tasks)
         self._topics = Topics(self._admin, settings, self._complaints, self._offsets)
+        self._rights = Rights(self._admin, settings, self._topics)
+        self._checked_s: float | None = None
+        self._clock = runtime.clock
         self._sender = Sender(settings, self._complaints, self._tasks)
         self._fetcher = Fetcher(settings, runtime.clock, self._complaints)
         self._follower = Follower(settings, runtime.clock, self._complaints, self._tasks, self._arrived, self._gone)
@@ -218,10 +224,14 @@ class KafkaQueue:
             self._waiters.wake(partition)
 
     async def check(self) -> None:
-        """See `NotificationQueue.check`."""
+        """See `NotificationQueue.check`. Names every right that is missing; what was proven holds for a minute."""
         if self._closed is not None:
             raise ClosedError("the queue is closed") from self._closed
         await self._topics.check()
+        now_s = self._clock.monotonic()
+        if self._checked_s is None or now_s - self._checked_s >= CHECK_S:
+            await self._rights.check()
+            self._checked_s = now_s
 
     async def close(self) -> None:
         """See `NotificationQueue.close`. Pointers that wait for Kafka are given up: their outcome is unknown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -197,9 +198,10 @@ class Sender:
 
 
 def _discard(producer: Producer) -> None:
-    """Fail what a producer still holds, and hand over the reports."""
+    """Fail what a producer still holds, and hand over the reports. One that is broken for good says so once more."""
     producer.purge()
-    producer.flush(1.0)
+    with suppress(KafkaException):
+        producer.flush(1.0)
 
 
 def _doing(key: LaneKey) -> str:

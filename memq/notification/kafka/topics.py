@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from memq.errors import InvalidSettingError, MemqError, NotFoundError, QueueError
+from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.settings import KafkaSettings
@@ -34,6 +34,7 @@ REQUIRED = {
 }
 READY_TRIES = 60
 READY_PAUSE_S = 0.05
+LOOK_S = 0.2  # how often a check looks for what the library complains of
 
 
 class Topics:
@@ -49,8 +50,19 @@ class Topics:
 
     async def check(self) -> None:
         """Prove that Kafka answers. Raises: QueueError, DeniedError."""
-        answer = self._admin.describe_cluster(request_timeout=self._timeout_s)
-        await self.ask(answer, f"asking Kafka at {self._settings.servers}")
+        doing = f"asking Kafka at {self._settings.servers}"
+        answer: Any = self._admin.describe_cluster(request_timeout=self._timeout_s)
+        waiting = asyncio.create_task(self.ask(answer, doing), name="kafka check")
+        try:
+            while not waiting.done():
+                await asyncio.wait((waiting,), timeout=LOOK_S)
+                self._admin.poll(0)
+                denial = self._complaints.denial(doing)
+                if denial is not None and not waiting.done():
+                    raise denial  # the library would try to log in until the request times out
+            waiting.result()
+        finally:
+            waiting.cancel()
 
     async def known(self, topic: str, number: int) -> None:
         """Prove that a partition is there, or was a while ago. A producer would make Kafka make it, or wait for it."""
@@ -84,6 +96,15 @@ class Topics:
             if found < partitions:
                 await self._widen(topic, partitions)
         await self._until_ready(topic, partitions)
+
+    async def make_if_absent(self, topic: str) -> None:
+        """Make a Kafka topic of one partition that holds nothing. Raises: DeniedError, QueueError."""
+        try:
+            found = await self.count(topic)
+        except DeniedError:
+            found = 0  # who may not look at a topic is not told whether it is there
+        if not found:
+            await self._make(topic, 1, 0)
 
     async def drop(self, topics: Sequence[str]) -> None:
         """Delete Kafka topics with all that they hold; those that are not there are fine."""

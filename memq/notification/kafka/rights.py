@@ -1,0 +1,123 @@
+"""Proves at the start that Kafka lets memq do what it has to: every right that is missing is named, with its cure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient
+
+from memq.errors import DeniedError, NotFoundError, QueueError
+from memq.notification.kafka.settings import KafkaSettings
+from memq.notification.kafka.topics import READY_PAUSE_S, READY_TRIES, Topics
+
+CHECK = "_memq-check"  # behind the prefix: no name of a topic of memq, which ends with an id
+# What each right is for; names as Kafka's command line takes them.
+TOPIC_RIGHTS = {
+    AclOperation.CREATE: ("Create", "topics are made"),
+    AclOperation.DESCRIBE: ("Describe", "ends are looked up"),
+    AclOperation.DESCRIBE_CONFIGS: ("DescribeConfigs", "wrong settings are named"),
+    AclOperation.ALTER: ("Alter", "topics are widened"),
+    AclOperation.ALTER_CONFIGS: ("AlterConfigs", "the bound of age is set"),
+    AclOperation.READ: ("Read", "pointers are read"),
+    AclOperation.WRITE: ("Write", "pointers are published"),
+    AclOperation.DELETE: ("Delete", "retention removes pointers"),
+}
+GROUP_RIGHTS = {
+    AclOperation.READ: ("Read", "members join and commit"),
+    AclOperation.DESCRIBE: ("Describe", "positions are looked up"),
+    AclOperation.DELETE: ("Delete", "groups are deleted"),
+}
+Wanted = dict[AclOperation, tuple[str, str]]
+
+
+class Rights:
+    """Asks Kafka what it lets this user do with topics and groups of the prefix.
+
+    Kafka says so of a topic that is there only. So an empty one is made, with a single partition, and stays.
+    """
+
+    def __init__(self, admin: AdminClient, settings: KafkaSettings, topics: Topics) -> None:
+        self._admin = admin
+        self._settings = settings
+        self._timeout_s = settings.request_timeout_ms / 1000
+        self._topics = topics
+        self._name = settings.prefix + CHECK
+
+    async def check(self) -> None:
+        """Prove every right. Raises: DeniedError naming each that is missing; QueueError, InvalidRequestError."""
+        missing = [("topic", *right) for right in await self._missing_of_topics()]
+        missing += [("group", *right) for right in await self._missing_of_groups()]
+        if not missing:
+            return
+        prefix = self._settings.prefix
+        head = f"Kafka at {self._settings.servers}: {len(missing)} rights are missing"
+        lines = [f"{right} on {kind}s that begin with '{prefix}', {purpose}" for kind, right, purpose in missing]
+        raise DeniedError(f"{head}: {'; '.join(lines)}", hint="; ".join(self._cures({kind for kind, _, _ in missing})))
+
+    async def _missing_of_topics(self) -> Collection[tuple[str, str]]:
+        try:
+            await self._topics.make_if_absent(self._name)
+        except DeniedError as error:
+            if not _is_of_topic(error):
+                raise
+            return [TOPIC_RIGHTS[AclOperation.CREATE]]
+        return _missing(TOPIC_RIGHTS, await self._operations())
+
+    async def _operations(self) -> Collection[AclOperation]:
+        """Return what may be done with the topic, which may have been made a moment ago."""
+        doing = f"asking for the rights on Kafka topic '{self._name}'"
+        for _ in range(READY_TRIES):
+            asked = TopicCollection([self._name])
+            answer: Any = self._admin.describe_topics(
+                asked, include_authorized_operations=True, request_timeout=self._timeout_s
+            )[self._name]
+            try:
+                return (await self._topics.ask(answer, doing)).authorized_operations or ()
+            except NotFoundError:
+                await asyncio.sleep(READY_PAUSE_S)
+            except DeniedError:
+                return [operation for operation in TOPIC_RIGHTS if operation is not AclOperation.DESCRIBE]
+        raise QueueError(f"{doing}: it was made and is not there")
+
+    async def _missing_of_groups(self) -> Collection[tuple[str, str]]:
+        doing = "asking for the rights on groups"
+        for last in range(READY_TRIES, 0, -1):
+            answers: Any = self._admin.describe_consumer_groups(
+                [self._name], include_authorized_operations=True, request_timeout=self._timeout_s
+            )
+            try:
+                found = await self._topics.ask(answers[self._name], doing)
+            except DeniedError:
+                return list(GROUP_RIGHTS.values())
+            except QueueError:  # of a new Kafka, which makes the topic of all positions now
+                if last == 1:
+                    raise
+                await asyncio.sleep(READY_PAUSE_S)
+            else:
+                return _missing(GROUP_RIGHTS, found.authorized_operations or ())
+        raise AssertionError("the last try raised")
+
+    def _cures(self, kinds: Collection[str]) -> list[str]:
+        """Return the commands that give all rights: of those on topics, Kafka tells without Create none but that."""
+        user = self._settings.library.get("sasl.username", "NAME")
+        server = self._settings.servers.split(",")[0]
+        return [
+            f"kafka-acls.sh --bootstrap-server {server} --add --allow-principal User:{user} "
+            + " ".join(f"--operation {right}" for right, _ in wanted.values())
+            + f" --resource-pattern-type prefixed --{kind} '{self._settings.prefix}'"
+            for kind, wanted in (("topic", TOPIC_RIGHTS), ("group", GROUP_RIGHTS))
+            if kind in kinds
+        ]
+
+
+def _missing(wanted: Wanted, found: Collection[AclOperation]) -> Collection[tuple[str, str]]:
+    return [right for operation, right in wanted.items() if operation not in found]
+
+
+def _is_of_topic(error: DeniedError) -> bool:
+    """Whether a right on a topic is missing, not a login or the trust in a certificate."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].name().endswith("TOPIC_AUTHORIZATION_FAILED")

@@ -1,0 +1,155 @@
+"""TLS, logins and rights on a real Kafka that asks for all of them: what is right works, what is wrong is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AclOperation, ResourceType
+
+from memq.clock import SystemClock
+from memq.errors import DeniedError, MemqError
+from memq.notification import Publication
+from tests.contract.queues import HANG_S, STALE_MS, committed, part
+from tests.integration.kafka import kafka_queue
+from tests.integration.secured_kafka import Secured, secured_kafka
+
+ALL = [AclOperation.ALL]
+MOST = [  # all but Write
+    AclOperation.CREATE,
+    AclOperation.READ,
+    AclOperation.DELETE,
+    AclOperation.ALTER,
+    AclOperation.ALTER_CONFIGS,
+    AclOperation.DESCRIBE_CONFIGS,
+]
+PREFIX = "memq."
+RIGHTS = {(ResourceType.TOPIC, PREFIX): ALL, (ResourceType.GROUP, PREFIX): ALL}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured_kafka(tmp_path_factory.mktemp("secured"), ["memq", "reader", "nobody"]) as kafka:
+        kafka.allow("memq", RIGHTS)
+        kafka.allow("reader", {(ResourceType.TOPIC, PREFIX): MOST, (ResourceType.GROUP, PREFIX): ALL})
+        yield kafka
+
+
+WRONG = {  # what is wrong: the user, other settings, whether the server's name is, what is said, and what to do
+    "password": ("memq", {"sasl.password": "guessed"}, False, "invalid username or password", "check sasl"),
+    "mechanism": ("memq", {"sasl.mechanism": "SCRAM-SHA-256"}, False, "unsupported sasl mechanism", "check sasl"),
+    "name": ("memq", {}, True, "localhost.*certificate verify failed", "does not name the host"),
+    "authority": ("memq", {"ssl.ca.location": ""}, False, "certificate verify failed", "ssl.ca.location"),
+    "one right": (
+        "reader",
+        {},
+        False,
+        "1 rights are missing: Write on topics",
+        "--operation Write .*--topic",
+    ),
+    "all rights": ("nobody", {}, False, "Create on topics.*; Read on groups", "--operation Create .*--topic 'memq.'"),
+}
+
+
+def section_of(secured: Secured, what: str) -> dict[str, str]:
+    user, others, _, _, _ = WRONG[what]
+    found = secured.section(user, **others)
+    return {name: value for name, value in found.items() if value}
+
+
+def address_of(secured: Secured, what: str) -> str:
+    return secured.mismatched if WRONG[what][2] else secured.server.address
+
+
+async def check(address: str, section: dict[str, str]) -> MemqError | None:
+    queue = kafka_queue(address, prefix=PREFIX, request_timeout_ms=20_000, **section)
+    try:
+        await queue.check()
+    except MemqError as error:
+        return error
+    finally:
+        await queue.close()
+    return None
+
+
+def test_the_queue_works_over_tls_with_a_login_and_few_rights(secured: Secured) -> None:
+    async def work() -> None:
+        queue = kafka_queue(secured.server.address, prefix=PREFIX, **secured.section("memq"))
+        try:
+            async with asyncio.timeout(HANG_S):
+                await queue.check()
+                await queue.create([part()], STALE_MS)
+                offset = await queue.publish(Publication(part(), 0, 1, SystemClock().wall_ms(), b"pointer"))
+                assert [entry.body for entry in await queue.read(part(), offset, 1 << 20)] == [b"pointer"]
+                await queue.commit("report", "", -1, {part(): committed(1)})
+                await queue.join("report", "a", [part()], 6_000)
+                await queue.trim(part(), 1)
+                await queue.leave("report", "a")
+                await queue.delete_group("report")
+                await queue.drop([part()])
+        finally:
+            await queue.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("what", list(WRONG))
+def test_what_stands_in_the_way_is_named_with_its_cure(secured: Secured, what: str) -> None:
+    _, _, _, said, cure = WRONG[what]
+
+    async def work() -> None:
+        with pytest.raises(DeniedError, match=f"(?s){said}") as caught:
+            async with asyncio.timeout(HANG_S):
+                raise await check(address_of(secured, what), section_of(secured, what)) or AssertionError("allowed")
+        assert re.search(cure, caught.value.hint, re.DOTALL), caught.value.hint
+
+    asyncio.run(work())
+
+
+def config_file(folder: Path, secured: Secured, what: str) -> Path:
+    config = folder / "memq.toml"
+    lines = [f'"{name}" = {json.dumps(value)}' for name, value in section_of(secured, what).items()]
+    config.write_text(
+        "\n".join(
+            [
+                f'store = "file:{folder}/objects"',
+                f'queue = "kafka://{address_of(secured, what)}"',
+                f'coordinator = "standalone:{folder}/state/topics.sqlite"',
+                "[kafka]",
+                f'prefix = "{PREFIX}"',
+                *lines,
+            ]
+        )
+    )
+    return config
+
+
+@pytest.mark.parametrize("what", ["password", "name", "one right"])
+def test_start_and_doctor_name_it(secured: Secured, tmp_path: Path, what: str) -> None:
+    _, _, _, said, cure = WRONG[what]
+    config = config_file(tmp_path, secured, what)
+    looked = run("doctor", "--config", str(config), "--json")
+    findings = {found["what"]: found for found in json.loads(looked.stdout)}
+    assert (findings["store"]["state"], findings["coordinator"]["state"]) == ("ok", "ok")
+    assert findings["queue"]["state"] == "failed"
+    assert_said(findings["queue"]["text"], said)
+    assert_said(findings["queue"]["hint"], cure)
+    started = run("broker", "--config", str(config), "--port", "0", "--http-port", "-1")
+    assert started.returncode == 4, started.stderr
+    assert_said(started.stderr, said)
+    assert_said(started.stderr, cure)
+
+
+def assert_said(text: str, pattern: str) -> None:
+    assert re.search(pattern, text, re.DOTALL), text
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "memq.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
