@@ -121,7 +121,7 @@ class AuditRules:
             del objects[location.key]
         elif how == "byte":
             body = bytearray(objects[location.key])
-            body[draw.randrange(location.length)] ^= 1 << draw.randrange(8)
+            body[location.offset + draw.randrange(location.length)] ^= 1 << draw.randrange(8)
             objects[location.key] = bytes(body)
         else:
             queue = WornQueue(queue, partition, entry.offset)

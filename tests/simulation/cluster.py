@@ -52,6 +52,7 @@ class Shape:
     settings: TopicSettings = SETTINGS
     housekeeping_s: float = 0.0  # how often brokers look after retention (0: never); one that is alone sweeps too
     sweep_age_ms: int = 3_600_000
+    shared_age_ms: int = 250
 
     @property
     def sweeps(self) -> bool:
@@ -138,6 +139,7 @@ class SimCluster:
             memory_bytes_max=2 * MIB,
             capacity_bytes_s=CAPACITY_BYTES_S,
             sweep_age_ms=self.shape.sweep_age_ms,
+            shared_age_ms_max=self.shape.shared_age_ms,
         )
         stop = self._stops[node.name] = asyncio.Event()
         broker = await self._started(settings, runtime, doors)

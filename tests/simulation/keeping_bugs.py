@@ -1,4 +1,4 @@
-"""Planted bugs of what is kept and what goes: retention, sweep, ack=1, stored positions, wall clocks, and the audit."""
+"""Planted bugs of what is kept and what goes: retention, sweep, ack=1, positions, clocks, audit, shared objects."""
 
 from __future__ import annotations
 
@@ -148,5 +148,50 @@ KEEPING_BUGS = (
         "self.delivered.add(first, next_)",
         "self.delivered.add(first, next_ - 1)",
         level="calm",
+    ),
+    Planted(
+        "shared object told stored before it is",
+        "memq.broker.sharing",
+        "Sharing._ship",
+        "if await self._put(shipment):\n        shipment.stored.set_result(None)",
+        "asyncio.get_running_loop().call_soon(shipment.stored.set_result, None)\n    await self._put(shipment)",
+        level="calm",
+        aspects=("shared",),
+    ),
+    Planted(
+        "all of a shared object told the first one's place",
+        "memq.broker.sharing",
+        "Sharing._put",
+        "body = object_of(shipment.batches, *self._next_key())",
+        "body = object_of(shipment.batches, *self._next_key())\n"
+        "        for batch in shipment.batches: batch.offset = 0",
+        level="calm",
+        aspects=("shared",),
+    ),
+    Planted(
+        "retention takes objects that others share",
+        "memq.broker.retention",
+        "_retire_partition",
+        "if key.startswith(shared_prefix(services.settings.cluster)):",
+        "if False:",
+        level="breezy",
+        aspects=("shared", "house"),
+    ),
+    Planted(
+        "sweep asks nobody about shared objects",
+        "memq.broker.retention",
+        "_unnamed",
+        "topic.id), shared_prefix(cluster)):",
+        "topic.id),):",
+        level="breezy",
+        aspects=("shared", "house"),
+    ),
+    Planted(
+        "sweep passes over shared objects",
+        "memq.broker.retention",
+        "_prefix_of",
+        "return shared_prefix(cluster)",
+        'return ""',
+        aspects=("shared", "house"),
     ),
 )

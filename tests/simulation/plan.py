@@ -14,7 +14,7 @@ from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.cluster import SETTINGS, Shape
 from tests.simulation.faults import LEVELS, Faults
 
-ASPECTS = ("house", "levels", "jumps", "wander")
+ASPECTS = ("house", "levels", "jumps", "wander", "shared")
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 CALM_SWEEP_AGE_MS = 25_000
@@ -151,4 +151,19 @@ def _with_wandering(plan: Plan, _level: str, _draw: random.Random) -> Plan:
     return replace(plan, wanders=True)
 
 
-_CHANGES = {"house": _with_house, "levels": _with_levels, "jumps": _with_jumps, "wander": _with_wandering}
+def _with_shared_objects(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Let the batches of several partitions share objects."""
+    settings = msgspec.structs.replace(plan.shape.settings, shared_objects=True)
+    shape = replace(
+        plan.shape, settings=settings, partitions=draw.choice([2, 3]), shared_age_ms=draw.choice([1, 50, 250])
+    )
+    return replace(plan, shape=shape)
+
+
+_CHANGES = {
+    "house": _with_house,
+    "levels": _with_levels,
+    "jumps": _with_jumps,
+    "wander": _with_wandering,
+    "shared": _with_shared_objects,
+}

@@ -7,9 +7,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from memq.audit.collector import audit
+from memq.broker.batch import seal_batch
 from memq.broker.broker import Broker
 from memq.broker.restore import Restorer
 from memq.broker.retention import sweep
+from memq.broker.sharing import Sharing
 from memq.client.aio_admin import AsyncAdmin
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.aio_producer import AsyncProducer
@@ -23,6 +25,7 @@ from memq.notification.memory import MemoryQueue
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, read_partitions
 from tests.brokers import TIMEOUT_S, running_broker
+from tests.unit.test_broker_batch import ORIGIN, filled_slot
 
 TOPICS = [f"small-{number}" for number in range(30)]
 
@@ -47,6 +50,20 @@ class FailingStore(MemoryHandler):
         self.tried.append(key)
         if self.errors:
             raise self.errors.pop(0)
+        await super().put(key, buffers, checksum)
+
+
+class GatedStore(MemoryHandler):
+    """Lets a put begin, and end when the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.begun = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        self.begun.set()
+        await self.gate.wait()
         await super().put(key, buffers, checksum)
 
 
@@ -123,6 +140,28 @@ def test_a_store_that_fails_is_tried_again_and_a_taken_start_epoch_left_behind()
             first, again, other = store.tried
             assert first == again, "the same object is tried again"
             assert other.rsplit("/", 1)[-1].split("-")[2] > first.rsplit("/", 1)[-1].split("-")[2]
+
+    run(work())
+
+
+def test_slabs_stay_leased_until_the_put_ended_when_nobody_waits_for_it_any_more() -> None:
+    async def work() -> None:
+        async with running_broker(shared_age_ms_max=1) as broker:
+            store = GatedStore()
+            broker.services.stores["main"] = store
+            sharing = Sharing(broker.services, lambda error: None)
+            slots = [filled_slot([7])[0], filled_slot([8])[0]]
+            fenced, other = (asyncio.create_task(sharing.store(seal_batch(slot, ORIGIN), slot.slabs)) for slot in slots)
+            await store.begun.wait()
+            slab = slots[0].slabs[0]
+            held = slab.references
+            fenced.cancel()
+            await asyncio.wait([fenced])
+            assert slab.references == held, "the store still reads it"
+            store.gate.set()
+            await other
+            assert slab.references == held - 1
+            await sharing.stop()
 
     run(work())
 
