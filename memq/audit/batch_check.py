@@ -1,4 +1,4 @@
-"""Holds one stored object against the pointer that names it: length, index, every block, every checksum. Pure.
+"""Holds one stored batch against the pointer that names it: length, index, every block, every checksum. Pure.
 
 Blocks are found by the index when it is whole, else by their own lengths, and what only the pointer knows of comes
 last: each sequence that the pointer names ends in exactly one block, sound or not.
@@ -69,6 +69,20 @@ def check_batch(pointer: Pointer, location: Location, data: Buffer) -> BatchChec
         found = list(_blocks_by_headers(batch, scope))
     else:
         found = list(_blocks_by_index(view, entries, scope, faults))
+    return _compared(pointer, location, found, batch, faults)
+
+
+def check_part(pointer: Pointer, location: Location, data: Buffer) -> BatchCheck:
+    """Check the bytes of one batch of an object that topics share, without the object's index."""
+    scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
+    batch = memoryview(data)
+    return _compared(pointer, location, list(_blocks_by_headers(batch, scope)), batch, [])
+
+
+def _compared(
+    pointer: Pointer, location: Location, found: list[BlockCheck], batch: memoryview, faults: list[str]
+) -> BatchCheck:
+    """Hold the blocks that were found against what the pointer says of them."""
     blocks, complete = _with_pointer(pointer, found, faults)
     headers = [block.header for block in blocks if block.header is not None]
     if headers and len(headers) == len(blocks):

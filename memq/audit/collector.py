@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from memq.audit.auditor import Auditor
-from memq.audit.batch_check import BatchCheck, check_batch, merge_copies, missing_batch
+from memq.audit.batch_check import BatchCheck, check_batch, check_part, merge_copies, missing_batch
 from memq.audit.verdict import THROUGH_STORE, Verdict
 from memq.audit.whole_object import ReadObject
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError, TooLargeError
+from memq.format.key import shared_prefix
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.limits import MIB, POLL_BYTES_MAX
 from memq.notification import Entry, PointerReader, Span
@@ -128,7 +129,11 @@ class Collector:
     ) -> BatchCheck:
         cause: MemqError
         try:
-            data = await self._patiently(lambda: self._read(location))
+            if location.key.startswith(shared_prefix(pointer.cluster)):
+                check = await self._check_part(pointer, location)
+                if check is not None:
+                    return check
+            data = await self._patiently(lambda: self._read(location, whole=True))
         except NotFoundError as error:
             cause = CorruptDataError("its object is missing")
             cause.__cause__ = error
@@ -139,6 +144,21 @@ class Collector:
             return missing_batch(pointer, location, error)
         self._auditor.count_object(len(data))
         return check_batch(pointer, location, data)
+
+    async def _check_part(self, pointer: Pointer, location: Location) -> BatchCheck | None:
+        """Check a batch of a shared object by its own bytes; None when it is damaged, and only the index tells how.
+
+        The whole object would be read once for each of the batches, thousands, that share it.
+        """
+        try:
+            data = await self._patiently(lambda: self._read(location, whole=False))
+        except CorruptDataError:
+            return None
+        check = check_part(pointer, location, data)
+        if check.damaged:
+            return None
+        self._auditor.count_object(len(data))
+        return check
 
     async def _patiently(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask again when it may pass; not any more when the last question failed to the end."""

@@ -15,14 +15,14 @@ from memq.storage_handlers.cut_objects import ReadPart, reaches, readable_bytes
 
 
 class ReadObject(Protocol):
-    """Reads the whole object that a location names, as it lies there: damage is for the audit to find.
+    """Reads what a location names, as it lies there: damage is for the audit to find.
 
-    Raises: NotFoundError; DeniedError; RetryableError; CorruptDataError or TooLargeError when it is over
-    OBJECT_BYTES_MAX.
+    Raises: NotFoundError; DeniedError; RetryableError; CorruptDataError when a batch is not all there;
+    CorruptDataError or TooLargeError when a whole object is over OBJECT_BYTES_MAX.
     """
 
-    async def __call__(self, location: Location) -> Buffer:
-        """Return its bytes, however many there are."""
+    async def __call__(self, location: Location, *, whole: bool) -> Buffer:
+        """Return the bytes of the whole object, however many there are, or those of the batch alone."""
         ...
 
 
@@ -40,13 +40,13 @@ class ReadRange(Protocol):
 async def read_by_ranges(read: ReadRange, location: Location) -> Buffer:
     """Return the whole object that `location` names.
 
-    A sound object takes two reads: the batch with the head of the index behind it, which tells the length, and the
+    A sound object takes two reads: the batches with the head of the index behind it, which tells the length, and the
     rest, whose trailer must say the same. Only another one is measured. What was added behind a sound object is not
     seen: the question for one more byte would cost two requests of S3 for each object.
     Raises: as `ReadObject`.
     """
     part = partial(read, location.store, location.key)
-    whole = await _read_stated(part, location.offset + location.length + INDEX_HEAD_BYTES)
+    whole = await _read_stated(part, location.index_offset + INDEX_HEAD_BYTES)
     if whole is not None:
         return whole
     size = await _measure(part, location.key)

@@ -43,6 +43,7 @@ class SealedBatch:
     checksum: int  # crc32c of the blocks
     key: str = ""  # of its object
     offset: int = 0  # of its first byte in the object
+    index: int = 0  # of the object's index; 0 when that follows on the batch
 
     @property
     def lengths(self) -> list[int]:
@@ -90,7 +91,7 @@ def own_object(sealed: SealedBatch) -> ObjectBody:
 def object_of(batches: list[SealedBatch], key: str, created_ms: int) -> ObjectBody:
     """Return the object of several batches, of any topics: one after another, then index and trailer.
 
-    Each batch is told where it lies.
+    Each batch is told where it lies, and where the index does.
     """
     topics: dict[ObjectTopic, int] = {}
     entries: list[BatchEntry] = []
@@ -106,6 +107,9 @@ def object_of(batches: list[SealedBatch], key: str, created_ms: int) -> ObjectBo
         batch.key, batch.offset = key, offset
         checksum = combine_crc32c(checksum, batch.checksum, batch.entry.length)
         offset, first_block = offset + batch.entry.length, first_block + batch.entry.blocks
+    for batch in batches[:-1]:
+        batch.index = offset
+    batches[-1].index = 0
     origin = batches[0].origin
     meta = ObjectMeta(cluster=origin.cluster, broker=origin.broker, topics=tuple(topics), created_ms=created_ms)
     index = encode_packed_index(meta, entries, packed, offset)
@@ -152,7 +156,9 @@ def data_pointer(
         adopted,
         slot.sealed_ms,
         batch_sequence=slot.number,
-        locations=(Location(store=origin.store, key=sealed.key, offset=sealed.offset, length=slot.bytes),),
+        locations=(
+            Location(store=origin.store, key=sealed.key, offset=sealed.offset, length=slot.bytes, index=sealed.index),
+        ),
         records=slot.records,
         raw_bytes=headers.raw_bytes,
         stored_bytes=slot.bytes,

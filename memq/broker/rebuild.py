@@ -16,10 +16,10 @@ from awscrt.checksums import combine_crc32c, crc32c
 from memq.broker.batch import producer_ranges
 from memq.errors import CorruptDataError, MemqError
 from memq.format.block import CHECKED_FROM, MAGIC, Buffer, check_block, parse_header
-from memq.format.object import BatchEntry, BlockEntry, open_object
+from memq.format.object import BatchEntry, BlockEntry, open_object, parse_trailer
 from memq.format.pointer import Location, Pointer, bounded_ranges
 from memq.format.ranges import RangeSet
-from memq.limits import POINTER_RANGES_MAX
+from memq.limits import POINTER_RANGES_MAX, TRAILER_BYTES
 from memq.topic import Topic, Totals
 
 
@@ -31,6 +31,7 @@ class FoundBatch:
     broker: str
     entry: BatchEntry
     blocks: tuple[BlockEntry, ...]
+    index_offset: int
     raw_bytes: int
     damaged: int
 
@@ -44,6 +45,7 @@ class BatchPlace:
     epoch: int
     batch_sequence: int
     entry: BatchEntry | None = None
+    index_offset: int = 0
     broker: str = ""
 
 
@@ -52,7 +54,8 @@ def shared_places(key: str, data: Buffer) -> dict[str, list[BatchPlace]]:
     index = open_object(memoryview(data))
     places: dict[str, list[BatchPlace]] = {}
     for entry in index.batches:
-        place = BatchPlace(key, entry.partition, entry.epoch, entry.batch_sequence, entry, index.meta.broker)
+        identity = (entry.partition, entry.epoch, entry.batch_sequence)
+        place = BatchPlace(key, *identity, entry, _index_offset(data), index.meta.broker)
         places.setdefault(index.meta.topics[entry.topic].id, []).append(place)
     return places
 
@@ -67,7 +70,8 @@ def find_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
     wanted = (topic.id, place.partition, place.epoch, place.batch_sequence)
     for entry in index.batches:
         if (index.meta.topics[entry.topic].id, entry.partition, entry.epoch, entry.batch_sequence) == wanted:
-            return _checked(place.key, index.meta.broker, entry, index.blocks_of(entry), view)
+            blocks = index.blocks_of(entry)
+            return _checked(place.key, index.meta.broker, entry, blocks, _index_offset(view), view)
     raise CorruptDataError(f"object '{place.key}' holds other batches than its key says")
 
 
@@ -84,17 +88,23 @@ def find_shared_batch(place: BatchPlace, data: Buffer) -> FoundBatch:
         at += block.length
     if at != len(view) or len(blocks) != place.entry.blocks:
         raise CorruptDataError(f"object '{place.key}': the blocks of a batch do not fit its index")
-    return _checked(place.key, place.broker, place.entry, tuple(blocks), view)
+    return _checked(place.key, place.broker, place.entry, tuple(blocks), place.index_offset, view)
 
 
-def _checked(key: str, broker: str, entry: BatchEntry, blocks: tuple[BlockEntry, ...], view: memoryview) -> FoundBatch:
+def _index_offset(data: Buffer) -> int:
+    return parse_trailer(memoryview(data)[-TRAILER_BYTES:], len(data)).index_offset
+
+
+def _checked(
+    key: str, broker: str, entry: BatchEntry, blocks: tuple[BlockEntry, ...], index_offset: int, view: memoryview
+) -> FoundBatch:
     raw, damaged = 0, 0
     for block in blocks:
         try:
             raw += check_block(view[block.offset : block.offset + block.length]).raw_length
         except MemqError:
             raw, damaged = raw + block.length, damaged + 1
-    return FoundBatch(key, broker, entry, blocks, raw, damaged)
+    return FoundBatch(key, broker, entry, blocks, index_offset, raw, damaged)
 
 
 def batch_checksum(blocks: tuple[BlockEntry, ...]) -> int:
@@ -131,6 +141,14 @@ class Rebuilder:
         tag_bits = 0
         for block in blocks:
             tag_bits |= block.tag_bits
+        end = entry.offset + entry.length
+        location = Location(
+            store=self._store,
+            key=found.key,
+            offset=entry.offset,
+            length=entry.length,
+            index=found.index_offset if found.index_offset != end else 0,
+        )
         pointer = Pointer(
             kind="data",
             cluster=self._cluster,
@@ -139,7 +157,7 @@ class Rebuilder:
             partition=entry.partition,
             epoch=entry.epoch,
             batch_sequence=entry.batch_sequence,
-            locations=(Location(store=self._store, key=found.key, offset=entry.offset, length=entry.length),),
+            locations=(location,),
             records=entry.records,
             raw_bytes=found.raw_bytes,
             stored_bytes=entry.length,

@@ -18,10 +18,11 @@ from memq.broker.slabs import Slab
 from memq.broker.storing import store_object
 from memq.errors import ObjectExistsError
 from memq.format.key import shared_object_key
-from memq.limits import MIB, OBJECT_BATCHES_MAX, OBJECT_BLOCKS_MAX
+from memq.limits import MIB, OBJECT_BLOCKS_MAX
 from memq.tasks import TaskOwner
 
 SHARED_BYTES_MAX = 8 * MIB
+SHARED_BATCHES_MAX = 2_048  # of as many topics with the longest names the object's meta takes 0.7 of its 1 MiB
 UPLOADS_IN_FLIGHT_MAX = 4
 
 
@@ -39,7 +40,7 @@ class _Shipment:
     @property
     def full(self) -> bool:
         """Whether it leaves without waiting for more."""
-        return self.bytes >= SHARED_BYTES_MAX or len(self.batches) == OBJECT_BATCHES_MAX
+        return self.bytes >= SHARED_BYTES_MAX or len(self.batches) == SHARED_BATCHES_MAX
 
     def takes(self, batch: SealedBatch) -> bool:
         """Whether a batch fits into the same object."""

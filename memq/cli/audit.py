@@ -19,7 +19,7 @@ from memq.client.metadata import ClusterMetadata
 from memq.client.stores import OpenStores
 from memq.errors import MemqError
 from memq.format.block import Buffer
-from memq.format.key import topic_prefix
+from memq.format.key import shared_prefix, topic_prefix
 from memq.format.pointer import Location
 from memq.network import Runtime
 from memq.notification.remote import RemoteQueue
@@ -128,18 +128,21 @@ async def _source(
         if opened is not None and await _holds(opened, metadata.cluster, topic):
             direct[store.name] = opened
 
-    async def read(location: Location) -> Buffer:
-        if location.store in direct:
-            return await direct[location.store].get(location.key, checked=False)
-        return await read_by_ranges(any_broker.read, location)
+    async def read(location: Location, *, whole: bool) -> Buffer:
+        store = direct.get(location.store)
+        if not whole:
+            place = (location.key, location.offset, location.length)
+            return await (store.get_range(*place) if store else any_broker.read(location.store, *place))
+        return await (store.get(location.key, checked=False) if store else read_by_ranges(any_broker.read, location))
 
     return read, THROUGH_STORE if len(direct) == len(metadata.stores) else THROUGH_BROKER
 
 
 async def _holds(store: StorageHandler, cluster: str, topic: Topic) -> bool:
     try:
-        async for _ in store.list(topic_prefix(cluster, topic.name, topic.id)):
-            return True
+        for prefix in (topic_prefix(cluster, topic.name, topic.id), shared_prefix(cluster)):
+            async for _ in store.list(prefix):
+                return True
     except MemqError:  # no way to it from here, or no right to list: the broker reads
         return False
     return False

@@ -147,11 +147,11 @@ async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
 
 
 async def _read_index(reader: RangeReader, location: Location) -> list[BlockEntry]:
-    """Return the entries of one batch's blocks from the index that follows on it.
+    """Return the entries of one batch's blocks from the object's index.
 
-    Raises: CorruptDataError when there is none (the batch is not the object's last), or it is damaged.
+    Raises: CorruptDataError when it is damaged.
     """
-    at = location.offset + location.length
+    at = location.index_offset
     head = await reader.get_range(location.key, at, INDEX_HEAD_BYTES)
     length = index_bytes(head)
     tail = memoryview(await reader.get_range(location.key, at, length + TRAILER_BYTES))

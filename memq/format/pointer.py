@@ -42,13 +42,22 @@ _HexRange = tuple[Hex, Hex]
 _NO_BITS = "0" * 16
 
 
-class Location(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a copy of the batch lies. `store` is a name in the cluster's settings, offset and length are bytes."""
+class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a copy of the batch lies. `store` is a name in the cluster's settings, offset and length are bytes.
+
+    `index` is where the object's index begins, 0 when that is right behind the batch.
+    """
 
     store: str
     key: Text
     offset: Number
     length: Number
+    index: Number = 0
+
+    @property
+    def index_offset(self) -> int:
+        """Where the object's index begins."""
+        return self.index or self.offset + self.length
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True):

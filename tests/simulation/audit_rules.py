@@ -141,7 +141,9 @@ def _reader(objects: Mapping[str, bytes]) -> ReadObject:
             raise CorruptDataError(f"object '{key}' has {len(body)} bytes, asked for {length} from {offset}")
         return body[offset : offset + length]
 
-    async def read(location: Location) -> Buffer:
+    async def read(location: Location, *, whole: bool) -> Buffer:
+        if not whole:
+            return await read_range(location.store, location.key, location.offset, location.length)
         return await read_by_ranges(read_range, location)
 
     return read

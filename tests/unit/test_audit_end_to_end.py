@@ -42,8 +42,9 @@ WAIT_S = 10.0
 def object_reader(handler: StorageHandler) -> ReadObject:
     """Return the `ReadObject` of the store `main`."""
 
-    async def read(location: Location) -> Buffer:
+    async def read(location: Location, *, whole: bool) -> Buffer:
         assert location.store == "main"
+        assert whole
         return await handler.get(location.key, checked=False)
 
     return read

@@ -7,6 +7,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from memq.audit.collector import audit
+from memq.audit.verdict import Kind
+from memq.audit.whole_object import ReadObject
 from memq.broker.batch import seal_batch
 from memq.broker.broker import Broker
 from memq.broker.restore import Restorer
@@ -19,7 +21,7 @@ from memq.clock import SystemClock
 from memq.errors import ObjectExistsError, StoreError
 from memq.format.block import Buffer
 from memq.format.key import shared_prefix
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue
 from memq.storage_handlers.memory import MemoryHandler
@@ -67,9 +69,9 @@ class GatedStore(MemoryHandler):
         await super().put(key, buffers, checksum)
 
 
-async def make_topics(broker: Broker, names: Sequence[str] = TOPICS) -> dict[str, Topic]:
+async def make_topics(broker: Broker, names: Sequence[str] = TOPICS, **settings: Any) -> dict[str, Topic]:
     async with AsyncAdmin(broker.address) as admin:
-        return {name: await admin.create_topic(name, settings={"shared_objects": True}) for name in names}
+        return {name: await admin.create_topic(name, settings={"shared_objects": True, **settings}) for name in names}
 
 
 async def send_each(broker: Broker, names: Sequence[str] = TOPICS, text: str = "") -> None:
@@ -81,7 +83,7 @@ async def send_each(broker: Broker, names: Sequence[str] = TOPICS, text: str = "
 
 async def read_all(broker: Broker, names: Sequence[str] = TOPICS) -> dict[str, list[bytes | None]]:
     found: dict[str, list[bytes | None]] = {name: [] for name in names}
-    async with AsyncConsumer(broker.address, list(names), end="end", read="broker") as consumer:
+    async with AsyncConsumer(broker.address, list(names), end="end", read="broker", on_damaged="skip") as consumer:
         async for batch in consumer:
             found[batch.topic] += batch.values()
     return found
@@ -122,9 +124,12 @@ def test_many_small_topics_make_few_objects_and_lose_nothing() -> None:
     run(work())
 
 
-def store_reader(broker: Broker) -> Any:
-    async def read(store: str, key: str, offset: int, length: int) -> bytes:
-        return await broker.services.stores[store].get_range(key, offset, length)
+def store_reader(broker: Broker) -> ReadObject:
+    async def read(location: Location, *, whole: bool) -> Buffer:
+        store = broker.services.stores[location.store]
+        if whole:
+            return await store.get(location.key)
+        return await store.get_range(location.key, location.offset, location.length)
 
     return read
 
@@ -183,6 +188,36 @@ def test_a_shared_object_stays_while_one_topic_names_it() -> None:
             await sweep(broker.services, broker.partitions, -1)
             assert before
             assert [entry.key async for entry in store.list()] == []
+
+    run(work())
+
+
+def test_a_damaged_block_of_a_shared_object_hides_nothing_behind_it() -> None:
+    async def work() -> None:
+        async with running_broker(shared_age_ms_max=500) as broker:
+            topics = await make_topics(
+                broker, TOPICS[:2], seal_when_idle=False, batch_blocks_max=3, batch_age_ms_max=60_000
+            )
+            await asyncio.gather(*(send_each(broker, TOPICS[:2], f"{number} ") for number in range(3)))
+            services = broker.services
+            named = {name: (await pointers(services.queue, topics[name]))[0] for name in TOPICS[:2]}
+            name = max(named, key=lambda name: named[name].locations[0].index)  # not the object's last
+            topic, place = topics[name], named[name].locations[0]
+            assert isinstance(services.store, MemoryHandler)
+            body = bytearray(services.store.objects[place.key])
+            body[place.offset + 12] ^= 0xFF  # in the length of the first block
+            services.store.objects[place.key] = bytes(body)
+            services.hot.clear()
+            found = await read_all(broker, TOPICS[:2])
+            assert {each: len(values) for each, values in found.items()} == dict.fromkeys(named, 3) | {name: 2}
+            verdict = await audit(topic, services.queue, store_reader(broker), SystemClock().wall_ms())
+            assert verdict.finding(Kind.CORRUPT).count == 1
+
+            queue = MemoryQueue(SystemClock())
+            restorer = Restorer(services.settings.cluster, "main", services.store, queue, services.runtime.clock)
+            told = await restorer.restore(topic)
+            assert (told.pointers, told.damaged_blocks, len(told.findings)) == (1, 1, 1)
+            assert [one.locations for one in await pointers(queue, topic)] == [(place,)]
 
     run(work())
 
