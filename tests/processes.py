@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from localstack.s3 import BUCKET
+from localstack.servers import S3Server, Server
 
 END_TIMEOUT_S = 60.0
 SESSION_TIMEOUT_MS = 1_500
@@ -35,13 +38,21 @@ class BrokerProcess:
         return self._process
 
     def start(self) -> None:
-        """Start and wait for the ready line."""
+        """Start and wait until clients can come."""
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Start; until it is ready, `wait_ready` is the only thing to do with it."""
         options = ["--broker-id", self.name, "--port", str(self.port), "--http-port", "-1"]
         command = [sys.executable, "-m", "memq.cli", "broker", "--config", str(self._config), *options]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+
+    def wait_ready(self) -> None:
+        """Wait for the ready line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
         assert line.startswith("memq ready: "), f"no ready line but {line!r}; log:\n{self.log.read_text()}"
         self.port = int(line.rsplit(":", 1)[1])
 
@@ -78,31 +89,47 @@ class BrokerProcess:
 
 
 @contextmanager
-def broker_processes(folder: Path, zookeeper: str, count: int = 3, *, kafka: str = "") -> Iterator[list[BrokerProcess]]:
-    """Run brokers on a store in `folder`, coordinated by a real ZooKeeper; all are ended.
+def broker_processes(
+    folder: Path, zookeeper: Server, kafka: Server, s3: S3Server, *, count: int = 3, **session: str
+) -> Iterator[list[BrokerProcess]]:
+    """Run brokers on real servers, with objects, topics and nodes of their own there; all are ended.
 
-    Without the address of a Kafka the queue is a SQLite file: enough where no broker is paused, for that one may hold
-    the file's lock.
+    `session`: more of the section `[zookeeper]`.
     """
-    queue = f"kafka://{kafka}" if kafka else f"sqlite:{folder}/queue.sqlite"
     config = folder / "memq.toml"
-    config.write_text(
-        f"""
-        store = "file:{folder}/objects"
-        queue = "{queue}"
-        coordinator = "zookeeper://{zookeeper}/{folder.parent.name}/{folder.name}"
-        memory_bytes_max = "64MiB"
-        [kafka]
-        prefix = "{folder.name}."
-        [zookeeper]
-        session_timeout_ms = {SESSION_TIMEOUT_MS}
-        """
-    )
+    config.write_text(settings_text(folder, zookeeper, kafka, s3, session))
     brokers = [BrokerProcess(config, f"b{number + 1}") for number in range(count)]
     try:
         for broker in brokers:
-            broker.start()
+            broker.launch()
+        for broker in brokers:
+            broker.wait_ready()
         yield brokers
     finally:
         for broker in brokers:
             broker.close()
+
+
+def settings_text(folder: Path, zookeeper: Server, kafka: Server, s3: S3Server, session: Mapping[str, str]) -> str:
+    """Return the settings of a cluster whose name on the servers is that of the folder."""
+    more = "\n".join(f'{name} = "{value}"' for name, value in session.items())
+    return f"""
+        store = "s3://{BUCKET}/{folder.name}?endpoint={s3.endpoint}&region={s3.region}"
+        queue = "kafka://{kafka.address}"
+        coordinator = "zookeeper://{zookeeper.address}{path_of(folder)}"
+        memory_bytes_max = "64MiB"
+        [s3]
+        access_key_id = "{s3.access_key}"
+        secret_access_key = "{s3.secret_key}"
+        [kafka]
+        prefix = "{folder.name}."
+        replication_factor = 1
+        [zookeeper]
+        session_timeout_ms = {SESSION_TIMEOUT_MS}
+        {more}
+        """
+
+
+def path_of(folder: Path) -> str:
+    """Return the node below which a cluster lies in ZooKeeper."""
+    return f"/{folder.parent.name}/{folder.name}"

@@ -1,0 +1,87 @@
+"""An owner that is killed or paused under load, on S3, Kafka and ZooKeeper: nothing acked is lost, nothing doubled."""
+
+from __future__ import annotations
+
+import pytest
+
+from localstack.servers import Server
+from memq.clock import SystemClock
+from tests.load import Sender, check_read, create
+from tests.owners import assigned, owned_by, settled, wait_for_takeover
+from tests.processes import SESSION_TIMEOUT_MS, BrokerProcess
+from tests.soak import repetitions, report
+
+
+@pytest.mark.soak
+def test_owners_that_are_killed_lose_and_double_nothing(brokers: list[BrokerProcess]) -> None:
+    """Each new owner costs a partition one epoch; how long writing stands still is told, not asserted."""
+    clock, gaps_s = SystemClock(), list[float]()
+    create(brokers)
+    with Sender(brokers) as one, Sender(brokers) as two:
+        for number in range(repetitions(few=2, many=20)):
+            victim, witness = (brokers[(number + step) % len(brokers)] for step in (0, 1))
+            before, moves = settled(one, witness, brokers), assigned(brokers)
+            lost = owned_by(victim, before)
+            killed_s = clock.monotonic()
+            victim.kill()
+            one.wait_for_all(5)
+            two.wait_for_all(5)
+            after = wait_for_takeover(one, witness, before, lost)
+            moves = assigned(brokers) - moves  # what is given to somebody is opened, once
+            assert all(after[each][1] - before[each][1] <= moves[each] for each in before), (before, after, moves)
+            gaps_s += [one.gap_s(lost, killed_s), two.gap_s(lost, killed_s)]
+            report(f"kill {number + 1}: '{victim.name}' owned {lost}; writing stood still for {max(gaps_s[-2:]):.2f} s")
+            victim.start()
+    ordered = sorted(gaps_s)
+    p50_s, p95_s = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95))
+    bound_s = SESSION_TIMEOUT_MS / 1000 + 2
+    report(f"writing stood still: p50 {p50_s:.2f} s, p95 {p95_s:.2f} s; session timeout + 2 s is {bound_s:.1f} s")
+    check_read(brokers, one, two)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stale_publish_ms", [30_000, 2_000])
+def test_an_owner_that_was_paused_finds_itself_replaced(brokers: list[BrokerProcess], stale_publish_ms: int) -> None:
+    """It is paused with open batches and pointers on their way, and resumed when its epoch is long over.
+
+    What it still publishes is taken as late (it lands within S), or refused by the queue (S is over).
+    """
+    create(brokers, stale_publish_ms=stale_publish_ms)
+    with Sender(brokers) as one, Sender(brokers) as two:
+        for number in range(repetitions(few=1, many=5)):
+            victim, witness = (brokers[(number + step) % len(brokers)] for step in (0, 1))
+            before = settled(one, witness, brokers)
+            lost = owned_by(victim, before)
+            victim.pause()
+            wait_for_takeover(one, witness, before, lost)
+            for sender in (one, two):
+                sender.wait_for_records(repetitions(few=100, many=500), lost)
+            victim.resume()
+            one.wait_for_all(10)
+            report(f"pause {number + 1}: '{victim.name}' owned {lost}, S {stale_publish_ms} ms, {one.sent} sent")
+    check_read(brokers, one, two)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stale_publish_ms", [30_000, 2_000])
+def test_an_owner_that_is_paused_with_pointers_that_kafka_has_not_got(
+    brokers: list[BrokerProcess], kafka: Server, stale_publish_ms: int
+) -> None:
+    """They were handed to the Kafka client and not sent; it sends them when another owner has long been at work."""
+    create(brokers, stale_publish_ms=stale_publish_ms)
+    with Sender(brokers) as one, Sender(brokers) as two:
+        for number in range(repetitions(few=1, many=5)):
+            victim, witness = (brokers[(number + step) % len(brokers)] for step in (0, 1))
+            before = settled(one, witness, brokers)
+            lost = owned_by(victim, before)
+            kafka.kill()
+            one.wait_for_sent(300)  # batches that are stored, and pointers that wait
+            victim.pause()
+            kafka.restart()
+            wait_for_takeover(one, witness, before, lost)
+            for sender in (one, two):
+                sender.wait_for_records(repetitions(few=100, many=500), lost)
+            victim.resume()
+            one.wait_for_all(10)
+            report(f"pause {number + 1}: '{victim.name}' owned {lost}, S {stale_publish_ms} ms, {one.sent} sent")
+    check_read(brokers, one, two)

@@ -1,0 +1,55 @@
+"""Who owns which partition, as brokers and their logs tell, and the wait until that settles."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import memq
+from tests.load import TOPIC, Sender
+from tests.processes import BrokerProcess
+
+Owners = dict[int, tuple[str, int]]
+
+
+def owners_of(broker: BrokerProcess) -> Owners:
+    """Return the owner and the epoch of each partition, as a broker knows them."""
+    with memq.Admin(broker.address) as admin:
+        return {owner.partition: (owner.broker, owner.epoch) for owner in admin.topic(TOPIC).owners}
+
+
+def assigned(brokers: list[BrokerProcess]) -> Counter[int]:
+    """Return how often a governor gave each partition to somebody, as the brokers' logs tell."""
+    said = "".join(broker.log.read_text() for broker in brokers)
+    return Counter(map(int, re.findall(r" assigned: partition (\d+) ", said)))
+
+
+def even(broker: BrokerProcess, brokers: list[BrokerProcess]) -> bool:
+    """Whether each broker has its share of the partitions, as a broker knows them."""
+    names = [name for name, _ in owners_of(broker).values()]
+    return all(names.count(each.name) == len(names) // len(brokers) for each in brokers)
+
+
+def settled(sender: Sender, broker: BrokerProcess, brokers: list[BrokerProcess]) -> Owners:
+    """Wait until the partitions are spread evenly and open: until owners and epochs stay, that is."""
+    while True:
+        sender.wait_until(lambda: even(broker, brokers))
+        found = owners_of(broker)
+        sender.wait_for_all(5)
+        if owners_of(broker) == found:
+            return found
+
+
+def owned_by(victim: BrokerProcess, owners: Owners) -> list[int]:
+    return [partition for partition, (name, _) in owners.items() if name == victim.name]
+
+
+def wait_for_takeover(sender: Sender, witness: BrokerProcess, before: Owners, lost: list[int]) -> Owners:
+    """Wait until others have opened the partitions; return the owners."""
+
+    def taken_over() -> bool:
+        found = owners_of(witness)
+        return all(found[each][0] != before[each][0] and found[each][1] > before[each][1] for each in lost)
+
+    sender.wait_until(taken_over)
+    return owners_of(witness)
