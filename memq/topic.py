@@ -41,19 +41,19 @@ def slot_of_key(key: bytes | bytearray | memoryview) -> int:
 class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a topic promises and how it is batched. Times in ms, sizes in bytes; 0 means no bound for retention."""
 
-    retention_ms: int = 7 * 24 * 3_600_000
-    retention_bytes: int = 0
-    delivery_timeout_ms: int = 120_000  # D: producers give up after it
+    retention_ms: int = 7 * 24 * 3_600_000  # how long a record stays; 0 for ever
+    retention_bytes: int = 0  # how much of each partition stays, the newest; 0 for all
+    delivery_timeout_ms: int = 120_000  # D: a block that is not acked by then is given up
     stale_publish_ms: int = 30_000  # S: the queue refuses pointers that are older
-    dedup_window_ms: int = 300_000  # W: what the owner remembers of the queue
-    batch_bytes_max: int = 8 * MIB
-    batch_blocks_max: int = 4_096
+    dedup_window_ms: int = 300_000  # W: how far back a block that is sent again is known; at least D + 2 S + 40 s
+    batch_bytes_max: int = 8 * MIB  # a batch is sealed at this size
+    batch_blocks_max: int = 4_096  # a batch is sealed at so many blocks
     batch_age_ms_max: int = 500  # a batch is sealed at this age at the latest
     shared_objects: bool = False  # its batches go into objects with those of other topics: few PUTs for small topics
     seal_when_idle: bool = True  # seal as soon as an upload slot is free: least latency, most PUTs
-    uploads_in_flight_max: int = 4
-    ring_slots: int = 16
-    record_bytes_max: int = 1 * MIB
+    uploads_in_flight_max: int = 4  # batches of one partition that are stored at once
+    ring_slots: int = 16  # batches of one partition that are not yet acked; when it is full, producers are throttled
+    record_bytes_max: int = 1 * MIB  # a record with more bytes is refused
 
     def check(self) -> TopicSettings:
         """Return itself when the values hold, alone and together.

@@ -37,7 +37,8 @@ class Consumer:
         start: "beginning", "end", a datetime with a time zone (the first batch sealed at or after it), a Position, a
             list of them, or {(topic, partition): Position}; holds only where the group has no stored position.
         end: the same; there the iteration stops. "end" is what is there when the partition is opened.
-        auto_commit: commit every `auto_commit_interval_ms` what is done; a batch is, when the next one is asked for.
+        auto_commit: commit what is done; a batch is, when the next one is asked for.
+        auto_commit_interval_ms: how often.
         session_timeout_ms: after this silence the group gives the partitions to others.
         prefetch_bytes_max: how many stored bytes are fetched ahead; one batch at least.
         on_damaged: "fail": raise CorruptDataError and stay before it; "skip": count it and go on; "dead-letter": send

@@ -1,0 +1,146 @@
+"""docs/configuration.md has every setting: `python -m tests.unit.test_docs_configuration` writes it, the test compares.
+
+What a setting means is said once, where it is declared: in the rules of settings, in the comments of the topic's
+settings, and in the docstrings of producer and consumer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memq.cli.options import shown_value
+from memq.client.consumer import Consumer
+from memq.client.producer import Producer
+from memq.governor.zookeeper.settings import ZookeeperSettings
+from memq.notification.kafka.settings import OWN, KafkaSettings
+from memq.settings import BrokerSettings, ClientSettings, PartSettings, Rule, Value, defaults_of, rules_of
+from memq.storage_handlers.s3.settings import S3Settings
+from memq.topic import TopicSettings
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+HEAD = """# Configuration
+
+Every setting with its type, unit, default and meaning; written from the code. How flags, environment, files and
+profiles are laid over each other: [cli.md](cli.md). A size is written as `64MiB`, a time as `5s`; a plain number has
+the unit that is given here. `memq config --show-origin` prints what holds, and where it comes from.
+"""
+BROKER = """\
+`memq broker` and `memq dev`; as a flag `--memory-bytes-max`, in a file `memory_bytes_max`, in the environment
+`MEMQ_MEMORY_BYTES_MAX`."""
+KAFKA = f"""\
+In a file `[kafka]`, in the environment `MEMQ_KAFKA_…`. Any other name is librdkafka's own and is passed through, in the
+file as `"security.protocol" = "SASL_SSL"`, in the environment as `MEMQ_KAFKA_SECURITY_PROTOCOL`. Refused are those that
+a guarantee rests on: {", ".join(f"`{name}`" for name in sorted(OWN))}."""
+PARTS: tuple[tuple[str, str, type[Any]], ...] = (
+    ("Broker", BROKER, BrokerSettings),
+    ("Parts of a cluster", "Where `memq broker` keeps objects, pointers and assignments.", PartSettings),
+    ("Section [s3]", "In a file `[s3]`, in the environment `MEMQ_S3_…`.", S3Settings),
+    ("Section [kafka]", KAFKA, KafkaSettings),
+    ("Section [zookeeper]", "In a file `[zookeeper]`, in the environment `MEMQ_ZOOKEEPER_…`.", ZookeeperSettings),
+    ("Clients of the command line", "`memq produce`, `consume` and the like.", ClientSettings),
+)
+UNITS = {"_ms": "ms", "_bytes": "bytes", "_bytes_s": "bytes/s", "_permille": "of 1,000"}
+_COMMENT = re.compile(r"^    (\w+): [^#\n]+#\s*(.+)$", re.MULTILINE)
+_ARGUMENT = re.compile(r"^    (\w[\w, ]*): (.+)$")
+
+
+def page() -> str:
+    """Return what the page has to say."""
+    parts = [HEAD]
+    for title, text, kind in PARTS:
+        rules, defaults = rules_of(kind), defaults_of(kind)
+        rows = (rule_row(name, rule, defaults[name]) for name, rule in rules.items())
+        parts.append(section(title, text, ("setting", "type", "unit", "default", "meaning"), rows))
+    parts.append(
+        section(
+            "Topics",
+            "`memq topic create NAME --set KEY=VALUE`, `memq topic alter`, or `settings=` of `Admin`.",
+            ("setting", "type", "unit", "default", "meaning"),
+            topic_rows(),
+        )
+    )
+    for what, kind in (("Producer", Producer), ("Consumer", Consumer)):
+        text = f"Arguments of `memq.{what}` and `memq.aio.{what}`."
+        parts.append(section(what, text, ("argument", "default", "meaning"), argument_rows(kind)))
+    return "".join(parts)
+
+
+def section(title: str, text: str, heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"\n## {title}\n\n{text}\n\n", line(heads), line(("---",) * len(heads)).replace(" ", "")]
+    return "".join(lines + [line(row) for row in rows])
+
+
+def line(cells: tuple[str, ...]) -> str:
+    return "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|\n"
+
+
+def rule_row(name: str, rule: Rule, default: Value) -> tuple[str, ...]:
+    kind = " or ".join(f"`{choice}`" for choice in rule.choices if choice) or kind_of(default)
+    return f"`{name}`", kind, unit_of(name), shown(name, default), rule.doc
+
+
+def topic_rows() -> Iterable[tuple[str, ...]]:
+    said = dict(_COMMENT.findall(inspect.getsource(TopicSettings)))
+    for name in TopicSettings.__struct_fields__:
+        assert name in said, f"say in memq/topic.py, in a comment behind it, what the setting {name} means"
+        default = getattr(TopicSettings(), name)
+        yield f"`{name}`", kind_of(default), unit_of(name), shown(name, default), said[name]
+
+
+def argument_rows(kind: type[Any]) -> Iterable[tuple[str, ...]]:
+    said = arguments_of(inspect.cleandoc(kind.__doc__ or ""))
+    for name, argument in inspect.signature(kind).parameters.items():
+        assert name in said, f"say in the docstring of {kind.__name__} what {name} means"
+        default = argument.default
+        if default is inspect.Parameter.empty:
+            yield f"`{name}`", "", said[name]
+        else:
+            yield f"`{name}`", shown(name, default) if default is not None else "none", said[name]
+
+
+def arguments_of(doc: str) -> Mapping[str, str]:
+    """Return what a docstring says under `Args:`, by argument."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for text in doc.partition("Args:\n")[2].partition("\n\n")[0].splitlines():
+        begin = _ARGUMENT.match(text)
+        if begin is not None:
+            names = begin[1].split(", ")
+            found |= dict.fromkeys(names, begin[2])
+        else:
+            found |= {name: f"{found[name]} {text.strip()}" for name in names}
+    return found
+
+
+def kind_of(default: Value) -> str:
+    return {bool: "flag", int: "number", str: "text"}[type(default)]
+
+
+def unit_of(name: str) -> str:
+    bare = re.sub(r"_(min|max)$", "", name)
+    return next((unit for end, unit in UNITS.items() if bare.endswith(end)), "")
+
+
+def shown(name: str, default: Value) -> str:
+    return shown_value(name, default).replace("0MiB", "0") if default == 0 else shown_value(name, default)
+
+
+def test_the_page_has_every_setting() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m tests.unit.test_docs_configuration"
+
+
+def test_every_setting_says_what_it_means_and_in_which_unit() -> None:
+    for _, _, kind in PARTS:
+        for name, rule in rules_of(kind).items():
+            assert rule.doc, name
+    numbers = [row for row in topic_rows() if row[1] == "number" and not row[2]]
+    assert [row[0] for row in numbers] == ["`batch_blocks_max`", "`uploads_in_flight_max`", "`ring_slots`"]
+
+
+if __name__ == "__main__":
+    sys.exit(PAGE.write_text(page(), encoding="utf-8") == 0)
