@@ -105,6 +105,13 @@ class ThrottledError(RetryableError):
     default_hint = "send slower, or raise the broker's memory_bytes_max"
 
 
+class OverLimitError(RetryableError):
+    """A topic or a client sends or asks for more than its limit, whose mode is hard: again after `retry_after_ms`."""
+
+    code = "over-limit"
+    default_hint = "wait as long as the message says, send less, or have the limit raised"
+
+
 class NotReadyError(RetryableError):
     """The partition, broker or store is being opened: wait."""
 

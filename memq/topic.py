@@ -6,6 +6,7 @@ import difflib
 import re
 import zlib
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -13,6 +14,7 @@ from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingErr
 from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, SLOTS
 
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
+LimitMode = Literal["off", "dark", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 
 
@@ -54,6 +56,9 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     uploads_in_flight_max: int = 4  # batches of one partition that are stored at once
     ring_slots: int = 16  # batches of one partition that are not yet acked; when it is full, producers are throttled
     record_bytes_max: int = 1 * MIB  # a record with more bytes is refused
+    limit_mode: LimitMode = "off"  # beyond the limits of the whole topic: nothing, dark (counted), soft, hard
+    limit_bytes_s: int = 0  # what the topic takes per second; 0: no limit
+    limit_requests_s: int = 0  # blocks that the topic takes per second; 0: no limit
 
     def check(self) -> TopicSettings:
         """Return itself when the values hold, alone and together.
@@ -72,6 +77,8 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "uploads_in_flight_max": (1, 64),
             "ring_slots": (2, 256),
             "record_bytes_max": (1, BLOCK_RAW_BYTES_MAX - 64),
+            "limit_bytes_s": (0, 1 << 52),
+            "limit_requests_s": (0, 1 << 52),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
@@ -82,6 +89,11 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise InvalidSettingError(
                 f"setting dedup_window_ms = {self.dedup_window_ms} is below {window}",
                 hint="keep dedup_window_ms >= delivery_timeout_ms + 2 x (stale_publish_ms + 20000)",
+            )
+        if self.limit_mode != "off" and not (self.limit_bytes_s or self.limit_requests_s):
+            raise InvalidSettingError(
+                f"setting limit_mode = {self.limit_mode} limits nothing",
+                hint="set limit_bytes_s or limit_requests_s, too",
             )
         if self.retention_ms and self.retention_ms < self.dedup_window_ms:
             raise InvalidSettingError(

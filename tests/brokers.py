@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from memq.broker.broker import Broker
+from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits
 from memq.format.block import scope_of
 from memq.format.builder import BlockBuilder
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -35,7 +36,7 @@ PRODUCER = 0x1234
 
 
 @asynccontextmanager
-async def running_broker(**settings: Any) -> AsyncIterator[Broker]:
+async def running_broker(client_limits: ClientLimits = NO_CLIENT_LIMITS, **settings: Any) -> AsyncIterator[Broker]:
     """Run a broker on a free port; after the test its memory must be back."""
     runtime = Runtime()
     broker = Broker(
@@ -44,6 +45,7 @@ async def running_broker(**settings: Any) -> AsyncIterator[Broker]:
         {"main": MemoryHandler(runtime.clock)},
         MemoryQueue(runtime.clock),
         MemoryCoordinator(MemoryCluster()),
+        client_limits=client_limits,
         slab_bytes=256 * 1024,
     )
     await broker.start()
@@ -64,11 +66,12 @@ class BareClient:
         self._ready: list[Frame] = []
 
     @classmethod
-    async def connect(cls, broker: Broker, *, hello: bool = True) -> BareClient:
+    async def connect(cls, broker: Broker, *, hello: bool = True, client_id: str = "") -> BareClient:
         """Connect; with `hello` say it and take the answer."""
         client = cls(*await asyncio.open_connection(*parse_address(broker.address)))  # noqa: TID251 - a bare peer
         if hello:
-            greeting = encode_message(Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1]))
+            least, greatest = VERSIONS
+            greeting = encode_message(Hello(least_version=least, greatest_version=greatest, client_id=client_id))
             client.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, greeting))
             assert (await client.frame()).api == Api.HELLO
         return client

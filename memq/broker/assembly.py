@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
+from memq.broker.limit_settings import client_limits
 from memq.broker.process import STORE_NAME, run_broker
 from memq.errors import InvalidSettingError
 from memq.governor import Coordinator
@@ -79,7 +80,8 @@ async def serve_cluster(
         queue = open_queue(parts, runtime, settings.cluster)
         opened.append(queue.close)
         await coordinator.brokers()  # what is wrong with it is said now
-        broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator)
+        limits = client_limits(parts.section("clients"))
+        broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator, client_limits=limits)
         await broker.check()
         return await run_broker(broker, settings, runtime, ready)
     finally:

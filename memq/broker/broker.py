@@ -10,6 +10,7 @@ import msgspec
 from memq.broker.connection import Connection
 from memq.broker.hot import HotBatches
 from memq.broker.intake import Intake
+from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits, LimitBook
 from memq.broker.metrics import Counters
 from memq.broker.partitions import Partitions
 from memq.broker.requests import Requests
@@ -42,6 +43,7 @@ class Broker:
     """A broker on the parts that it is given; `start` makes it reachable, `drain` and `close` end it.
 
     `stores` are the cluster's stores by name, new objects go to the first. `governs`: it may become the governor.
+    `client_limits`: what clients may have here.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Broker:
         coordinator: Coordinator,
         *,
         governs: bool = True,
+        client_limits: ClientLimits = NO_CLIENT_LIMITS,
         slab_bytes: int = SLAB_BYTES,
     ) -> None:
         pool = SlabPool(settings.memory_bytes_max, slab_bytes)
@@ -69,6 +72,7 @@ class Broker:
             coordinator=coordinator,
             pool=pool,
             hot=hot,
+            limits=LimitBook(runtime.clock, client_limits),
             counters=Counters(),
         )
         self.governor: Governor | None = None

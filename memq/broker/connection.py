@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from memq.broker.block_run import sound_run
 from memq.broker.intake import Intake, Region
 from memq.broker.outbox import Outbox
+from memq.broker.rate_limit import Limiters, refusal_of, room_of
 from memq.broker.services import Services
 from memq.broker.slabs import Slab
 from memq.broker.streams import Stream
@@ -19,6 +20,7 @@ from memq.errors import (
     ForeignProtocolError,
     MemqError,
     OutOfSequenceError,
+    OverLimitError,
     ProtocolError,
     ThrottledError,
     TooOldError,
@@ -39,6 +41,7 @@ from memq.protocol.frames import (
     encode_frame,
 )
 from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
+from memq.topic import LimitMode
 
 THROTTLE_MS = 100
 UNSENT_BYTES_MAX = 1 * MIB  # what one read of a client's requests may leave in its socket before it is closed
@@ -68,6 +71,8 @@ class Connection(asyncio.BufferedProtocol):
         self.ready_s = 0.0
         self.peer = ""
         self.turned_away = False  # over the broker's bound on connections
+        self.client = ""  # who it is, for the limits: the client id, else the host
+        self.limiters: Limiters = ()
         self.paused = False  # by the intake: memory is short, and a silence is not the client's
         self.outbox = Outbox(services.runtime.clock)
         self._services = services
@@ -255,7 +260,11 @@ class Connection(asyncio.BufferedProtocol):
     def _take_run(self, stream: Stream, slab: Slab, at: int, end: int, now_s: float) -> int:
         """Append the sound blocks that lie there to the open batch; return where they end, 0 without any."""
         processor = stream.processor
+        limiters = processor.limiters + self.limiters
         blocks_max, bytes_max = processor.ring.room()
+        if limiters:
+            requests, size = room_of(limiters, now_s)
+            blocks_max, bytes_max = min(blocks_max, requests), min(bytes_max, size)
         if processor.draining or not blocks_max:
             return 0
         run = sound_run(
@@ -272,6 +281,8 @@ class Connection(asyncio.BufferedProtocol):
         size = run.end - at - FRAME_PREFIX_BYTES * len(run.extents)
         processor.ring.extend(stream, stream.expected, run.next_sequence, run.extents, size, now_s)
         self._taken(stream, run.next_sequence, len(run.extents))
+        for limiter in limiters:
+            limiter.take(len(run.extents), size)
         return run.end
 
     def _taken(self, stream: Stream, next_: int, blocks: int) -> None:
@@ -300,10 +311,16 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse_block(stream, error)
             return stop
         processor = stream.processor
-        if processor.draining or not processor.ring.append(stream, first, header.count, slab, start, stop, now_s):
+        limiters = processor.limiters + self.limiters
+        refusal = refusal_of(limiters, now_s) if limiters and not processor.draining else None
+        if refusal is not None:
+            self._hold_back(stream, first, *refusal)
+        elif processor.draining or not processor.ring.append(stream, first, header.count, slab, start, stop, now_s):
             self._turn_away(stream, first)
         else:
             self._taken(stream, next_, 1)
+            for limiter in limiters:
+                limiter.take(1, stop - start)
         return stop
 
     def _after_blocks(self, touched: dict[Stream, None]) -> None:
@@ -320,7 +337,17 @@ class Connection(asyncio.BufferedProtocol):
             self.send_redirect(stream)
             return
         self._services.counters.throttled_blocks += 1
-        throttle = Throttle(retry_after_ms=THROTTLE_MS, text="the ring of the partition is full")
+        self._throttle(stream, first, Throttle(retry_after_ms=THROTTLE_MS, text="the ring of the partition is full"))
+
+    def _hold_back(self, stream: Stream, first: int, mode: LimitMode, error: OverLimitError) -> None:
+        """A sound block that is over a limit: slow its producer, or refuse it."""
+        stream.open = False
+        if mode == "soft":
+            self._throttle(stream, first, Throttle(retry_after_ms=error.retry_after_ms, text=str(error)))
+        else:
+            self.outbox.write(encode_frame(Api.NACK, stream.number, first, encode_message(nack_of(error))))
+
+    def _throttle(self, stream: Stream, first: int, throttle: Throttle) -> None:
         self.outbox.write(encode_frame(Api.THROTTLE, stream.number, first, encode_message(throttle)))
 
     def _refuse_block(self, stream: Stream, error: MemqError) -> None:

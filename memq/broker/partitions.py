@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -63,6 +64,9 @@ class Partitions:
         self._namesake = others[0] if others else None
         self._heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
         self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
+        self._services.limits.follow(
+            topics, Counter(entry.topic_id for entry in assignments if entry.broker == self._id)
+        )
         for key, processor in list(self.processors.items()):
             self._follow(key, processor)
         await self._let_go_of_strays()

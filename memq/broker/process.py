@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from memq.broker.broker import Broker
 from memq.broker.http import HttpPort
+from memq.broker.limit_metrics import LimitCollector
 from memq.broker.metrics import CounterCollector
 from memq.broker.retention import look_after
 from memq.broker.store_metrics import StoreCollector
@@ -51,6 +52,7 @@ async def run_broker(
     registry = CollectorRegistry()
     registry.register(CounterCollector(broker.services.counters, _gauges(broker)))
     registry.register(StoreCollector(broker.services.stores))
+    registry.register(LimitCollector(broker.services.limits))
     events = broker.services.events
     http = HttpPort(runtime.network, broker.check, registry, events)
     signals = _Signals()

@@ -13,6 +13,7 @@ from memq.broker.cluster_requests import ClusterRequests
 from memq.broker.connection import Connection
 from memq.broker.group_requests import GroupRequests
 from memq.broker.partitions import Partitions
+from memq.broker.rate_limit import refusal_of
 from memq.broker.services import Services
 from memq.errors import (
     InvalidRequestError,
@@ -58,6 +59,9 @@ REQUESTS_PER_CONNECTION_MAX = 64
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
 ANSWERS_SHARE = 8  # an eighth of the memory budget, beside it, is lent to answers of READ and POLL
+# What a client's limit holds back or refuses beside blocks; not what keeps its streams and groups alive.
+LIMITED = frozenset({Api.METADATA, Api.READ, Api.POLL, Api.ADMIN})
+HELD_MS_MAX = 3_000  # within what clients wait for an answer; what is still owed then, the next request waits for
 OPEN_TIMEOUT_S = 10.0
 NOT_READY_MS = 200
 TOPICS_PER_METADATA_MAX = 10_000
@@ -96,7 +100,7 @@ class Requests:
     def request(self, connection: Connection, frame: Frame) -> None:
         """Start to answer a request; HELLO is answered at once. Raises: ProtocolError, UnsupportedVersionError."""
         if frame.api == Api.HELLO:
-            connection.send(self._hello(frame))
+            connection.send(self._hello(connection, frame))
             return
         working = self._working.setdefault(connection, {})
         error = self._too_much(len(working), len(frame.body))
@@ -126,6 +130,8 @@ class Requests:
 
     def gone(self, connection: Connection) -> None:
         """Stop the answers that nobody will read."""
+        if connection.limiters:
+            self._services.limits.leave(connection.client)
         for task in list(self._working.pop(connection, {})):
             task.cancel()
 
@@ -141,12 +147,27 @@ class Requests:
         if frame.api in (Api.OPEN, Api.CLOSE):
             await self._answer_now(connection, frame)
             return
+        if connection.limiters and frame.api in LIMITED and not await self._let_in(connection, frame):
+            return
         if frame.api == Api.POLL:
             await self._groups.wait(frame)
         await connection.outbox.writable()
         async with self._lent.lend(_answer_bytes(frame)):
             await self._answer_now(connection, frame)
             await connection.outbox.writable()  # until then the answer is in memory
+
+    async def _let_in(self, connection: Connection, frame: Frame) -> bool:
+        """Hold a request back as long as its client is over a soft limit; over a hard one, refuse it."""
+        refusal = refusal_of(connection.limiters, self._services.runtime.clock.monotonic())
+        if refusal is not None:
+            mode, error = refusal
+            if mode == "hard":
+                connection.send(_error_frame(frame, error))
+                return False
+            await asyncio.sleep(min(error.retry_after_ms, HELD_MS_MAX) / 1000)
+        for limiter in connection.limiters:
+            limiter.take(1, 0)
+        return True
 
     async def _answer_now(self, connection: Connection, frame: Frame) -> None:
         try:
@@ -158,11 +179,17 @@ class Requests:
         except MemqError as error:
             reply = _error_frame(frame, error), b""
         if not connection.closed:
+            if frame.api in LIMITED:
+                for limiter in connection.limiters:
+                    limiter.owe(len(reply[1]))
             connection.send(*reply)
 
-    def _hello(self, frame: Frame) -> bytes:
+    def _hello(self, connection: Connection, frame: Frame) -> bytes:
         hello = decode_message(frame.body, Hello)
         version = check_version(hello.least_version, hello.greatest_version)
+        host = connection.peer.rpartition(":")[0]
+        connection.client = check_name(hello.client_id, "client") if hello.client_id else host
+        connection.limiters = self._services.limits.come(connection.client)
         settings = self._services.settings
         answer = HelloAnswer(version=version, broker=settings.broker_id, cluster=settings.cluster, memq=__version__)
         return encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(answer))

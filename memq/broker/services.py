@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from memq.broker.hot import HotBatches
+from memq.broker.limit_book import LimitBook
 from memq.broker.metrics import Counters
 from memq.broker.slabs import SlabPool
 from memq.governor import Coordinator
@@ -28,6 +29,7 @@ class Services:
     coordinator: Coordinator
     pool: SlabPool
     hot: HotBatches
+    limits: LimitBook
     counters: Counters = field(default_factory=Counters)
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
 

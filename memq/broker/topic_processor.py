@@ -89,6 +89,7 @@ class TopicProcessor:
         self.failure: MemqError | None = None
         self.moved_to = ""  # where its next owner listens, when it was moved and that is known
         self.draining = False
+        self.limiters = services.limits.of_topic(topic.id)
         self._sealed: dict[int, SealedBatch] = {}
         self._uploads: dict[int, asyncio.Task[None]] = {}
         self._publishing: asyncio.Task[None] | None = None
@@ -208,6 +209,7 @@ class TopicProcessor:
     def follow(self, topic: Topic) -> None:
         """Take altered settings, with the next epoch; but at once what the queue lets late pointers do from now on."""
         self.topic = topic
+        self.limiters = self.services.limits.of_topic(topic.id)
         if self.own is not None:
             self.own.stale_publish_s = max(self.own.stale_publish_s, topic.settings.stale_publish_ms / 1000)
             self.own.dedup_window_ms = max(self.own.dedup_window_ms, topic.settings.dedup_window_ms)

@@ -141,7 +141,8 @@ def parse_topic_settings(texts: tuple[str, ...]) -> dict[str, int | bool | str]:
             raise InvalidSettingError(f"--set '{text[:60]}' has no value", hint="write --set KEY=VALUE")
         if key not in defaults:
             raise UnknownSettingError(f"unknown topic setting '{key[:60]}'", hint=did_you_mean(key, defaults))
-        found[key] = _parse(key, value.strip(), is_flag=isinstance(defaults[key], bool))
+        is_word = isinstance(defaults[key], str)  # the broker knows which there are
+        found[key] = value.strip() if is_word else _parse(key, value.strip(), is_flag=isinstance(defaults[key], bool))
     return found
 
 

@@ -45,6 +45,8 @@ class AsyncConsumer:
         on_damaged: OnDamaged = "fail",
         read: ReadMode = "auto",
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
@@ -62,6 +64,8 @@ class AsyncConsumer:
             on_damaged=on_damaged,
             read=read,
             connect_timeout_ms=connect_timeout_ms,
+            client_id=client_id,
+            zone=zone,
         )
         self._runtime = runtime or Runtime()
         self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers))

@@ -34,6 +34,8 @@ class AsyncProducer:
         delivery_timeout_ms: float = 120_000,
         metadata_timeout_ms: float = 30_000,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
         on_ack: OnAck | None = None,
         runtime: Runtime | None = None,
     ) -> None:
@@ -47,6 +49,8 @@ class AsyncProducer:
             delivery_timeout_ms=delivery_timeout_ms,
             metadata_timeout_ms=metadata_timeout_ms,
             connect_timeout_ms=connect_timeout_ms,
+            client_id=client_id,
+            zone=zone,
             on_ack=on_ack,
         )
         addresses = bootstrap_addresses(brokers)

@@ -45,6 +45,8 @@ class Consumer:
             the raw block to `<topic>.dlq` and go on.
         read: "direct" from the store, "broker" through one, "auto": directly where the store opens.
         connect_timeout_ms: how long the first use tries to reach a broker; a restart later on is waited for.
+        client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
+        zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
         on_assigned, on_revoked, on_lost: called with lists of (topic, partition), inside `poll` and the iteration.
         runtime: clock, randomness and network; the system's by default.
 
@@ -68,6 +70,8 @@ class Consumer:
         on_damaged: OnDamaged = "fail",
         read: ReadMode = "auto",
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
@@ -85,6 +89,8 @@ class Consumer:
             on_damaged=on_damaged,
             read=read,
             connect_timeout_ms=connect_timeout_ms,
+            client_id=client_id,
+            zone=zone,
         ).check()
         for callback in (on_assigned, on_revoked, on_lost):
             if callback is not None and not callable(callback):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from memq.client.fetcher import ReadMode
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_connect_timeout
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_client_id, check_connect_timeout, check_zone
 from memq.client.record import TopicPartition
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.limits import KIB, MIB
@@ -34,6 +34,8 @@ class ConsumerSettings:
     on_damaged: OnDamaged = "fail"
     read: ReadMode = "auto"
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
+    client_id: str = ""
+    zone: str = ""
 
     def check(self) -> ConsumerSettings:
         """Return itself when the values hold. Raises: InvalidRequestError, InvalidNameError, TypeError."""
@@ -53,6 +55,8 @@ class ConsumerSettings:
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise InvalidSettingError(f"{name} = {value!r} is outside {low} to {high}")
         check_connect_timeout(self.connect_timeout_ms)
+        check_client_id(self.client_id)
+        check_zone(self.zone)
         if self.on_damaged not in ("fail", "skip", "dead-letter"):
             raise InvalidSettingError(f"on_damaged = {self.on_damaged!r} is not 'fail', 'skip' or 'dead-letter'")
         if self.read not in ("auto", "direct", "broker"):

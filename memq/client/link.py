@@ -51,13 +51,14 @@ class LinkOwner(Protocol):
 class Link(asyncio.BufferedProtocol):
     """A connection to one broker, after `connect_link`. Not thread-safe: it lives on one event loop."""
 
-    def __init__(self, runtime: Runtime, owner: LinkOwner, address: Address) -> None:
+    def __init__(self, runtime: Runtime, owner: LinkOwner, address: Address, client_id: str) -> None:
         self.address = address
         self.congested = False
         self.broker = ""
         self.cluster = ""
         self._runtime = runtime
         self._owner = owner
+        self._client_id = client_id
         self._reader = FrameReader()
         self._conversation = Conversation()
         self._transport: asyncio.Transport | None = None
@@ -175,7 +176,12 @@ class Link(asyncio.BufferedProtocol):
     async def _hello(self, timeout_s: float) -> None:
         future = self._expect(0)
         self._conversation.said(Side.CLIENT, Api.HELLO)
-        hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1], client=f"memq-python/{__version__}")
+        hello = Hello(
+            least_version=VERSIONS[0],
+            greatest_version=VERSIONS[1],
+            client=f"memq-python/{__version__}",
+            client_id=self._client_id,
+        )
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
         frame = await self._wait(0, future, timeout_s, Api.HELLO)
         answer = decode_message(frame.body, HelloAnswer)
@@ -243,12 +249,14 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
-async def connect_link(runtime: Runtime, owner: LinkOwner, address: Address, *, timeout_s: float = 10.0) -> Link:
-    """Connect to a broker and say HELLO.
+async def connect_link(
+    runtime: Runtime, owner: LinkOwner, address: Address, *, client_id: str = "", timeout_s: float = 10.0
+) -> Link:
+    """Connect to a broker and say HELLO, with the name that this client goes by, if it has one.
 
     Raises: UnreachableError, TimedOutError, UnsupportedVersionError, ProtocolError; `owner.lost` is not called then.
     """
-    link = Link(runtime, owner, address)
+    link = Link(runtime, owner, address, client_id)
     await runtime.network.connect(address[0], address[1], lambda: link, timeout_s=timeout_s)
     try:
         await link._hello(timeout_s)

@@ -15,9 +15,10 @@ from memq.errors import (
     TimedOutError,
     UnreachableError,
 )
-from memq.limits import STREAMS_PER_CONNECTION_MAX
+from memq.limits import NAME_CHARS_MAX, STREAMS_PER_CONNECTION_MAX
 from memq.network import Address, Runtime, format_address, parse_address
 from memq.protocol.frames import Frame
+from memq.topic import check_name
 
 CONNECT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second
@@ -47,6 +48,20 @@ def check_connect_timeout(value: object) -> int:
     """Return the setting, which all clients have, when it holds. Raises: InvalidSettingError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 86_400_000:
         raise InvalidSettingError(f"connect_timeout_ms = {value!r} is outside 1 to 86400000")
+    return value
+
+
+def check_client_id(value: str) -> str:
+    """Return a client's name, which it need not have, when it holds. Raises: InvalidNameError, TypeError."""
+    return value and check_name(value, "client")
+
+
+def check_zone(value: str) -> str:
+    """Return a client's zone, which it need not say, when it holds. Raises: InvalidSettingError, TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"zone is of type str, not {type(value).__name__}")
+    if len(value) > NAME_CHARS_MAX:
+        raise InvalidSettingError(f"zone has {len(value)} characters, {NAME_CHARS_MAX} are allowed")
     return value
 
 
@@ -106,8 +121,10 @@ class Session:
 class LinkPool:
     """One connection for each broker, made on demand. It belongs to one client and lives on one event loop."""
 
-    def __init__(self, runtime: Runtime, bootstrap: Sequence[Address]) -> None:
+    def __init__(self, runtime: Runtime, bootstrap: Sequence[Address], *, client_id: str = "", zone: str = "") -> None:
         self._runtime = runtime
+        self._client_id = client_id
+        self._zone = zone
         self._known: dict[Address, None] = dict.fromkeys(bootstrap)
         self._sessions: dict[Address, Session] = {}
         self._connecting: dict[Address, asyncio.Task[Session | MemqError]] = {}
@@ -193,7 +210,9 @@ class LinkPool:
         """Connect; an error is returned, not raised: the callers may all have gone by then."""
         session = Session(self)
         try:
-            session.link = await connect_link(self._runtime, session, address, timeout_s=CONNECT_TIMEOUT_S)
+            session.link = await connect_link(
+                self._runtime, session, address, client_id=self._client_id, timeout_s=CONNECT_TIMEOUT_S
+            )
         except MemqError as error:
             return error
         finally:

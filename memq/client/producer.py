@@ -76,6 +76,8 @@ class Producer:
         delivery_timeout_ms: after it a block is given up; the topic's own setting bounds it as well.
         metadata_timeout_ms: how long the first record of a topic waits for the cluster to answer.
         connect_timeout_ms: how long the first record tries to reach a broker; a restart later on is waited for.
+        client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
+        zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
         on_ack: called with the Ack or the error of every block, on the I/O thread; what it raises is logged.
         runtime: clock, randomness and network; the system's by default.
 
@@ -97,6 +99,8 @@ class Producer:
         delivery_timeout_ms: float = 120_000,
         metadata_timeout_ms: float = 30_000,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
         on_ack: OnAck | None = None,
         runtime: Runtime | None = None,
     ) -> None:
@@ -110,6 +114,8 @@ class Producer:
             delivery_timeout_ms=delivery_timeout_ms,
             metadata_timeout_ms=metadata_timeout_ms,
             connect_timeout_ms=connect_timeout_ms,
+            client_id=client_id,
+            zone=zone,
             on_ack=on_ack,
         )
         self._runtime = runtime or Runtime()

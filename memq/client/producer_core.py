@@ -57,7 +57,7 @@ class ProducerCore:
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
         self._settings = settings
         self._runtime = runtime
-        self._pool = LinkPool(runtime, bootstrap)
+        self._pool = LinkPool(runtime, bootstrap, client_id=settings.client_id, zone=settings.zone)
         self._metadata = ClusterMetadata(runtime, self._pool, self._heard)
         self.events = EventLog(runtime.clock)
         self._tasks = TaskOwner(self._broke, self.events)

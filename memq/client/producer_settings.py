@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from memq.client.delivery import Ack
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_connect_timeout
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_client_id, check_connect_timeout, check_zone
 from memq.errors import InvalidSettingError, MemqError
 from memq.format.block import CODECS
 from memq.limits import KIB, MIB
@@ -42,6 +42,8 @@ class ProducerSettings:
     delivery_timeout_s: float = 120.0
     metadata_timeout_s: float = 30.0
     connect_timeout_s: float = CONNECT_TIMEOUT_MS / 1000
+    client_id: str = ""
+    zone: str = ""
     on_ack: OnAck | None = None
 
     @property
@@ -69,9 +71,11 @@ def producer_settings(
     delivery_timeout_ms: float,
     metadata_timeout_ms: float,
     connect_timeout_ms: int,
+    client_id: str,
+    zone: str,
     on_ack: OnAck | None,
 ) -> ProducerSettings:
-    """Check the arguments of a producer. Raises: InvalidSettingError naming the one that is wrong."""
+    """Check the arguments of a producer. Raises: InvalidSettingError naming the one that is wrong; InvalidNameError."""
     if isinstance(acks, bool) or acks not in _LEVELS:
         raise InvalidSettingError(f"acks = {acks!r} is not 0, 1 or 'all'")
     if codec not in CODECS:
@@ -93,6 +97,8 @@ def producer_settings(
         delivery_timeout_s=delivery_timeout_ms / 1000,
         metadata_timeout_s=metadata_timeout_ms / 1000,
         connect_timeout_s=check_connect_timeout(connect_timeout_ms) / 1000,
+        client_id=check_client_id(client_id),
+        zone=check_zone(zone),
         on_ack=on_ack,
     )
 

@@ -46,6 +46,7 @@ from memq.errors import (
     MovedError,
     OutcomeUnknownError,
     OutOfSequenceError,
+    OverLimitError,
     ProtocolError,
     ThrottledError,
     TimedOutError,
@@ -241,11 +242,13 @@ class ProducerWindow:
         if self.state not in (State.OPEN, State.LEAVING):
             return  # the stream was closed before
         self._seen_next = min(event.first_sequence, self._stream_next)
+        for block in self._sent:
+            if block.first >= event.first_sequence:
+                block.writes -= 1  # this write was answered: it did not happen, nor did what followed on the stream
         for blocks in (self._sent, self._queued):
             for block in blocks:
                 if block.first == event.first_sequence and _condemns(event.error):
                     blocks.remove(block)
-                    block.writes -= 1  # this write was answered: it did not happen
                     self._burn(block, event.error, unknown=isinstance(event.error, TooOldError))
                     break
         self._retry(event.error, event.now_s, at_once=_condemns(event.error))
@@ -331,7 +334,8 @@ def _condemns(error: MemqError) -> bool:
     """Whether a NACK means that its block will never be taken."""
     if isinstance(error, OutOfSequenceError | ProtocolError):
         return False
-    return isinstance(error, InvalidRequestError | DeniedError | CorruptDataError | OutcomeUnknownError)
+    refused = (InvalidRequestError, DeniedError, CorruptDataError, OutcomeUnknownError, OverLimitError)
+    return isinstance(error, refused)
 
 
 _HANDLERS: dict[type[Event], Callable[[ProducerWindow, Any], None]] = {

@@ -33,11 +33,12 @@ def decode_message(body: bytes | bytearray | memoryview, kind: type[Message]) ->
 
 
 class Hello(msgspec.Struct, kw_only=True):
-    """First frame of a client: the protocol versions that it speaks."""
+    """First frame of a client: the protocol versions that it speaks; `client` is its software, `client_id` its name."""
 
     least_version: Int64
     greatest_version: Int64
     client: str = ""
+    client_id: str = ""
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):

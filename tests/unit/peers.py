@@ -12,11 +12,13 @@ from typing import Any, cast
 from memq.broker.connection import Connection
 from memq.broker.hot import HotBatches
 from memq.broker.intake import Intake
+from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
 from memq.broker.ownership import Ownership
 from memq.broker.ring import Ring, RingLimits
 from memq.broker.services import Services
 from memq.broker.slabs import SlabPool
 from memq.broker.streams import Producer, Stream
+from memq.clock import SystemClock
 from memq.format.block import check_block, scope_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime
@@ -190,6 +192,7 @@ class House:
             coordinator=MemoryCoordinator(MemoryCluster()),
             pool=self.pool,
             hot=self.hot,
+            limits=LimitBook(SystemClock(), NO_CLIENT_LIMITS),
         )
 
     def _freed(self) -> None:

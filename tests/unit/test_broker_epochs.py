@@ -13,12 +13,14 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.broker.hot import HotBatches
+from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
 from memq.broker.opening import open_partition
 from memq.broker.ownership import Ownership
 from memq.broker.publishing import Publisher
 from memq.broker.services import Services
 from memq.broker.slabs import SlabPool
 from memq.broker.topic_processor import TopicProcessor
+from memq.clock import SystemClock
 from memq.errors import QueueError, StoreError
 from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -273,6 +275,7 @@ class Owner:
             coordinator=MemoryCoordinator(MemoryCluster()),
             pool=pool,
             hot=HotBatches(MIB, pool.release),
+            limits=LimitBook(SystemClock(), NO_CLIENT_LIMITS),
         )
         now_s = self.clock.monotonic()
         self.own = Ownership(

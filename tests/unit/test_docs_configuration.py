@@ -36,6 +36,13 @@ KAFKA = f"""\
 In a file `[kafka]`, in the environment `MEMQ_KAFKA_…`. Any other name is librdkafka's own and is passed through, in the
 file as `"security.protocol" = "SASL_SSL"`, in the environment as `MEMQ_KAFKA_SECURITY_PROTOCOL`. Refused are those that
 a guarantee rests on: {", ".join(f"`{name}`" for name in sorted(OWN))}."""
+CLIENTS = """
+## Section [clients]
+
+In a file `[clients]`, in the environment `MEMQ_CLIENTS_…`: what clients may have at one broker. The name is a client
+id, or `default` for all others; the value a mode (`off`, `dark`, `soft`, `hard`), then bytes or requests per
+second, or both: `loader = "soft 10MiB/s 500/s"`. See [operations](operations.md#limits).
+"""
 PARTS: tuple[tuple[str, str, type[Any]], ...] = (
     ("Broker", BROKER, BrokerSettings),
     ("Parts of a cluster", "Where `memq broker` keeps objects, pointers and assignments.", PartSettings),
@@ -44,7 +51,7 @@ PARTS: tuple[tuple[str, str, type[Any]], ...] = (
     ("Section [zookeeper]", "In a file `[zookeeper]`, in the environment `MEMQ_ZOOKEEPER_…`.", ZookeeperSettings),
     ("Clients of the command line", "`memq produce`, `consume` and the like.", ClientSettings),
 )
-UNITS = {"_ms": "ms", "_bytes": "bytes", "_bytes_s": "bytes/s", "_permille": "of 1,000"}
+UNITS = {"_ms": "ms", "_bytes": "bytes", "_bytes_s": "bytes/s", "_requests_s": "requests/s", "_permille": "of 1,000"}
 _COMMENT = re.compile(r"^    (\w+): [^#\n]+#\s*(.+)$", re.MULTILINE)
 _ARGUMENT = re.compile(r"^    (\w[\w, ]*): (.+)$")
 
@@ -56,6 +63,7 @@ def page() -> str:
         rules, defaults = rules_of(kind), defaults_of(kind)
         rows = (rule_row(name, rule, defaults[name]) for name, rule in rules.items())
         parts.append(section(title, text, ("setting", "type", "unit", "default", "meaning"), rows))
+    parts.append(CLIENTS)
     parts.append(
         section(
             "Topics",

@@ -1,0 +1,27 @@
+"""What was over a limit, in the broker's one registry: by topic or client and by mode, read when Prometheus asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from memq.broker.limit_book import LimitBook
+
+_DOC = "blocks and requests over a limit: counted only (dark), slowed (soft), refused (hard)"
+
+
+class LimitCollector:
+    """Yields one counter, with a line for each topic or client that was over its limit."""
+
+    def __init__(self, book: LimitBook) -> None:
+        self._book = book
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield `memq_broker_over_limit_total`."""
+        metric = CounterMetricFamily("memq_broker_over_limit", _DOC, labels=["subject", "name", "mode"])
+        for limiter in self._book.limiters():
+            for mode, count in limiter.over.items():
+                if count:
+                    metric.add_metric([limiter.subject, limiter.name, mode], count)
+        yield metric
