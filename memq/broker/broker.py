@@ -11,6 +11,7 @@ from memq.broker.connection import Connection
 from memq.broker.hot import HotBatches
 from memq.broker.intake import Intake
 from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits, LimitBook
+from memq.broker.lost_queue import check_queue
 from memq.broker.metrics import Counters
 from memq.broker.partitions import Partitions
 from memq.broker.requests import Requests
@@ -96,6 +97,7 @@ class Broker:
     async def start(self, http_address: str = "") -> None:
         """Listen, register, and learn what is assigned. Raises: MemqError for what stands in the way."""
         settings, services = self.services.settings, self.services
+        await check_queue(services)
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
         self.address = settings.advertise or format_address(self._listener.address)
         self._entry = BrokerEntry(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from memq.broker.rebuild import BatchPlace, FoundBatch, Rebuilder, find_batch, find_shared_batch, shared_places
@@ -13,16 +13,18 @@ from memq.errors import (
     EpochFencedError,
     InvalidRequestError,
     MemqError,
+    NotFoundError,
     QueueRefusedError,
     UnsupportedFormatError,
 )
 from memq.format.key import ObjectKey, parse_object_key, shared_prefix, topic_prefix
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
-from memq.notification import NotificationQueue, Publication
+from memq.notification import Entry, NotificationQueue, Publication
 from memq.storage_handlers import ObjectReader
 from memq.topic import ReadPartition, Topic, read_partitions
 
 READ_BYTES = 1 << 20
+ANY_AGE_MS = 1 << 53
 Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 Places = dict[int, list[BatchPlace]]  # by write partition
 
@@ -74,17 +76,26 @@ class Restorer:
         """
         told = Restored(topic.name)
         places = await self._places(topic, told)
-        if not self._dry_run:
-            await self._queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
+        partitions = read_partitions(topic)
+        if self._dry_run:
+            await self._restore(topic, places, told)
+            return told
+        await self._queue.create(partitions, ANY_AGE_MS)  # pointers keep their times, however old they are
+        try:
+            await self._restore(topic, places, told)
+        finally:
+            await self._queue.create(partitions, topic.settings.stale_publish_ms)  # as every broker's start does
+        return told
+
+    async def _restore(self, topic: Topic, places: Places, told: Restored) -> None:
         rebuilder = Rebuilder(topic, self._cluster, self._store_name)
         for partition in read_partitions(topic):
-            held = set[Identity]() if self._dry_run else await self._held(partition)
+            held = await self._held(partition)
             writers = [places.pop(writer, []) for writer in topic.writers_of(partition)]
             async for found in self._in_order(topic, writers, told):
                 await self._take(partition, rebuilder.pointer(found), held, told)
         for stray in places.values():
             told.findings += [(place.key, "the topic has no such partition") for place in stray]
-        return told
 
     async def _places(self, topic: Topic, told: Restored) -> Places:
         """List the topic's batches: by write partition, in the order of epoch and batch sequence."""
@@ -120,15 +131,23 @@ class Restorer:
         return found
 
     async def _held(self, partition: ReadPartition) -> set[Identity]:
+        """Return the batches that the queue has: those of an earlier run that was interrupted."""
         held: set[Identity] = set()
         offset = 0
-        while entries := await self._queue.read(partition, offset, READ_BYTES):
+        while entries := await self._read(partition, offset):
             for entry in entries:
                 pointer = decode_pointer(entry.body)
-                if pointer.kind == "data":
-                    held.add((pointer.partition, pointer.epoch, pointer.batch_sequence))
+                if pointer.kind != "data":
+                    raise _opened(partition, f"its epoch {pointer.epoch} is there")
+                held.add((pointer.partition, pointer.epoch, pointer.batch_sequence))
             offset = entries[-1].offset + 1
         return held
+
+    async def _read(self, partition: ReadPartition, offset: int) -> Sequence[Entry]:
+        try:
+            return await self._queue.read(partition, offset, READ_BYTES)
+        except NotFoundError:  # a dry run makes nothing
+            return ()
 
     async def _in_order(
         self, topic: Topic, writers: list[list[BatchPlace]], told: Restored
@@ -195,12 +214,16 @@ class Restorer:
             except QueueRefusedError:
                 continue
             except EpochFencedError as error:
-                raise InvalidRequestError(
-                    f"topic '{partition.topic}' was opened in the new queue: {error}",
-                    hint="stop the brokers, remove the new queue, and restore before they start",
-                ) from error
+                raise _opened(partition, str(error)) from error
             return
         raise _refused(partition)
+
+
+def _opened(partition: ReadPartition, why: str) -> MemqError:
+    return InvalidRequestError(
+        f"topic '{partition.topic}' was opened in the new queue: {why}",
+        hint="stop the brokers, remove the new queue, and restore before they start",
+    )
 
 
 def _refused(partition: ReadPartition) -> MemqError:

@@ -118,3 +118,25 @@ class Progress:
         """Note that so much more is done."""
         if self._bar is not None:
             self._bar.update(amount)
+
+
+class Counted:
+    """A growing number on stderr when that is a terminal: for long work whose amount nobody knows."""
+
+    def __init__(self, label: str, unit: str) -> None:
+        self._text = f"{label}: {{:,}} {unit}"
+        self._count = 0
+        self._shown = sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown and self._count:
+            click.echo(err=True)
+
+    def move(self, amount: int) -> None:
+        """Note that so much more is done."""
+        self._count += amount
+        if self._shown:
+            click.echo("\r" + self._text.format(self._count), nl=False, err=True)

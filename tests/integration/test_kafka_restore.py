@@ -1,0 +1,109 @@
+"""`memq restore` on real servers: a cluster's pointers in Kafka are gone, and are made anew from the objects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+
+import memq
+from localstack.servers import S3Server, Server
+from memq.clock import SystemClock
+from tests.processes import BrokerProcess, broker_processes
+
+TOPIC = "clicks"
+PARTITIONS = 2
+ROUND = 1_000
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "memq.cli", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+
+
+def fill(address: str, start: int) -> None:
+    """Send a round of numbered records, in several batches."""
+    with memq.Producer(address) as producer:
+        for number in range(start, start + ROUND):
+            producer.send(TOPIC, b"%d" % number, partition=number % PARTITIONS)
+            if number % 100 == 0:
+                producer.flush(timeout=60)
+        producer.flush(timeout=60)
+
+
+def read(address: str, start: Any = "beginning") -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {number: [] for number in range(PARTITIONS)}
+    with memq.Consumer(address, [TOPIC], start=start, end="end") as consumer:
+        for batch in consumer:
+            found[batch.partition] += [int(value) for value in batch.values() if value is not None]
+    return found
+
+
+def expected(start: int, end: int) -> dict[int, list[int]]:
+    return {number: [value for value in range(start, end) if value % PARTITIONS == number] for number in (0, 1)}
+
+
+def lose_pointers(kafka: Server, prefix: str) -> None:
+    """Delete what Kafka holds of a cluster, and wait until it is gone."""
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{prefix}{TOPIC}.")]
+    assert len(mine) == 1
+    for answer in admin.delete_topics(mine).values():
+        answer.result()
+    while mine[0] in admin.list_topics(timeout=30).topics:
+        pass
+
+
+def fill_over_two_epochs(brokers: list[BrokerProcess]) -> int:
+    """Send two rounds, the second after the owner of something was killed; return the time between them, Unix ms."""
+    first, second = brokers
+    with memq.Admin(first.address) as admin:
+        admin.create_topic(TOPIC, partitions=PARTITIONS)
+    fill(first.address, 0)
+    between_ms = SystemClock().wall_ms()
+    first.kill()
+    fill(second.address, ROUND)
+    assert second.stop() == 0, second.log.read_text()
+    return between_ms
+
+
+def test_lost_pointers_in_kafka_are_restored_and_the_cluster_goes_on(
+    tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
+) -> None:
+    with broker_processes(tmp_path, zookeeper, kafka, reads_s3, count=2) as brokers:
+        config = str(tmp_path / "memq.toml")
+        with_brokers = command("restore", "--config", config, "--dry-run")
+        assert "brokers run: b1, b2" in with_brokers.stderr
+        between_ms = fill_over_two_epochs(brokers)
+        lose_pointers(kafka, f"{tmp_path.name}.")
+        started = command("broker", "--config", config, "--broker-id", "b1", "--port", "0", "--http-port", "-1")
+        assert "make the queue anew with memq restore" in started.stderr
+
+        dry = command("restore", "--config", config, "--dry-run", "--json")
+        assert dry.returncode == 0, dry.stderr
+        found = command("restore", "--config", config, "--json")
+        assert (found.returncode, found.stdout) == (0, dry.stdout), found.stderr
+        told = json.loads(found.stdout)[0]
+        assert (told["records"], told["held"], told["findings"]) == (2 * ROUND, 0, [])
+        again = json.loads(command("restore", "--config", config, "--json").stdout)[0]
+        assert (again["pointers"], again["held"]) == (0, told["pointers"]), "a run that is repeated goes on"
+
+        brokers[0].start()
+        assert read(brokers[0].address) == expected(0, 2 * ROUND)
+        later = read(brokers[0].address, start=datetime.fromtimestamp(between_ms / 1000, UTC))
+        assert later == expected(ROUND, 2 * ROUND), "pointers keep their times"
+        fill(brokers[0].address, 2 * ROUND)
+        assert read(brokers[0].address) == expected(0, 3 * ROUND)
+        audited = command("audit", TOPIC, "-b", brokers[0].address)
+        assert audited.returncode == 0, audited.stdout + audited.stderr
+        assert "was opened in the new queue" in stopped_and_restored(brokers[0], config)
+
+
+def stopped_and_restored(broker: BrokerProcess, config: str) -> str:
+    assert broker.stop() == 0
+    return command("restore", "--config", config).stderr
