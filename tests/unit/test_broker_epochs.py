@@ -349,7 +349,7 @@ def test_a_block_of_a_producer_that_its_pointer_does_not_name_is_known() -> None
     async def work() -> None:
         async with running_broker() as broker:
             store = gated(broker)
-            client, topic = await connected(broker, TopicSettings(uploads_in_flight_max=1))
+            client, topic = await connected(broker, TopicSettings(uploads_in_flight_max=1, batch_age_ms_max=60_000))
             await client.open(topic, stream=1_000)
             client.write(write_frame(block_of(topic, 0, [b"v"]), stream=1_000))  # on its way, so the others gather
             await until_sealed(processor_of(broker, topic))

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memq.broker.ring import GROUP_S_MAX, SUCCESSORS, Ring, RingLimits, Slot, SlotState
+from memq.broker.ring import GROUP_S_MAX, SUCCESSORS, WORTH_SHARE, Ring, RingLimits, Slot, SlotState
 from memq.broker.slabs import Slab, SlabPool
 from memq.broker.streams import Producer, Stream
 from memq.broker.topic_processor import TopicProcessor
 from memq.protocol.frames import AckLevel
 
+WORTH = 1000 // WORTH_SHARE
 LIMITS = RingLimits(
     slots=4, batch_bytes_max=1000, batch_blocks_max=8, batch_age_s_max=0.5, seal_when_idle=True, uploads_in_flight_max=2
 )
@@ -81,16 +82,29 @@ def test_a_batch_is_sealed_by_blocks() -> None:
     assert ring.open is None
 
 
-def test_an_idle_ring_seals_at_once_and_a_busy_one_by_age() -> None:
+def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    for number in range(LIMITS.uploads_in_flight_max):
-        ring.append(stream, number, 1, memory, 0, 10, 0.0)
-        assert [slot.number for slot in ring.plan(0.0).uploads] == [number]
-    ring.append(stream, 2, 1, memory, 0, 10, 1.0)
+    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    assert [slot.number for slot in ring.plan(0.0).uploads] == [0]  # nothing is being stored
+    ring.append(stream, 1, 1, memory, 0, WORTH - 1, 0.0)
+    assert ring.plan(0.0).wake_s == 0.5  # one is, and this one is not worth another upload beside it
+    ring.append(stream, 2, 1, memory, 0, 1, 0.0)
+    assert [slot.number for slot in ring.plan(0.0).uploads] == [1]
+    ring.append(stream, 3, 1, memory, 0, WORTH, 1.0)
     assert ring.plan(1.2).wake_s == 1.5  # no upload slot is free: the open batch grows
     assert ring.open is not None
     assert ring.plan(1.5).uploads == []
     assert ring.open is None  # came of age
+
+
+def test_what_waited_for_an_upload_goes_when_that_ends_though_it_is_not_published() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    (first,) = ring.plan(0.0).uploads
+    ring.append(stream, 1, 1, memory, 0, 10, 0.0)
+    assert ring.plan(0.1).uploads == []
+    ring.stored(first, 0.1)
+    assert [slot.number for slot in ring.plan(0.1, may_publish=False).uploads] == [1]
 
 
 def test_an_idle_ring_waits_a_moment_for_blocks_that_are_coming_in() -> None:
@@ -102,6 +116,7 @@ def test_an_idle_ring_waits_a_moment_for_blocks_that_are_coming_in() -> None:
     assert slot is not None
     assert ring.plan(0.001).uploads == [slot]
     assert len(slot.extents) == 2
+    ring.stored(slot, 0.5)
     ring.append(stream, 2, 1, memory, 0, 10, 1.0)
     assert ring.plan(1.0, growing=True).uploads == []
     assert ring.plan(1.0 + GROUP_S_MAX, growing=True).uploads != []  # however many more come
