@@ -26,6 +26,7 @@ from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions
 
 STARTING_MS = 200  # when to come back to a broker that is just starting
+NO_OWNER_MS = 200  # when to ask again who owns a partition
 
 
 class Partitions:
@@ -45,6 +46,7 @@ class Partitions:
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[tuple[str, int], Assignment] = {}
         self._addresses: dict[str, str] = {}
+        self._brokers: dict[str, str] = {}
         self._heirs: list[str] = []
         self._namesake: BrokerEntry | None = None
         self._leaving = TaskOwner(self._leave_failed, services.events)
@@ -60,6 +62,7 @@ class Partitions:
         assignments = await coordinator.assignments()
         self._topics = {topic.name: topic for topic in topics}
         self._addresses = {broker.id: broker.address for broker in brokers}
+        self._brokers = {broker.address: broker.zone for broker in brokers}
         others = [each for each in brokers if each.id == self._id and each.session != self._services.session]
         self._namesake = others[0] if others else None
         self._heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
@@ -185,9 +188,9 @@ class Partitions:
             owners.append(Owner(partition=part.partition, epoch=entry.epoch, broker=entry.broker, address=address))
         return owners
 
-    def addresses(self) -> list[str]:
-        """Return where the live brokers are reached."""
-        return [self._addresses[broker] for broker in sorted(self._addresses)]
+    def brokers(self) -> dict[str, str]:
+        """Return where the live brokers are reached, each with its zone."""
+        return self._brokers
 
     def processor(self, topic: Topic, partition: int) -> TopicProcessor:
         """Return the processor of a partition of ours, opening it when nobody asked before.
@@ -198,14 +201,12 @@ class Partitions:
             raise NotReadyError(f"broker '{self._id}' is starting", retry_after_ms=STARTING_MS)
         if not 0 <= partition < len(topic.partitions):
             raise NotFoundError(f"topic '{topic.name}' has {len(topic.partitions)} partitions, none is {partition}")
-        if self.draining:
-            raise DrainingError(f"broker '{self._id}' is being drained")
         key = (topic.id, partition)
         entry = self._assignments.get(key)
         if entry is None or entry.broker != self._id:
-            moved = MovedError(f"partition {partition} of topic '{topic.name}' is not at this broker")
-            moved.address = self._addresses.get(entry.broker, "") if entry is not None else ""
-            raise moved
+            raise self._elsewhere(topic, partition, self._addresses.get(entry.broker, "") if entry is not None else "")
+        if self.draining:
+            raise DrainingError(f"broker '{self._id}' is being drained")
         processor = self.processors.get(key)
         if processor is not None and processor.failure is not None:
             self._follow(key, processor)
@@ -214,6 +215,15 @@ class Partitions:
             processor = self.processors[key] = TopicProcessor(self._services, self._sharing, topic, partition)
             processor.start()
         return processor
+
+    def _elsewhere(self, topic: Topic, partition: int, address: str) -> MemqError:
+        """Return what a client is told that asks the wrong broker: where to go, or to wait until somebody owns it."""
+        if not address:
+            text = f"partition {partition} of topic '{topic.name}' has no owner now"
+            return NotReadyError(text, retry_after_ms=NO_OWNER_MS)
+        moved = MovedError(f"partition {partition} of topic '{topic.name}' is not at this broker")
+        moved.address = address
+        return moved
 
     # ---- topics ---------------------------------------------------------------------------------
 

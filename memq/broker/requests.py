@@ -211,7 +211,7 @@ class Requests:
         topic = await self._topic(ask.topic, ask.topic_id)
         try:
             processor = self._partitions.processor(topic, ask.partition)
-        except MovedError:  # or it came here just now, and whoever sent the client knew before
+        except (MovedError, NotReadyError):  # or it came here just now, and whoever sent the client knew before
             await self._partitions.refresh()
             processor = self._partitions.processor(topic, ask.partition)
         try:
@@ -267,7 +267,8 @@ class Requests:
                 found.append(TopicMetadata(topic=topic, owners=self._partitions.owners(topic)))
         return Metadata(
             cluster=self._services.settings.cluster,
-            brokers=self._partitions.addresses(),
+            brokers=list(self._partitions.brokers()),
+            zones=list(self._partitions.brokers().values()),
             topics=found,
             missing=missing,
             stores=[StoreMetadata(name=name, url=store.url) for name, store in self._services.stores.items()],

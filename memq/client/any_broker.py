@@ -19,7 +19,7 @@ READ_ANSWER_S = 30.0
 
 
 class AnyBroker:
-    """Asks one broker of the pool; when it is gone, leaves, or is silent, the others in turn."""
+    """Asks one broker of the pool, in the client's zone if one is there; when it is gone, or is silent, the others."""
 
     def __init__(self, pool: LinkPool) -> None:
         self._pool = pool
@@ -66,6 +66,7 @@ class AnyBroker:
 
     async def _link(self) -> Link:
         if self._session is not None and self._session.link.open:
+            self._session = self._pool.nearer(self._session) or self._session
             return self._session.link
         failures: list[str] = []
         for address in self._pool.candidates():

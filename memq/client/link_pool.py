@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from memq.client.link import Link, LinkOwner, connect_link
 from memq.errors import (
@@ -22,6 +23,8 @@ from memq.topic import check_name
 
 CONNECT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second
+DEAD_S = 5.0  # how long a broker that did not answer is asked last
+BROKERS_MAX = 1_000  # that are remembered
 _REACH_AGAIN_S = 0.1
 
 
@@ -125,26 +128,54 @@ class LinkPool:
         self._runtime = runtime
         self._client_id = client_id
         self._zone = zone
-        self._known: dict[Address, None] = dict.fromkeys(bootstrap)
+        self._bootstrap = tuple(bootstrap)
+        self._known: dict[Address, str] = dict.fromkeys(bootstrap, "")  # with their zones, as far as they are known
+        self._dead_until_s: dict[Address, float] = {}  # who did not answer is asked last until then
         self._sessions: dict[Address, Session] = {}
         self._connecting: dict[Address, asyncio.Task[Session | MemqError]] = {}
         self._closed = False
         self.reached = False  # whether a broker ever answered: one that does not answer now may be restarting
 
-    def learn(self, addresses: Sequence[Address]) -> None:
-        """Keep the addresses of the cluster's brokers beside those to start from."""
-        for address in addresses[:1_000]:
-            self._known.setdefault(address)
+    def learn(self, addresses: Sequence[Address], zones: Sequence[str]) -> None:
+        """Keep the addresses of the live brokers, with their zones, beside those to start from and those in use."""
+        kept = {address: self._known.get(address, "") for address in (*self._bootstrap, *self._sessions)}
+        told = zip_longest(addresses[:BROKERS_MAX], zones[: min(len(addresses), BROKERS_MAX)], fillvalue="")
+        self._known = kept | {address: zone for address, zone in told if not isinstance(address, str)}
 
     def sessions(self) -> list[Session]:
         """Return the sessions that are open."""
         return [session for session in self._sessions.values() if session.link.open]
 
     def candidates(self) -> list[Address]:
-        """Return all known brokers to ask in turn: connected ones first, each half in random order."""
+        """Return all known brokers to ask in turn: those in the client's zone first, then connected ones, then others.
+
+        Who did not answer a moment ago comes last, and has its place again after a while. Else the order is random.
+        """
         known = list(self._known)
         self._runtime.random.shuffle(known)
-        return sorted(known, key=lambda address: address not in self._sessions)
+        return sorted(
+            known, key=lambda each: (self._is_dead(each), not self._is_near(each), each not in self._sessions)
+        )
+
+    def nearer(self, session: Session) -> Session | None:
+        """Return an open session in the client's zone, when `session` is not; without one, begin to make it."""
+        if not self._zone or self._is_near(session.link.address):
+            return None
+        for address in self.candidates():
+            if not self._is_near(address) or self._is_dead(address):
+                return None
+            open_session = self._sessions.get(address)
+            if open_session is not None and open_session.link.open:
+                return open_session
+            self._connection(address)  # nobody waits for it
+            return None
+        return None
+
+    def _is_near(self, address: Address) -> bool:
+        return not self._zone or self._known.get(address) == self._zone
+
+    def _is_dead(self, address: Address) -> bool:
+        return self._dead_until_s.get(address, 0.0) > self._runtime.clock.monotonic()
 
     async def reach(self, timeout_s: float) -> None:
         """Connect to any broker unless one is connected, trying again for `timeout_s`: one may be just coming up.
@@ -182,13 +213,17 @@ class LinkPool:
             return session
         if self._closed:
             raise ClosedError(f"connection to {format_address(address)} was asked of a closed client")
-        task = self._connecting.get(address)
-        if task is None:
-            task = self._connecting[address] = asyncio.get_running_loop().create_task(self._connect(address))
-        result = await asyncio.shield(task)
+        result = await asyncio.shield(self._connection(address))
         if isinstance(result, MemqError):
             raise result
         return result
+
+    def _connection(self, address: Address) -> asyncio.Task[Session | MemqError]:
+        """Return the attempt to connect that is under way, or begin one."""
+        task = self._connecting.get(address)
+        if task is None:
+            task = self._connecting[address] = asyncio.get_running_loop().create_task(self._connect(address))
+        return task
 
     def forget(self, session: Session) -> None:
         """Drop a session whose connection is gone."""
@@ -214,9 +249,11 @@ class LinkPool:
                 self._runtime, session, address, client_id=self._client_id, timeout_s=CONNECT_TIMEOUT_S
             )
         except MemqError as error:
+            self._dead_until_s[address] = self._runtime.clock.monotonic() + DEAD_S
             return error
         finally:
             self._connecting.pop(address, None)
+        self._dead_until_s.pop(address, None)
         if not session.link.open:
             return UnreachableError(f"connection to {format_address(address)} is lost")
         self._sessions[address] = session

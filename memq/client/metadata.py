@@ -11,7 +11,7 @@ from memq.client.link_pool import LinkPool
 from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, UnreachableError
 from memq.network import Address, Runtime, format_address, parse_address
 from memq.protocol.frames import Api
-from memq.protocol.messages import Metadata, MetadataRequest, StoreMetadata, TopicMetadata
+from memq.protocol.messages import Metadata, MetadataRequest, Owner, StoreMetadata, TopicMetadata
 from memq.topic import Topic, check_name
 
 ANSWER_TIMEOUT_S = 5.0
@@ -28,7 +28,10 @@ class _Refresh:
 
 
 class ClusterMetadata:
-    """The cache of one client. It is filled by need and replaced by newer answers; nothing here expires by itself."""
+    """The cache of one client. It is filled by need and replaced by newer answers; nothing here expires by itself.
+
+    Newer is what has the higher version of the topic, and for each owner the higher epoch.
+    """
 
     def __init__(self, runtime: Runtime, pool: LinkPool, heard: Callable[[Topic], None] | None = None) -> None:
         """`heard` is told of every topic in an answer; it must not raise."""
@@ -58,6 +61,14 @@ class ClusterMetadata:
             if owner.partition == partition and owner.address:
                 return parse_address(owner.address)
         return None
+
+    def moved(self, name: str, topic_id: str, partition: int, address: str) -> None:
+        """Note where a broker said that a partition is now; the next answer with as high an epoch replaces it."""
+        known = self._topics.get(name)
+        if known is not None and known.topic.id == topic_id:
+            for owner in known.owners:
+                if owner.partition == partition:
+                    owner.address = address
 
     async def topic(self, name: str, *, create: bool = False, timeout_s: float = 30.0) -> TopicMetadata:
         """Return a topic, asking when it is not known, and again until `timeout_s` while no broker answers.
@@ -147,10 +158,23 @@ class ClusterMetadata:
     def _take(self, answer: Metadata, names: list[str]) -> None:
         self.cluster = answer.cluster
         self.stores = tuple(answer.stores)
-        self._pool.learn([parse_address(broker) for broker in answer.brokers])
-        for name in names:
-            self._topics.pop(name, None)
+        self._pool.learn([parse_address(broker) for broker in answer.brokers], answer.zones)
+        known = {name: self._topics.pop(name) for name in names if name in self._topics}
         for found in answer.topics:
-            self._topics[found.topic.name] = found
+            newest = self._topics[found.topic.name] = _newest(known.get(found.topic.name), found)
             if self._heard is not None:
-                self._heard(found.topic)
+                self._heard(newest.topic)
+
+
+def _newest(known: TopicMetadata | None, found: TopicMetadata) -> TopicMetadata:
+    """Return what was found, but for what is known to be newer: brokers learn of changes one after another."""
+    if known is None or known.topic.id != found.topic.id:
+        return found
+    epochs = {owner.partition: owner for owner in known.owners}
+    owners = [max(owner, epochs.get(owner.partition, owner), key=_epoch_of) for owner in found.owners]
+    topic = known.topic if known.topic.version > found.topic.version else found.topic
+    return TopicMetadata(topic=topic, owners=owners)
+
+
+def _epoch_of(owner: Owner) -> int:
+    return owner.epoch

@@ -208,9 +208,10 @@ class PartitionSender:
 
     async def _owner_session(self, instruction: OpenStream) -> Session:
         topic, partition = self.buffer.topic, self.buffer.partition
-        if instruction.address:
-            return await self._parts.pool.session(parse_address(instruction.address))
         metadata = self._parts.metadata
+        if instruction.address:
+            metadata.moved(topic.name, topic.id, partition, instruction.address)
+            return await self._parts.pool.session(parse_address(instruction.address))
         if instruction.refresh:
             await metadata.refresh(topic.name)
         address = metadata.owner(topic.name, topic.id, partition)

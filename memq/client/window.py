@@ -44,6 +44,7 @@ from memq.errors import (
     InvalidRequestError,
     MemqError,
     MovedError,
+    NotReadyError,
     OutcomeUnknownError,
     OutOfSequenceError,
     OverLimitError,
@@ -56,6 +57,7 @@ from memq.errors import (
 
 RETRY_S_BASE = 0.05
 RETRY_S_MAX = 2.0
+NOT_READY_ASKS = 4  # every so many answers "not ready" the metadata is asked for
 BURNED_RANGES_MAX = 4_096  # beyond it the oldest are not reported: the audit then calls them unknown
 
 
@@ -273,14 +275,19 @@ class ProducerWindow:
             self._retry(event.error, event.now_s)
 
     def _retry(self, error: MemqError, now_s: float, *, at_once: bool = False) -> None:
-        """The stream is gone. Try again after a random time below a bound that doubles, or rest."""
+        """The stream is gone. Try again after a random time below a bound that doubles, or rest.
+
+        Moved: go there at once. Not ready: wait, at the same owner, and only now and then ask whether it is another by
+        now. Over capacity: back off for as long as it says, and ask nobody. All else: ask who owns the partition.
+        """
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
         delay_s = backoff_s(self._random, self._attempts, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         first_time = self._attempts == 0
         self._attempts += 1
         self._address = error.address if isinstance(error, MovedError) else ""
-        self._refresh = not self._address and not at_once and not isinstance(error, ThrottledError)
+        asks = not isinstance(error, NotReadyError) or self._attempts % NOT_READY_ASKS == 0
+        self._refresh = asks and not self._address and not at_once and not isinstance(error, ThrottledError)
         if not self.live and not self._finishing:
             self.state = State.RESTING
         elif at_once or (self._address and first_time):

@@ -146,10 +146,11 @@ class StoreMetadata(msgspec.Struct, kw_only=True):
 
 
 class Metadata(msgspec.Struct, kw_only=True):
-    """What a client needs to know of the cluster; `missing` are topics that do not exist."""
+    """What a client needs to know of the cluster; `missing` are topics that do not exist; `zones` are the brokers'."""
 
     cluster: str
     brokers: list[str] = []
+    zones: list[str] = []
     topics: list[TopicMetadata] = []
     missing: list[str] = []
     stores: list[StoreMetadata] = []

@@ -193,7 +193,7 @@ def test_retries_wait_longer_and_longer_below_a_bound_until_an_ack_comes() -> No
     now_s = 0.0
     waits: list[float] = []
     for _ in range(200):
-        window.handle(OpenFailed(NotReadyError("not yet"), now_s))
+        window.handle(OpenFailed(LOST, now_s))
         assert window.next_deadline_s is not None
         waits.append(window.next_deadline_s - now_s)
         now_s = window.next_deadline_s

@@ -1,0 +1,187 @@
+"""Clients of several brokers, over sockets: stale metadata costs one redirect, near brokers are asked first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+
+from memq.broker.broker import Broker
+from memq.broker.connection import Connection
+from memq.client.aio_consumer import AsyncConsumer
+from memq.client.aio_producer import AsyncProducer
+from memq.client.link_pool import LinkPool
+from memq.client.metadata import ClusterMetadata
+from memq.client.window_events import OpenFailed, OpenStream, Sealed, Tick
+from memq.errors import NotReadyError, ThrottledError
+from memq.network import Runtime, parse_address
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import Metadata, Owner, TopicMetadata
+from memq.topic import Topic, TopicSettings, equal_slots
+from tests.unit.test_broker_cluster import Rig, rig
+from tests.unit.test_producer_window import block, moved, new_window
+
+PRODUCERS = 100
+TIMEOUT_S = 120.0
+Asked = Counter[tuple[str, str, Api]]
+
+
+def run(work: Coroutine[object, object, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+def count_requests(broker: Broker, asked: Asked) -> None:
+    """Count what a broker is asked, by its id, the client's, and the kind of request."""
+    requests = broker._requests
+    answer = requests.request
+
+    def counted(connection: Connection, frame: Frame) -> None:
+        asked[broker.services.settings.broker_id, connection.client, Api(frame.api)] += 1
+        answer(connection, frame)
+
+    requests.request = counted  # type: ignore[method-assign]  # a witness
+
+
+def test_a_hundred_producers_with_stale_metadata_ask_no_more_and_are_redirected_once() -> None:
+    async def scenario() -> None:
+        asked: Asked = Counter()
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            producers = [AsyncProducer(one.address, client_id=f"p{number}") for number in range(PRODUCERS)]
+            await asyncio.gather(*(producer._core.route("clicks") for producer in producers))
+            for producer in producers[::2]:  # these have streams, the others only know where the owner was
+                await (await producer.send("clicks", b"before"))
+            two = await cluster.start("two")
+            await one.hand_over()
+            assert cluster.owner(topic).broker == "two"
+            for broker in (one, two):
+                count_requests(broker, asked)
+            for producer in producers:
+                await (await producer.send("clicks", b"after"))
+            for number in range(PRODUCERS):
+                name = f"p{number}"
+                wrong, right = asked["one", name, Api.OPEN], asked["two", name, Api.OPEN]
+                assert (wrong, right) == ((number % 2), 1) or (wrong, right) == (0, 0), "one redirect"
+                metadata = asked["one", name, Api.METADATA] + asked["two", name, Api.METADATA]
+                assert metadata <= 2
+            await asyncio.gather(*(producer.close() for producer in producers))
+
+    run(scenario())
+
+
+async def read_all(cluster: Rig, consumer: AsyncConsumer, records: int) -> None:
+    got = 0
+    async for batch in consumer:
+        got += len(batch.values())
+        if got >= records:
+            return
+
+
+def test_a_consumer_reads_through_the_broker_of_its_zone_falls_back_and_comes_back() -> None:
+    async def scenario() -> None:
+        async with rig() as cluster:
+            far, near = await cluster.start("far", "x"), await cluster.start("near", "y")
+            await far.partitions.create("clicks", 2, TopicSettings(), exist_ok=False)
+            async with (
+                AsyncProducer(far.address) as producer,
+                AsyncConsumer(far.address, "clicks", read="broker", zone="y") as consumer,
+            ):
+
+                async def one_more(broker: Broker) -> None:
+                    """Send records until one is read through this broker."""
+                    before = broker.services.counters.read_requests
+                    while broker.services.counters.read_requests == before:
+                        await (await producer.send("clicks", b"v"))
+                        await read_all(cluster, consumer, 1)
+
+                await one_more(near)
+                await near.close()
+                await one_more(far)
+                await one_more(await cluster.start("near", "y", parse_address(near.address)[1]))
+
+    run(scenario())
+
+
+def test_moved_not_ready_and_over_capacity_are_three_answers() -> None:
+    """Go there at once; wait, and ask anew only now and then; back off for as long as it says, and ask nobody."""
+    window = new_window()
+    window.handle(Sealed(block(0, deadline_s=1e9)))
+    assert window.handle(OpenFailed(moved("b:2"), 0.0)) == [OpenStream(0, "b:2", False)]
+    asked = []
+    for number in range(8):
+        window.handle(OpenFailed(NotReadyError("not yet", retry_after_ms=200), float(number)))
+        due_s = window.next_deadline_s
+        assert due_s is not None
+        assert due_s >= number + 0.2
+        (again,) = window.handle(Tick(due_s))
+        assert isinstance(again, OpenStream)
+        asked.append(again.refresh)
+    assert asked.count(True) == 2
+    for _ in range(8):
+        window.handle(OpenFailed(ThrottledError("slow", retry_after_ms=5_000), 100.0))
+        due_s = window.next_deadline_s
+        assert due_s is not None
+        assert due_s >= 105.0
+        assert window.handle(Tick(due_s)) == [OpenStream(0, "", False)]
+
+
+# ---- the cache -----------------------------------------------------------------------------------
+
+
+def metadata_of(version: int, *owners: tuple[str, int]) -> TopicMetadata:
+    topic = Topic(name="clicks", id="ab" * 16, created_ms=0, partitions=equal_slots(len(owners)), version=version)
+    return TopicMetadata(
+        topic=topic,
+        owners=[
+            Owner(partition=number, address=address, epoch=epoch, broker=address)
+            for number, (address, epoch) in enumerate(owners)
+        ],
+    )
+
+
+def test_an_answer_of_a_broker_that_lags_takes_nothing_back() -> None:
+    async def scenario() -> None:
+        runtime = Runtime()
+        metadata = ClusterMetadata(runtime, LinkPool(runtime, [("127.0.0.1", 1)]))
+
+        def heard(*owners: tuple[str, int], version: int) -> None:
+            metadata._take(Metadata(cluster="c", topics=[metadata_of(version, *owners)]), ["clicks"])
+
+        def owner(partition: int) -> str:
+            address = metadata.owner("clicks", "ab" * 16, partition)
+            return "" if address is None else f"{address[0]}:{address[1]}"
+
+        heard(("a:1", 4), ("a:1", 7), version=5)
+        heard(("b:1", 3), ("b:1", 7), version=4)
+        assert (owner(0), owner(1)) == ("a:1", "b:1"), "a higher epoch stays, as high a one is replaced"
+        known = metadata.known("clicks")
+        assert known is not None
+        assert known.topic.version == 5
+        metadata.moved("clicks", "ab" * 16, 0, "c:1")
+        assert owner(0) == "c:1"
+        heard(("d:1", 4), ("d:1", 8), version=6)
+        assert (owner(0), owner(1)) == ("d:1", "d:1")
+
+    run(scenario())
+
+
+def test_brokers_are_asked_nearest_first_and_the_dead_ones_last() -> None:
+    async def scenario() -> None:
+        runtime = Runtime()
+        pool = LinkPool(runtime, [("127.0.0.1", 1)], zone="y")
+        live = [parse_address(f"127.0.0.1:{port}") for port in (2, 3, 4)]
+        pool.learn(live, ["x", "y", "y"])
+        assert set(pool.candidates()[:2]) == {live[1], live[2]}
+        pool._dead_until_s[live[1]] = runtime.clock.monotonic() + 60
+        assert (pool.candidates()[0], pool.candidates()[-1]) == (live[2], live[1])
+        pool._dead_until_s[live[1]] = 0.0
+        assert live[1] in pool.candidates()[:2], "a dead endpoint comes back"
+        pool.learn(live[:1], [])
+        assert set(pool.candidates()) == {("127.0.0.1", 1), live[0]}, "who left is forgotten, the first ones stay"
+
+    run(scenario())
