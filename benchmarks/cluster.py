@@ -60,7 +60,7 @@ def run(options: Options) -> list[Figure]:
     with RealServers(*STORES) as servers:
         sides = make_sides(servers)
         for size, codec in CASES:
-            measure(sides, size, codec, options)
+            measure(servers, sides, size, codec, options)
             figures += case_figures(sides, f"{size} B, {codec}")
             for figure in figures[-5:]:
                 options.say(figure.line())
@@ -85,8 +85,12 @@ def make_side(servers: RealServers, name: str, kind: str, broker: Process, other
     return Side(name, servers.client(kind, broker.address), servers.client(kind, broker.address), broker, others)
 
 
-def measure(sides: list[Side], size: int, codec: str, options: Options) -> None:
-    """Let all sides write a piece and read it, in turn; several times over."""
+def measure(servers: RealServers, sides: list[Side], size: int, codec: str, options: Options) -> None:
+    """Let all sides write a piece and read it, in turn; several times over.
+
+    Then Kafka and the files forget it: on a virtual machine the first touch of a page that the host has to give costs
+    up to 3.7 CPU-s per GB, so all write into pages that were used before.
+    """
     records = PIECE_BYTES[size] // size // (4 if options.quick else 1)
     for number in range(options.rounds + 1):
         for side in sides:
@@ -96,6 +100,8 @@ def measure(sides: list[Side], size: int, codec: str, options: Options) -> None:
             write(side, topic, size, codec, records)
         for side in sides:
             read(side, f"flow-{size}-{codec}-{number}", size, records)
+        sides[0].writer.ask("delete", topic=f"flow-{size}-{codec}-{number}")
+        servers.drop_files(f"flow-{size}-{codec}-{number}")
         if not number:
             for side in sides:
                 side.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import shutil
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ KAFKA_JAVA = (
     "-Xms1g", "-Xmx1g", "-XX:TieredStopAtLevel=4", "-XX:-UseSerialGC", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
     "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent",
 )  # fmt: skip
+KAFKA_SETTINGS = {"log.segment.delete.delay.ms": "100"}  # what a row deletes goes at once, not after a minute
 REQUEST_TIMEOUT_S = 30
 
 
@@ -80,7 +82,8 @@ class RealServers:
             s3_folder, kafka_folder = self.folder / "s3", self.folder / "kafka"
             self._s3: S3Server = stack.enter_context(start_s3(s3_folder, server=preferred()))
             self._zookeeper = stack.enter_context(start_zookeeper(self.folder / "zookeeper"))
-            self.kafka = Process(stack.enter_context(start_kafka(kafka_folder, java_options=KAFKA_JAVA)))
+            kafka = start_kafka(kafka_folder, settings=KAFKA_SETTINGS, java_options=KAFKA_JAVA)
+            self.kafka = Process(stack.enter_context(kafka))
             self.s3 = Process(self._s3)
             self.s3_environment = {
                 "AWS_ACCESS_KEY_ID": self._s3.access_key,
@@ -112,6 +115,10 @@ class RealServers:
     def child(self, kind: str, **options: object) -> Child:
         """Start a child that needs no address of its own; it ends with the servers."""
         return self._stack.enter_context(Child(kind, environment=self.s3_environment, **options))
+
+    def drop_files(self, topic: str) -> None:
+        """Delete a topic's objects from the folder of the store `files`."""
+        shutil.rmtree(self.folder / "objects" / "bench-files" / "topics" / topic)
 
     def _broker(self, store: str) -> Broker:
         """Start a cluster of one broker, with names of its own in ZooKeeper and Kafka."""

@@ -168,9 +168,17 @@ def create(address: str, told: Command) -> None:
     answer(made=True)
 
 
+def delete(address: str, told: Command) -> None:
+    """Delete a topic; Kafka removes its files a moment later."""
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+    for deleted in admin.delete_topics([told["topic"]]).values():
+        deleted.result(30)
+    answer(deleted=True)
+
+
 def main() -> None:
     address = options()["address"]
-    work = {"produce": produce, "consume": consume, "create": create}
+    work = {"produce": produce, "consume": consume, "create": create, "delete": delete}
     answer(ready=True)
     for told in commands():
         work[told["command"]](address, told)
