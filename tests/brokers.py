@@ -36,9 +36,11 @@ PRODUCER = 0x1234
 
 
 @asynccontextmanager
-async def running_broker(client_limits: ClientLimits = NO_CLIENT_LIMITS, **settings: Any) -> AsyncIterator[Broker]:
+async def running_broker(
+    client_limits: ClientLimits = NO_CLIENT_LIMITS, runtime: Runtime | None = None, **settings: Any
+) -> AsyncIterator[Broker]:
     """Run a broker on a free port; after the test its memory must be back."""
-    runtime = Runtime()
+    runtime = runtime or Runtime()
     broker = Broker(
         dataclasses.replace(BrokerSettings(port=0), **settings),
         runtime,

@@ -40,7 +40,7 @@ async def _serve(settings: BrokerSettings, folder: DataFolder, runtime: Runtime,
 
     async def clean() -> None:
         """Under the lock of the folder nothing is under way: what no pointer names is of an earlier run."""
-        objects, size = await sweep(broker.services, broker.partitions, 0)
+        objects, size = await sweep(broker.services, 0)
         if temporary.files or objects:
             files = f"{temporary.files} temporary files ({temporary.bytes} bytes)"
             unnamed = f"{objects} unnamed objects ({size} bytes)"

@@ -153,10 +153,6 @@ class Partitions:
         """Return the processors of all partitions that are ours, and those that were let go of and are not done."""
         return [*self.processors.values(), *self._left]
 
-    def pending_keys(self) -> set[str]:
-        """Return the keys of the objects whose pointers are still to come."""
-        return {key for processor in self.at_work() for key in processor.pending_keys()}
-
     # ---- what connections ask -------------------------------------------------------------------
 
     def topics(self) -> list[Topic]:

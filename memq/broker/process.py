@@ -103,8 +103,7 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: _Signals) -> i
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
     """Look after retention at its interval, and sweep a few times within the safety age: it lists the whole store.
 
-    One broker of a cluster sweeps, the governor. What the others hold is younger in the store than half that age, for
-    else it is stored again before its pointer goes out.
+    One broker of a cluster sweeps, the governor: any could (`memq.broker.sweep`), but a listing costs requests.
     """
     clock = broker.services.runtime.clock
     swept_s = clock.monotonic()

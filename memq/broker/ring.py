@@ -60,15 +60,16 @@ class Slot:
     __slots__ = (
         "bytes",
         "extents",
+        "late",
         "later_acks",
         "number",
         "opened_s",
+        "put_s",
         "records",
         "runs",
         "sealed_ms",
         "slabs",
         "state",
-        "stored_s",
     )
 
     def __init__(self, number: int, now_s: float) -> None:
@@ -81,7 +82,8 @@ class Slot:
         self.bytes = 0
         self.records = 0
         self.opened_s = now_s
-        self.stored_s = 0.0
+        self.put_s = 0.0
+        self.late = False  # its own key may not be used any more
         self.sealed_ms = 0
 
     def become(self, state: SlotState) -> None:
@@ -257,14 +259,15 @@ class Ring:
         """Whether a batch is on its way to the store."""
         return any(slot.state is not SlotState.STORED for slot in self.batches)
 
-    def stored(self, slot: Slot, now_s: float) -> None:
-        """The batch lies in the store."""
+    def stored(self, slot: Slot, started_s: float) -> None:
+        """The batch lies in the store, under a key whose first put began at `started_s`."""
         slot.become(SlotState.STORED)
-        slot.stored_s = now_s
+        slot.put_s = started_s
 
     def store_again(self, slot: Slot) -> None:
-        """The stored batch waited so long that a sweep may have taken its object: it uploads again."""
+        """The stored batch waited so long that the time of its key is over: it uploads again, under another."""
         slot.become(SlotState.SEALED)
+        slot.late = True
         self.publishing = False
 
     def published(self) -> Slot:

@@ -3,7 +3,8 @@
 Theory. A PUT costs the same for 100 bytes as for 8 MiB, and a topic with one record a second needs one for each. The
 batches of all topics that opted in, sealed within `shared_age_ms_max` of each other, go into one object; each has its
 own pointer to its own bytes, so a reader fetches no others'. A batch that nobody waits for any more (its owner was
-fenced) stays in the object without a pointer, as a whole object would have stayed.
+fenced) stays in the object without a pointer, as a whole object would have stayed. Keys are drawn for each put, so what
+could not be published in the time of its own key is stored here, too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Shipment:
         self.bytes = 0
         self.blocks = 0
         self.waiting = 0
-        self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stored: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     @property
     def full(self) -> bool:
@@ -69,15 +70,18 @@ class Sharing:
         self._leaving: deque[_Shipment] = deque()
         self._in_flight: dict[_Shipment, None] = {}
 
-    async def store(self, batch: SealedBatch, slabs: list[Slab]) -> None:
-        """Return when the batch is stored; it says where. Its slabs may be let go when this is cancelled."""
+    async def store(self, batch: SealedBatch, slabs: list[Slab]) -> float:
+        """Store a batch, which says where it lies then; return when the put of its object began (monotonic s).
+
+        Its slabs may be let go when this is cancelled.
+        """
         shipment = self._gathering(batch)
         shipment.add(batch, slabs)
         shipment.waiting += 1
         if shipment.full:
             self._close()
         try:
-            await asyncio.shield(shipment.stored)
+            return await asyncio.shield(shipment.stored)
         finally:
             shipment.waiting -= 1
 
@@ -106,8 +110,9 @@ class Sharing:
             self._tasks.start(self._ship(shipment), "shared object")
 
     async def _ship(self, shipment: _Shipment) -> None:
-        if await self._put(shipment):
-            shipment.stored.set_result(None)
+        started_s = await self._put(shipment)
+        if started_s is not None:
+            shipment.stored.set_result(started_s)
         del self._in_flight[shipment]
         self._let_go(shipment)
         self._depart()
@@ -118,15 +123,19 @@ class Sharing:
         for slab in shipment.slabs:
             self._services.pool.release(slab)
 
-    async def _put(self, shipment: _Shipment) -> bool:
-        while True:
+    async def _put(self, shipment: _Shipment) -> float | None:
+        while shipment.waiting:
             body = object_of(shipment.batches, *self._next_key())
             name = f"shared object of {len(shipment.batches)} batches"
             try:
-                return await store_object(self._services, body, name, lambda: shipment.waiting > 0)
+                started_s = await store_object(self._services, body, name, lambda: shipment.waiting > 0)
             except ObjectExistsError as error:  # an earlier run began in the same second, or the clock was set back
                 self._services.events.warning("start-epoch-taken", str(error))
                 self._start_epoch += 1
+                continue
+            if started_s is not None:
+                return started_s
+        return None
 
     def _next_key(self) -> tuple[str, int]:
         """Return a key that was never used, and the wall clock in it (Unix ms)."""

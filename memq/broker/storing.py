@@ -9,6 +9,7 @@ from memq.backoff import backoff_s
 from memq.broker.batch import ObjectBody
 from memq.broker.services import Services
 from memq.errors import MemqError, ObjectExistsError
+from memq.settings import BrokerSettings
 
 BACKOFF_S_MAX = 2.0
 STORE_TIMEOUT_S = 60.0
@@ -16,14 +17,15 @@ STORE_TIMEOUT_S = 60.0
 
 async def store_object(
     services: Services, body: ObjectBody, name: str, wanted: Callable[[], bool] = lambda: True
-) -> bool:
-    """Put an object; return True when it is stored, False when it was not and is not `wanted` any more.
+) -> float | None:
+    """Put an object; return when its first put began (monotonic s): no store dates it earlier.
 
-    `name` says in the log whose it is. Raises: ObjectExistsError when other bytes lie under its key.
+    None when it was not stored, and is not `wanted` any more or its key's time is over: see `key_s`. `name` says in the
+    log whose it is. Raises: ObjectExistsError when other bytes lie under its key.
     """
     clock, counters = services.runtime.clock, services.counters
     started_s, tries = clock.monotonic(), 0
-    while wanted():
+    while wanted() and clock.monotonic() < started_s + key_s(services.settings):
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 await services.store.put(body.key, body.buffers, body.checksum)
@@ -38,5 +40,13 @@ async def store_object(
         counters.stored_objects += 1
         counters.stored_bytes += body.bytes
         counters.store_seconds.observe(clock.monotonic() - started_s)
-        return True
-    return False
+        return started_s
+    return None
+
+
+def key_s(settings: BrokerSettings) -> float:
+    """Return how long a key is used, from the first put on: half the age at which a sweep takes what is not named.
+
+    A pointer that is not handed over to the queue by then must name another object: see `memq.broker.sweep`.
+    """
+    return settings.sweep_age_ms / 2000

@@ -28,7 +28,7 @@ from memq.broker.publishing import Publisher
 from memq.broker.ring import Ring, RingLimits, Slot, SlotState
 from memq.broker.services import Services
 from memq.broker.sharing import Sharing
-from memq.broker.storing import store_object
+from memq.broker.storing import key_s, store_object
 from memq.broker.streams import AckSink, Stream
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, OutOfSequenceError
 from memq.format.block import parse_header, scope_of
@@ -165,10 +165,6 @@ class TopicProcessor:
         for slot in self.ring.give_up() + self._held:
             self._release(slot)
         self._held = []
-
-    def pending_keys(self) -> set[str]:
-        """Return the keys of the objects whose pointers are still to come: no sweep may take them."""
-        return {sealed.key for sealed in self._sealed.values()}
 
     def held_blocks(self) -> list[str]:
         """Describe what is not yet published, for the operator who gives up waiting."""
@@ -319,16 +315,17 @@ class TopicProcessor:
         sealed = self._sealed.get(slot.number)
         if sealed is None:
             sealed = self._sealed[slot.number] = seal_batch(slot, self._origin())
+        put_s = None
         try:
-            if self.topic.settings.shared_objects:
-                await self._sharing.store(sealed, slot.slabs)
-            else:
-                await store_object(self.services, own_object(sealed), f"{self._name()} batch {slot.number}")
+            if not self.topic.settings.shared_objects and not slot.late:
+                put_s = await store_object(self.services, own_object(sealed), f"{self._name()} batch {slot.number}")
+            if put_s is None:
+                put_s = await self._sharing.store(sealed, slot.slabs)
         except ObjectExistsError as error:  # a key is used once: somebody else writes with our epoch
             self._fence(error)
             return
         self._uploads.pop(slot.number, None)
-        self.ring.stored(slot, self._now())
+        self.ring.stored(slot, put_s)
         self.pump()
 
     def _fence(self, error: MemqError) -> None:
@@ -361,7 +358,7 @@ class TopicProcessor:
             self.pump()
 
     async def _publish_batch(self, slot: Slot) -> None:
-        """Publish the head's pointer and ack; store it again when a sweep may have taken its object meanwhile."""
+        """Publish the head's pointer and ack; store it again when the time of its key is over."""
         own, origin, sealed = self._owned(), self._origin(), self._sealed[slot.number]
 
         def build() -> Pointer:
@@ -369,8 +366,8 @@ class TopicProcessor:
             skip = self._skip(slot, sealed, own)
             return data_pointer(slot, sealed, origin, own.totals_with(adopted), adopted, skip)
 
-        young_until_s = slot.stored_s + self.services.settings.sweep_age_ms / 2000
-        if not await self._publisher().publish(build, slot.number, young_until_s):
+        key_until_s = slot.put_s + key_s(self.services.settings)
+        if not await self._publisher().publish(build, slot.number, key_until_s):
             self.ring.store_again(slot)
             return
         if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
+CHECK_PREFIX = "memq-check/"  # keys that `StorageHandler.check` writes and deletes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class ObjectWriter(Protocol):
 
     Promises: `put` is put-if-absent: when two race, one wins and the other's bytes are nowhere. When it
     returns, the object survives the loss of power. Putting the same bytes again under the same key
-    succeeds, so a put whose answer was lost can be repeated, and makes the time of writing new, so a sweep
-    by age leaves the object alone. `delete` of what is absent succeeds.
-    Non-promises: after StoreError or a cancelled call the object may be there or appear later.
+    succeeds, so a put whose answer was lost can be repeated. `delete` of what is absent succeeds.
+    Non-promises: after StoreError or a cancelled call the object may be there or appear later. A second put of the same
+    bytes need not make the time of writing new.
     Raises: ObjectExistsError when other bytes lie under the key; StoreError for what may pass (also a
     full disk); DeniedError for missing permissions.
     """

@@ -78,7 +78,6 @@ class ObjectFiles:
             except FileExistsError:
                 if not same_content(path, size, checksum):
                     raise ObjectExistsError(f"another object lies under key '{key}'") from None
-                os.utime(path)  # written anew: no sweep that counts from now on finds it old
             sync_folder(path.parent)  # also of one that was there: its own put may not have come this far
 
     def delete(self, key: str) -> None:

@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 from awscrt.checksums import crc32c
 
 from memq.errors import DeniedError, InvalidRequestError, MemqError, StoreError
-from memq.storage_handlers import Buffer, ObjectEntry
+from memq.storage_handlers import CHECK_PREFIX, Buffer, ObjectEntry
 from memq.storage_handlers.files import ObjectFiles
 from memq.storage_handlers.keys import check_key, check_prefix
 from memq.threads import ThreadPool
@@ -100,7 +100,7 @@ class FilesystemHandler:
 
     async def check(self) -> None:
         """See `StorageHandler.check`."""
-        key = f"memq-check/{os.getpid()}-{next(self._probes)}"
+        key = f"{CHECK_PREFIX}{os.getpid()}-{next(self._probes)}"
         try:
             await self.put(key, [_PROBE], crc32c(_PROBE))
             if await self.get(key) != _PROBE:

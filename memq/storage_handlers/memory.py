@@ -38,7 +38,7 @@ class MemoryHandler:
             raise CorruptDataError(f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}")
         if self.objects.setdefault(key, body) != body:
             raise ObjectExistsError(f"another object of {len(self.objects[key])} bytes lies under key '{key}'")
-        self._modified_ms[key] = self._clock.wall_ms()
+        self._modified_ms.setdefault(key, self._clock.wall_ms())
 
     async def delete(self, key: str) -> None:
         """See `ObjectWriter.delete`."""

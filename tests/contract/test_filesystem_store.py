@@ -60,17 +60,6 @@ async def put(store: FilesystemHandler, key: str, body: bytes) -> None:
 # ---- durability ------------------------------------------------------------------------------
 
 
-def test_a_second_put_of_the_same_bytes_makes_the_time_of_writing_new(store: FilesystemHandler, tmp_path: Path) -> None:
-    async def work() -> None:
-        await put(store, "a/b", b"one")
-        os.utime(tmp_path / "objects" / "a" / "b", (1_000, 1_000))
-        assert [entry.modified_ms async for entry in store.list()] == [1_000_000]
-        await put(store, "a/b", b"one")
-        assert [entry.modified_ms > 1_000_000 async for entry in store.list()] == [True]
-
-    asyncio.run(work())
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what is synced")
 def test_the_file_is_synced_before_its_name_and_every_folder_after_it(
     store: FilesystemHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -50,14 +50,9 @@ class Shape:
     session_timeout_ms: int = 2_000
     governor_ms: int = 500
     settings: TopicSettings = SETTINGS
-    housekeeping_s: float = 0.0  # how often brokers look after retention (0: never); one that is alone sweeps too
+    housekeeping_s: float = 0.0  # how often brokers look after retention, and sweep; 0: never
     sweep_age_ms: int = 3_600_000
     shared_age_ms: int = 250
-
-    @property
-    def sweeps(self) -> bool:
-        """Whether objects without a pointer are swept: only the owner of a partition may, and one owns all for sure."""
-        return self.housekeeping_s > 0 and self.brokers == 1
 
 
 class SimCluster:
@@ -163,7 +158,7 @@ class SimCluster:
         """Look after retention and sweep, as the broker's process does every half minute."""
         while True:
             await asyncio.sleep(self.shape.housekeeping_s)
-            await look_after(broker.services, broker.partitions, sweeps=self.shape.sweeps)
+            await look_after(broker.services, broker.partitions, sweeps=True)
 
     async def _started(self, settings: BrokerSettings, runtime: Runtime, doors: Doors) -> Broker:
         """Start a broker; one that can't start is closed and made anew, as a process manager does."""

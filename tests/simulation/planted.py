@@ -41,13 +41,13 @@ BUGS = (
         "pointer before object",
         "memq.broker.topic_processor",
         "TopicProcessor._upload",
-        "await store_object(self.services, own_object(sealed)",
+        "put_s = await store_object(self.services, own_object(sealed)",
         "body = own_object(sealed)\n"
         "            self.ring.stored(slot, self._now())\n"
         "            self.pump()\n"
         "            await self.services.store.put(body.key, body.buffers, body.checksum)\n"
         "            return\n"
-        "            await store_object(self.services, body",
+        "            put_s = await store_object(self.services, body",
         level="calm",
     ),
     Planted(

@@ -103,7 +103,7 @@ class Scenario:
     def _check_sweep(self) -> None:
         """Give the sweep its time, without the consumers, and check that it left nothing behind."""
         shape = self.plan.shape
-        if shape.sweeps:
+        if shape.housekeeping_s:
             for number in range(len(self.plan.consumers)):
                 self.world.nodes[f"consumer-{number}"].kill()
             self.world.run((shape.sweep_age_ms + CLOCK_ERROR_MS) / 1000 + 3 * shape.housekeeping_s)

@@ -181,11 +181,11 @@ def test_a_shared_object_stays_while_one_topic_names_it() -> None:
             async with AsyncAdmin(broker.address) as admin:
                 for name in TOPICS[1:]:
                     await admin.delete_topic(name)
-            await sweep(broker.services, broker.partitions, -1)
+            await sweep(broker.services, -1)
             assert await read_all(broker, TOPICS[:1]) == {TOPICS[0]: [f"of {TOPICS[0]}".encode()]}
             async with AsyncAdmin(broker.address) as admin:
                 await admin.delete_topic(TOPICS[0])
-            await sweep(broker.services, broker.partitions, -1)
+            await sweep(broker.services, -1)
             assert before
             assert [entry.key async for entry in store.list()] == []
 

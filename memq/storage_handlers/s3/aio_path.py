@@ -81,23 +81,22 @@ class AioPath:
             config=config,
         )
 
-    async def put(self, order: PutOrder, *, absent: bool) -> None:
+    async def put(self, order: PutOrder) -> None:
         """See `DataPath.put`. From `multipart_bytes_min` on an object goes in parts, several at once."""
-        condition = {"IfNoneMatch": "*"} if absent else {}
         with _answers():
             if order.size >= self._bucket.settings.multipart_bytes_min:
-                await self._put_in_parts(order, condition)
+                await self._put_in_parts(order)
                 return
             await self._client.put_object(
                 **self._name(order.key),
                 **self._options,
-                **condition,
+                IfNoneMatch="*",
                 Metadata=order.marks,
                 Body=b"".join(order.views),
                 ChecksumCRC32C=_base64(order.checksum),
             )
 
-    async def _put_in_parts(self, order: PutOrder, condition: dict[str, str]) -> None:
+    async def _put_in_parts(self, order: PutOrder) -> None:
         """Send parts, then name them as one object, where nothing lies; what was sent is thrown away if that fails."""
         client, name, settings = self._client, self._name(order.key), self._bucket.settings
         kind = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
@@ -120,7 +119,7 @@ class AioPath:
             parts = await asyncio.gather(*tasks)
             await client.complete_multipart_upload(
                 **upload,
-                **condition,
+                IfNoneMatch="*",
                 MultipartUpload={"Parts": parts},
                 ChecksumCRC32C=_base64(order.checksum),
                 ChecksumType="FULL_OBJECT",

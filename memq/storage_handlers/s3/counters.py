@@ -23,5 +23,4 @@ class S3Counters:
     hedges: int = _counter("second requests sent because the first was slow")
     hedges_won: int = _counter("second requests that came back first")
     lost_answers: int = _counter("puts that turned out to be done though their answer was lost")
-    renewals: int = _counter("objects written over with the same bytes, to make their time of writing new")
     breaker_openings: int = _counter("times that the circuit breaker opened")

@@ -10,33 +10,30 @@ from typing import Protocol
 from memq.storage_handlers import ObjectEntry
 
 CRC_MARK = "memq-crc32c"  # metadata of an object: crc32c of its bytes, 8 hex digits
-PUT_MARK = "memq-put"  # metadata of an object: the call that wrote it, 16 hex digits
 _LET_GO_S_MAX = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of an object without its bytes. `checksum` is None, `put` empty when others wrote it."""
+    """What is known of an object without its bytes. `checksum` is None when others wrote it."""
 
     size: int
     checksum: int | None
-    put: str
 
 
 @dataclass(frozen=True, slots=True)
 class PutOrder:
-    """One object to write: its bytes, their number and crc32c, and the call that does it."""
+    """One object to write: its bytes, their number and crc32c."""
 
     key: str
     views: Sequence[memoryview]
     size: int
     checksum: int
-    put: str
 
     @property
     def marks(self) -> dict[str, str]:
         """The metadata that goes with it."""
-        return {CRC_MARK: f"{self.checksum:08x}", PUT_MARK: self.put}
+        return {CRC_MARK: f"{self.checksum:08x}"}
 
 
 class DataPath(Protocol):
@@ -49,8 +46,8 @@ class DataPath(Protocol):
         """Make ready to send, on the running loop; a second time costs nothing."""
         ...
 
-    async def put(self, order: PutOrder, *, absent: bool) -> None:
-        """Write an object; with `absent` only where nothing lies under the key. The server checks a checksum."""
+    async def put(self, order: PutOrder) -> None:
+        """Write an object where nothing lies under its key. The server checks a checksum."""
         ...
 
     async def get(self, key: str) -> tuple[bytes, Found]:
@@ -79,13 +76,13 @@ class DataPath(Protocol):
 
 
 def found_of(size: int, metadata: Mapping[str, str]) -> Found:
-    """Read the marks out of an object's metadata."""
+    """Read the mark out of an object's metadata."""
     text = metadata.get(CRC_MARK, "")
     try:
         checksum = int(text, 16) if len(text) == 8 else None
     except ValueError:
         checksum = None
-    return Found(size, checksum, metadata.get(PUT_MARK, ""))
+    return Found(size, checksum)
 
 
 def cut_parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:

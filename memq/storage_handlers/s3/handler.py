@@ -1,8 +1,7 @@
 """Objects in a bucket of S3 or of a server that speaks as S3 does: the port, over either data path.
 
-Put-if-absent is `If-None-Match: *`. Each put marks its object with the crc32c of its bytes and with a number of its own
-call: when a try finds the key taken, the marks tell whether an earlier try of the same call has done it, whether
-another call has stored the same bytes, or whether other bytes lie there.
+Put-if-absent is `If-None-Match: *`. Each put marks its object with the crc32c of its bytes: when a try finds the key
+taken, the mark tells whether the same bytes lie there, as an earlier try whose answer was lost has put them, or others.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.network import Runtime
-from memq.storage_handlers import Buffer, Count, ObjectEntry
+from memq.storage_handlers import CHECK_PREFIX, Buffer, Count, ObjectEntry
 from memq.storage_handlers.files import joined_crc
 from memq.storage_handlers.keys import check_key, check_prefix
 from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts, Request
 from memq.storage_handlers.s3.counters import S3Counters
-from memq.storage_handlers.s3.data_path import DataPath, Found, PutOrder, let_go
+from memq.storage_handlers.s3.data_path import DataPath, PutOrder, let_go
 from memq.storage_handlers.s3.rights import check_rights
 from memq.storage_handlers.s3.settings import Bucket
 
@@ -67,9 +66,8 @@ class S3Handler:
             raise CorruptDataError(f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}")
         views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         size = sum(map(len, views))
-        call = f"{self._runtime.random.getrandbits(64):016x}"
         try:
-            await self._put_absent(key, PutOrder(self._whole(key), views, size, checksum, call))
+            await self._put_absent(key, PutOrder(self._whole(key), views, size, checksum))
         finally:
             await let_go(views)
 
@@ -81,7 +79,7 @@ class S3Handler:
         until_s, tries = self._attempts.deadline(), 0
         while True:
             try:
-                await self._send(key, order, absent=True, until_s=until_s)
+                await self._send(key, order, until_s)
                 return
             except StoreAnswer as answer:
                 if answer.meaning is not Meaning.TAKEN:
@@ -97,45 +95,30 @@ class S3Handler:
         Raises: ObjectExistsError for other bytes.
         """
         try:
-            found = await self._look(key, order, until_s)
+            found = await self._asked("head", key, partial(self._path.head, order.key), until_s)
         except NotFoundError:
             return False
-        if found.put == order.put:
-            self.counters.lost_answers += 1
-            return True
-        # Ours, of an earlier call: If-None-Match leaves its time of writing as it is, so it is written over.
-        self.counters.renewals += 1
-        try:
-            await self._send(key, order, absent=False, until_s=until_s)
-        except StoreAnswer as answer:
-            if answer.meaning is not Meaning.TAKEN:
-                raise error_for(answer, f"object '{key}' not stored", self._bucket.place, key) from answer
-            return False  # 409: somebody else writes it right now
-        return True
-
-    async def _look(self, key: str, order: PutOrder, until_s: float) -> Found:
-        found = await self._asked("head", key, partial(self._path.head, order.key), until_s)
         same = found.size == order.size
-        if same and found.checksum is None:  # written by others, say copied by a tool that dropped the marks
+        if same and found.checksum is None:  # written by others, say copied by a tool that dropped the mark
             body, _ = await self._asked("get", key, partial(self._path.get, order.key), until_s, size=order.size)
             same = crc32c(body) == order.checksum
         elif same:
             same = found.checksum == order.checksum
         if not same:
             raise ObjectExistsError(f"another object of {found.size} bytes lies under key '{key}'")
-        return found
+        self.counters.lost_answers += 1
+        return True
 
-    async def _send(self, key: str, order: PutOrder, *, absent: bool, until_s: float) -> None:
+    async def _send(self, key: str, order: PutOrder, until_s: float) -> None:
         in_parts = order.size >= self._bucket.settings.multipart_bytes_min
         path = self._parts if in_parts else self._path
         await path.open()
 
         async def send() -> None:
-            await path.put(order, absent=absent)
+            await path.put(order)
 
         failure = f"object '{key}' not stored"
-        hedge = absent and not in_parts
-        await self._attempts.run("put", order.size, send, failure, key=key, hedge=hedge, deadline_s=until_s)
+        await self._attempts.run("put", order.size, send, failure, key=key, hedge=not in_parts, deadline_s=until_s)
 
     async def delete(self, key: str) -> None:
         """See `ObjectWriter.delete`."""
@@ -238,7 +221,7 @@ class S3Handler:
         now_s = self._runtime.clock.monotonic()
         if self._checked_s is not None and now_s - self._checked_s < CHECK_S and self.breaker.is_closed:
             return
-        name = f"memq-check/{self._runtime.random.getrandbits(64):016x}"
+        name = f"{CHECK_PREFIX}{self._runtime.random.getrandbits(64):016x}"
         await self._path.open()
         await check_rights(self._bucket, self._path, self._attempts, self._whole(name))
         self._checked_s = now_s

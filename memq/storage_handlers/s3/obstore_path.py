@@ -44,7 +44,7 @@ class ObstorePath:
     async def open(self) -> None:
         """See `DataPath.open`: connections are made by the requests."""
 
-    async def put(self, order: PutOrder, *, absent: bool) -> None:
+    async def put(self, order: PutOrder) -> None:
         """See `DataPath.put`."""
         import obstore
 
@@ -53,7 +53,7 @@ class ObstorePath:
                 self._store,
                 order.key,
                 order.views or [memoryview(b"")],
-                mode="create" if absent else "overwrite",
+                mode="create",
                 use_multipart=False,
                 attributes={**self._attributes, **order.marks},
             )

@@ -22,7 +22,7 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
     Raises: DeniedError with one line per missing right; InvalidRequestError when the bucket is not there, or its server
     overwrites what should be put only where nothing lies; StoreError for what may pass.
     """
-    order = PutOrder(key, [memoryview(_PROBE)], len(_PROBE), crc32c(_PROBE), key.rpartition("/")[2])
+    order = PutOrder(key, [memoryview(_PROBE)], len(_PROBE), crc32c(_PROBE))
     folder = key.rpartition("/")[0] + "/"
     missing: list[str] = []
 
@@ -63,7 +63,7 @@ async def _put_where_absent(bucket: Bucket, path: DataPath, order: PutOrder) -> 
     """Put twice: the second must be refused, also when the first was tried before and its answer lost."""
     for _ in range(_TIMES):
         try:
-            await path.put(order, absent=True)
+            await path.put(order)
         except StoreAnswer as answer:
             if answer.meaning is not Meaning.TAKEN:
                 raise

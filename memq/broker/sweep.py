@@ -1,0 +1,138 @@
+"""The sweep: finds the objects that no pointer names, and deletes them after a safety age.
+
+Theory. A key is used for half the safety age, counted from the first request that puts it: a batch whose pointer is not
+out by then is stored under a new key (`memq.broker.storing`). So a pointer to what is older than the whole age lies in
+the queue already, or never will: who lists first and reads the pointers last can delete what they do not name, in any
+process, without knowing what brokers hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from memq.broker.pointers import keys_of, pointers_of
+from memq.clock import Clock
+from memq.errors import NotFoundError
+from memq.format.key import shared_prefix, topic_prefix
+from memq.notification import PointerReader
+from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
+from memq.topic import Topic, read_partitions
+
+SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are looked at together; about 30 MB
+
+UNNAMED = "no pointer names it"
+NO_TOPIC = "its topic is gone"
+CHECKED = "a check of the store left it"
+
+
+class Topics(Protocol):
+    """Who knows all topics; a coordinator does."""
+
+    async def topics(self) -> Sequence[Topic]:
+        """Return all topics as they are now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """One object that may go: its key, size in bytes, time of writing in Unix ms, and why."""
+
+    key: str
+    size: int
+    modified_ms: int
+    why: str
+
+
+class Sweep:
+    """Looks through the objects of one cluster. `note` is told what is left alone though nobody knows what it is."""
+
+    def __init__(
+        self,
+        cluster: str,
+        store: StorageHandler,
+        queue: PointerReader,
+        topics: Topics,
+        clock: Clock,
+        note: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._queue = queue
+        self._topics = topics
+        self._clock = clock
+        self._note = note
+
+    async def find(self, age_ms: int) -> AsyncIterator[Unnamed]:
+        """Yield the objects that are older than `age_ms` and that no pointer names.
+
+        The age must be that of the brokers; 0 is for who knows that none is at work. Raises: MemqError of store,
+        queue and coordinator.
+        """
+        bound_ms = self._clock.wall_ms() - age_ms
+        async for prefix, entries in self._old(f"{self._cluster}/", bound_ms):
+            why = await self._why(prefix, {entry.key: None for entry in entries})
+            for entry in entries:
+                if entry.key in why:
+                    yield Unnamed(entry.key, entry.size, entry.modified_ms, why[entry.key])
+        async for _, entries in self._old(CHECK_PREFIX, bound_ms):
+            for entry in entries:
+                yield Unnamed(entry.key, entry.size, entry.modified_ms, CHECKED)
+
+    async def run(self, age_ms: int) -> AsyncIterator[Unnamed]:
+        """Delete what `find` finds, and yield each when it is gone."""
+        async for found in self.find(age_ms):
+            await self._store.delete(found.key)
+            yield found
+
+    async def _old(self, start: str, bound_ms: int) -> AsyncIterator[tuple[str, list[ObjectEntry]]]:
+        """Yield the objects that are older, those of one topic or the shared ones together: a listing comes by key."""
+        prefix, entries = "", list[ObjectEntry]()
+        async for entry in self._store.list(start):
+            if entry.modified_ms > bound_ms:
+                continue
+            if not prefix or not entry.key.startswith(prefix) or len(entries) == SWEPT_KEYS_MAX:
+                if entries:
+                    yield prefix, entries
+                prefix, entries = self._prefix_of(entry.key), []
+            if prefix:
+                entries.append(entry)
+        if entries:
+            yield prefix, entries
+
+    def _prefix_of(self, key: str) -> str:
+        """Return the prefix that a key is swept with: a topic's, or one of all; "" for what is not ours."""
+        for prefix in (shared_prefix(self._cluster), CHECK_PREFIX):
+            if key.startswith(prefix):
+                return prefix
+        return "/".join(key.split("/")[:4]) + "/" if key.startswith(f"{self._cluster}/topics/") else ""
+
+    async def _why(self, prefix: str, keys: dict[str, None]) -> dict[str, str]:
+        """Return why those of `keys`, all of one prefix, may go that no pointer names.
+
+        None of them when a pointer is damaged or a partition of the queue is gone: nobody knows what was named, so
+        nothing of the topic is swept, and nothing that topics share.
+        """
+        shared = prefix == shared_prefix(self._cluster)
+        topics = await self._topics.topics()  # as they are now: a broker may have made one meanwhile
+        mine = [each for each in topics if shared or topic_prefix(self._cluster, each.name, each.id) == prefix]
+        for topic in mine:
+            if not await self._strike_named(topic, keys):
+                return {}
+        return dict.fromkeys(keys, UNNAMED if shared or mine else NO_TOPIC)
+
+    async def _strike_named(self, topic: Topic, keys: dict[str, None]) -> bool:
+        """Take what the pointers of a topic name out of `keys`; False when they can't all be read."""
+        for partition in read_partitions(topic):
+            try:
+                async for _, pointer in pointers_of(self._queue, partition, self._note):
+                    if pointer is None:
+                        self._note(f"topic '{topic.name}' is not swept: a pointer is damaged")
+                        return False
+                    for key in keys_of(pointer):
+                        keys.pop(key, None)
+            except NotFoundError as error:
+                self._note(f"topic '{topic.name}' is not swept: {error}")
+                return False
+        return True
