@@ -38,6 +38,8 @@ UNSENT_SHARE = 8  # an eighth of it, beside it, may wait in sockets for clients 
 DRAIN_RETRY_MS = 500
 HAND_OVER_S = 30.0  # how long a broker that leaves waits for others to take its partitions
 LOADS_INTERVAL_S = 10.0
+FOLLOW_REST = 4  # a round of the governor and of all partitions rests for so many times as long as it took,
+FOLLOW_REST_S_MAX = 1.0  # and no longer: each opening tells of a change, and 10,000 rounds would take 8 minutes
 
 
 class Broker:
@@ -238,6 +240,7 @@ class Broker:
         while True:
             await self._refresh.wait()
             self._refresh.clear()
+            started_s = self.services.runtime.clock.monotonic()
             governed = await self.govern()
             try:
                 await self.partitions.refresh()
@@ -250,6 +253,8 @@ class Broker:
                     f"another broker at {namesake.address} runs under the id '{namesake.id}'",
                     hint="give each broker a broker_id of its own",
                 )
+            took_s = self.services.runtime.clock.monotonic() - started_s
+            await asyncio.sleep(min(FOLLOW_REST * took_s, FOLLOW_REST_S_MAX))
             if not governed:
                 await asyncio.sleep(HOUSEKEEPING_S)
                 self._refresh.set()

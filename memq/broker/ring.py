@@ -200,10 +200,15 @@ class Ring:
         self.batches.append(slot)
         self.open = None
 
-    def hurry(self) -> None:
-        """Memory is short: seal the open batch when no other is on its way that would bring some back."""
-        if self.open is not None and not self.batches:
-            self.seal()
+    def hurry(self) -> bool:
+        """Memory is short: seal the open batch when no other is on its way that would bring some back.
+
+        Return whether it was sealed.
+        """
+        if self.open is None or self.batches:
+            return False
+        self.seal()
+        return True
 
     def find(self, producer_id: int, first: int, next_: int) -> Slot | None:
         """Return the slot that holds these sequences of a producer, the youngest one when several do."""

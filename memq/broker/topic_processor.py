@@ -286,8 +286,8 @@ class TopicProcessor:
 
     def hurry(self) -> None:
         """Memory is short: do not wait for more blocks before the open batch is stored."""
-        self.ring.hurry()
-        self.pump_soon()
+        if self.ring.hurry():
+            self.pump_soon()
 
     # ---- the ring's work -------------------------------------------------------------------------
 

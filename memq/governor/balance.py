@@ -108,15 +108,15 @@ class _Board:
 
     def place_homeless(self) -> None:
         """Give what nobody, or a dead broker, has to who has room; the heaviest first, for they fit worst."""
-        for piece in sorted(self.pieces, key=lambda piece: (-piece.weight, piece.place)):
-            if piece.broker not in self.live:
-                self._move(piece, self._best(piece), f"'{piece.broker}' is gone" if piece.broker else "it has no owner")
+        homeless = [piece for piece in self.pieces if piece.broker not in self.live]
+        for piece in sorted(homeless, key=lambda piece: (-piece.weight, piece.place)):
+            self._move(piece, self._best(piece), f"'{piece.broker}' is gone" if piece.broker else "it has no owner")
 
     def empty_draining(self) -> None:
         """Move what draining brokers have to others, where there are any."""
-        for piece in sorted(self.pieces, key=lambda piece: (-piece.weight, piece.place)):
-            if piece.broker in self.live and piece.broker not in self.seats and self.seats:
-                self._move(piece, self._best(piece), f"'{piece.broker}' is draining")
+        leaving = [piece for piece in self.pieces if piece.broker in self.live and piece.broker not in self.seats]
+        for piece in sorted(leaving if self.seats else [], key=lambda piece: (-piece.weight, piece.place)):
+            self._move(piece, self._best(piece), f"'{piece.broker}' is draining")
 
     def even_out(self) -> None:
         """Move from the busiest brokers to the idlest, until that is even or brings too little."""
