@@ -40,8 +40,9 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
     tries, seen = 0, 0
     while True:
         try:
-            epoch = await _claim(services, topic, partition, seen)
-            own = await _open_epoch(services, topic, partition, read, epoch)
+            async with services.openings:
+                epoch = await _claim(services, topic, partition, seen)
+                own = await _open_epoch(services, topic, partition, read, epoch)
         except NotReadyError:
             await asyncio.sleep(HELD_RETRY_S)
             continue

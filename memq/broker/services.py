@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from memq.broker.hot import HotBatches
@@ -14,6 +15,8 @@ from memq.network import Runtime
 from memq.notification import NotificationQueue
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
+
+OPENINGS_AT_ONCE_MAX = 64  # of thousands of partitions the first shall be open before the last has begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,7 @@ class Services:
     hot: HotBatches
     limits: LimitBook
     counters: Counters = field(default_factory=Counters)
+    openings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENINGS_AT_ONCE_MAX))
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 
 from memq.errors import NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry, Coordinator
-from memq.governor.planning import ClusterView, Strategy
+from memq.governor.planning import Change, ClusterView, Strategy
 from memq.logs import EventLog
 
 
@@ -22,6 +22,9 @@ async def view_of(coordinator: Coordinator) -> ClusterView:
         assignments=await coordinator.assignments(),
         loads=await coordinator.loads(),
     )
+
+
+CHANGES_AT_ONCE_MAX = 64  # a coordinator stores several with one fsync
 
 
 class Governor:
@@ -56,18 +59,27 @@ class Governor:
     async def _carry_out(self) -> int:
         plan = self._strategy(await view_of(self._coordinator))
         done = 0
-        for change in plan.changes:
-            try:
-                after = await self._coordinator.set_assignment(change.assignment, term=self._term)
-            except (VersionConflictError, NotFoundError):
-                continue  # somebody was faster; that change comes as one more act
-            except TermFencedError as error:
-                self._events.info("governed", str(error))
-                self._term = 0
-                return done
-            done += 1
-            text = f"partition {after.partition} of topic id {after.topic_id[:8]} goes from '{change.before}' to"
-            self._events.info("assigned", f"{text} '{after.broker}': {change.reason}")
+        for start in range(0, len(plan.changes), CHANGES_AT_ONCE_MAX):
+            sets = [self._set(change) for change in plan.changes[start : start + CHANGES_AT_ONCE_MAX]]
+            ends = await asyncio.gather(*sets, return_exceptions=True)
+            done += sum(end is True for end in ends)
+            for end in ends:
+                if isinstance(end, TermFencedError):
+                    self._events.info("governed", str(end))
+                    self._term = 0
+                    return done
+                if isinstance(end, BaseException):
+                    raise end
         for note in plan.notes:
             self._events.warning("governor-note", note)
         return done
+
+    async def _set(self, change: Change) -> bool:
+        """Set one assignment; return False when somebody was faster: that change comes as one more act."""
+        try:
+            after = await self._coordinator.set_assignment(change.assignment, term=self._term)
+        except (VersionConflictError, NotFoundError):
+            return False
+        text = f"partition {after.partition} of topic id {after.topic_id[:8]} goes from '{change.before}' to"
+        self._events.info("assigned", f"{text} '{after.broker}': {change.reason}")
+        return True

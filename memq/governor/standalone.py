@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,7 @@ from memq.notification.sqlite_file import SqliteFile
 from memq.threads import ThreadPool
 from memq.topic import Topic
 
+TOGETHER_MAX = 256  # changes that are stored at once
 _APPLICATION_ID = 0x6D71_5431  # "mqT1"
 _SCHEMA = (
     "CREATE TABLE topics (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID",
@@ -30,6 +33,14 @@ _SCHEMA = (
     """CREATE TABLE assignments (topic_id TEXT NOT NULL REFERENCES topics (id), partition INTEGER NOT NULL,
     body BLOB NOT NULL, PRIMARY KEY (topic_id, partition)) WITHOUT ROWID""",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A change that waits for its turn: what decides on it, and who hears of it."""
+
+    decide: Callable[[Registry], Change]
+    done: asyncio.Future[Change]
 
 
 class StandaloneCoordinator:
@@ -49,6 +60,7 @@ class StandaloneCoordinator:
             raise
         self._in_doubt = False  # a commit failed or was left alone: what is in the file decides
         self._turn = asyncio.Lock()
+        self._waiting: deque[_Request] = deque()
         self._pool = ThreadPool("coordinator", 1)
         self._watchers = Watchers(EventLog(clock))
 
@@ -127,17 +139,69 @@ class StandaloneCoordinator:
         self._connection.close()
 
     async def _change(self, decide: Callable[[Registry], Change]) -> Change:
-        """Decide on the current state, store the change, and only then apply it; one request at a time."""
-        async with self._turn:
-            if self._in_doubt:
-                await self._reload()
-            change = decide(self._registry)
-            self._in_doubt = True
-            await self._pool.run(_store, self._connection, self._file, change)
+        """Decide on the current state, store the change, and only then apply it; what waits may be stored together."""
+        request = _Request(decide, asyncio.get_running_loop().create_future())
+        request.done.add_done_callback(_hear)
+        self._waiting.append(request)
+        try:
+            async with self._turn:
+                while not request.done.done():
+                    await self._store_waiting()
+            return await request.done
+        finally:
+            request.done.cancel()  # who waits no more wants no change
+
+    async def _store_waiting(self) -> None:
+        """Store what waits and goes together, with one fsync: thousands of partitions may open at once."""
+        if self._in_doubt:
+            await self._reload()
+        together = self._next_together()
+        if not together:
+            return
+        changes = [change for _, change in together]
+        self._in_doubt = True
+        try:
+            await self._pool.run(_store, self._connection, self._file, changes)
+        except MemqError as error:
+            _refuse(together, error)
+            return
+        except BaseException as error:
+            _refuse(together, UnreachableError(f"a change was left half-way: {error!r}", hint="try again"))
+            raise
+        for request, change in together:
             self._registry.apply(change)
-            self._in_doubt = False
+            if not request.done.done():
+                request.done.set_result(change)
+        self._in_doubt = False
         self._watchers.changed()
-        return change
+
+    def _next_together(self) -> list[tuple[_Request, Change]]:
+        """Decide on waiting requests, in order: any number for different partitions, or one that changes a topic."""
+        together: list[tuple[_Request, Change]] = []
+        touched: dict[tuple[str, int], None] = {}
+        while self._waiting and len(together) < TOGETHER_MAX:
+            request = self._waiting[0]
+            change = self._decided(request)
+            if change is None:
+                self._waiting.popleft()
+                continue
+            places = [(entry.topic_id, entry.partition) for entry in change.assignments]
+            of_topic = bool(change.stored or change.removed)
+            if together and (of_topic or any(place in touched for place in places)):
+                break
+            together.append((self._waiting.popleft(), change))
+            if of_topic:
+                break
+            touched.update(dict.fromkeys(places))
+        return together
+
+    def _decided(self, request: _Request) -> Change | None:
+        """Return what a request changes; None when nobody waits for it any more, or it was told why not."""
+        try:
+            return None if request.done.done() else request.decide(self._registry)
+        except MemqError as error:
+            request.done.set_exception(error)
+            return None
 
     async def _reload(self) -> None:
         loaded = await self._pool.run(_load, self._connection, self._file)
@@ -148,12 +212,25 @@ class StandaloneCoordinator:
         self._watchers.changed()
 
 
-def _store(connection: sqlite3.Connection, file: SqliteFile, change: Change) -> None:
-    """Commit a change, all or nothing."""
+def _refuse(requests: Sequence[tuple[_Request, Change]], error: MemqError) -> None:
+    for request, _ in requests:
+        if not request.done.done():
+            request.done.set_exception(error)
+
+
+def _hear(done: asyncio.Future[Change]) -> None:
+    """Take the error of a request whose caller went away, before asyncio complains that nobody did."""
+    if not done.cancelled():
+        done.exception()
+
+
+def _store(connection: sqlite3.Connection, file: SqliteFile, changes: Sequence[Change]) -> None:
+    """Commit changes, all or nothing."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            _write(connection, change)
+            for change in changes:
+                _write(connection, change)
             connection.execute("COMMIT")
         except sqlite3.Error:
             if connection.in_transaction:
