@@ -206,7 +206,8 @@ class Broker:
 
     def held_blocks(self) -> list[str]:
         """Describe what was taken but is not yet in the queue."""
-        return [line for processor in self.partitions.at_work() for line in processor.held_blocks()]
+        lines = [line for processor in self.partitions.at_work() for line in processor.held_blocks()]
+        return lines + self.partitions.forwarder.describe()
 
     async def check(self) -> None:
         """Prove that store and queue answer. Raises: what stands in the way."""

@@ -55,6 +55,10 @@ class Handler(Protocol):
         """Take a control frame; its body is a copy. Raises: ProtocolError when the connection must be closed."""
         ...
 
+    def forward(self, connection: Connection, request: int, slab: Slab, start: int, stop: int) -> None:
+        """Take a FORWARD, whose body lies in a slab."""
+        ...
+
     def gone(self, connection: Connection) -> None:
         """The connection is closed."""
         ...
@@ -75,6 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self.limiters: Limiters = ()
         self.paused = False  # by the intake: memory is short, and a silence is not the client's
         self.outbox = Outbox(services.runtime.clock)
+        self._forwards = False
         self._services = services
         self._intake = intake
         self._handler = handler
@@ -182,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def reads_on(self) -> bool:
         """Whether it may read while memory is short: its frame has a place already, or it sends no blocks."""
-        return self._region is not None or not (self.streams or self._waiting)
+        return self._region is not None or not (self.streams or self._waiting or self._forwards)
 
     def pause(self) -> None:
         """Stop reading the socket: the memory budget is used up."""
@@ -241,6 +246,10 @@ class Connection(asyncio.BufferedProtocol):
                     raise ProtocolError(f"WRITE on stream {number}, which was never opened")
                 if stop > end:
                     break
+                if api == Api.FORWARD and ready:
+                    self._take_forward(argument, slab, at + FRAME_PREFIX_BYTES, stop)
+                    at = stop
+                    continue
                 self._take_control(Frame(api, flags, number, argument, bytes(view[at + FRAME_PREFIX_BYTES : stop])))
                 ready = self.ready
             else:
@@ -364,6 +373,16 @@ class Connection(asyncio.BufferedProtocol):
             raise ThrottledError(f"{unsent} bytes of answers wait until this client reads them")
         self.conversation.said(Side.CLIENT, frame.api)
         self._handler.request(self, frame)
+
+    def _take_forward(self, request: int, slab: Slab, start: int, stop: int) -> None:
+        """Take another broker's block, which stays where it lies. From now on this connection sends blocks."""
+        self.conversation.said(Side.CLIENT, Api.FORWARD)
+        self._forwards = True
+        if slab is self._intake.aside:
+            error = ThrottledError("the memory budget is used up")
+            self.outbox.write(encode_frame(Api.ERROR, 0, request, encode_message(nack_of(error))))
+        else:
+            self._handler.forward(self, request, slab, start, stop)
 
     # ---- out -----------------------------------------------------------------------------------------
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from memq.broker.forwarding import Forwarder
 from memq.broker.services import Services
 from memq.broker.sharing import Sharing
 from memq.broker.topic_processor import TopicProcessor
@@ -19,6 +21,7 @@ from memq.errors import (
     MovedError,
     NotFoundError,
     NotReadyError,
+    UnreachableError,
 )
 from memq.governor import Assignment, BrokerEntry
 from memq.protocol.messages import Owner
@@ -43,6 +46,7 @@ class Partitions:
         self._services = services
         self._govern = govern
         self._sharing = sharing
+        self.forwarder = Forwarder(services, self._place)
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[tuple[str, int], Assignment] = {}
         self._addresses: dict[str, str] = {}
@@ -188,9 +192,10 @@ class Partitions:
         """Return where the live brokers are reached, each with its zone."""
         return self._brokers
 
-    def processor(self, topic: Topic, partition: int) -> TopicProcessor:
+    def processor(self, topic: Topic, partition: int, *, to_end: bool = False) -> TopicProcessor:
         """Return the processor of a partition of ours, opening it when nobody asked before.
 
+        `to_end`: also while the broker drains, for what must be brought to its end.
         Raises: NotFoundError (no such partition), MovedError with the owner's address, DrainingError, NotReadyError.
         """
         if not self.serving:
@@ -201,14 +206,16 @@ class Partitions:
         entry = self._assignments.get(key)
         if entry is None or entry.broker != self._id:
             raise self._elsewhere(topic, partition, self._addresses.get(entry.broker, "") if entry is not None else "")
-        if self.draining:
+        if self.draining and not to_end:
             raise DrainingError(f"broker '{self._id}' is being drained")
         processor = self.processors.get(key)
         if processor is not None and processor.failure is not None:
             self._follow(key, processor)
             processor = None
         if processor is None:
-            processor = self.processors[key] = TopicProcessor(self._services, self._sharing, topic, partition)
+            processor = self.processors[key] = TopicProcessor(
+                self._services, self._sharing, self.forwarder.take, topic, partition
+            )
             processor.start()
         return processor
 
@@ -220,6 +227,26 @@ class Partitions:
         moved = MovedError(f"partition {partition} of topic '{topic.name}' is not at this broker")
         moved.address = address
         return moved
+
+    async def _place(self, topic: Topic, partition: int) -> TopicProcessor | str:
+        """Return the processor of a partition that is ours, else its owner's address.
+
+        Who leaves as the last one takes what nobody has: there is no governor any more who would say so. While the
+        coordinator is away, what it said last must do. Raises: MovedError while nobody has it, NotFoundError.
+        """
+        with suppress(UnreachableError):
+            await self.refresh()
+        entry = self._assignments.get((topic.id, partition))
+        if entry is None:
+            raise NotFoundError(f"topic '{topic.name}' was deleted")
+        if entry.broker not in self._addresses and self.draining and not self._heirs:
+            entry = await self._services.coordinator.set_assignment(msgspec.structs.replace(entry, broker=self._id))
+            self._assignments[topic.id, partition] = entry
+        if entry.broker == self._id:
+            return self.processor(topic, partition, to_end=True)
+        if entry.broker not in self._addresses:
+            raise MovedError(f"partition {partition} of topic '{topic.name}' has no live owner")
+        return self._addresses[entry.broker]
 
     # ---- topics ---------------------------------------------------------------------------------
 
@@ -272,12 +299,16 @@ class Partitions:
         Raises: what stood in the way of a partition; the others are drained all the same.
         """
         self.start_draining()
-        left = list(self._left.values())
-        drains = [processor.drain() for processor in self.processors.values()]
-        ends = await asyncio.gather(*drains, return_exceptions=True)
-        self.processors.clear()
-        if left:
-            await asyncio.wait(left)  # what goes wrong there is logged
+        ends: list[BaseException | None] = []
+        while self.processors or self._left or len(self.forwarder):
+            at_work, left = dict(self.processors), list(self._left.values())
+            ends += await asyncio.gather(*(processor.drain() for processor in at_work.values()), return_exceptions=True)
+            for key, processor in at_work.items():
+                if self.processors.get(key) is processor:
+                    del self.processors[key]
+            if left:
+                await asyncio.wait(left)  # what goes wrong there is logged
+            await self.forwarder.drain()
         for end in ends:
             if end is not None:
                 raise end
@@ -290,6 +321,7 @@ class Partitions:
 
     async def stop(self) -> None:
         """End at once."""
+        await self.forwarder.stop()
         at_work = self.at_work()
         await self._leaving.stop()
         for processor in at_work:

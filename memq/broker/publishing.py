@@ -6,19 +6,15 @@ import asyncio
 import math
 from collections.abc import Callable
 
-import msgspec
-
 from memq.backoff import backoff_s
-from memq.broker.batch import producer_ranges
 from memq.broker.ownership import Ownership, Phase
+from memq.broker.pointer_reader import PointerReader
 from memq.broker.services import Services
-from memq.errors import CorruptDataError, EpochFencedError, MemqError, RetryableError
-from memq.format.object import open_object
-from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.errors import EpochFencedError, RetryableError
+from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entry, Publication
 from memq.topic import ReadPartition
 
-READ_BYTES = 1 << 20
 BACKOFF_S_MAX = 2.0
 
 
@@ -29,6 +25,7 @@ class Publisher:
         self.own = own
         self.partition = partition
         self._services = services
+        self._log = PointerReader(services, partition, self._name())
 
     async def publish(
         self, build: Callable[[], Pointer], batch_sequence: int | None, until_s: float = math.inf
@@ -85,7 +82,7 @@ class Publisher:
             handed_over_s = self._now()
             try:
                 async with asyncio.timeout(self.own.stale_publish_s):
-                    entries = await self._services.queue.read(self.partition, self.own.read_to, READ_BYTES)
+                    entries = await self._log.read(self.own.read_to)
                     for entry in entries:
                         await self._meet(entry)
             except (RetryableError, TimeoutError) as error:
@@ -103,35 +100,13 @@ class Publisher:
     async def _meet(self, entry: Entry) -> None:
         if entry.offset < self.own.read_to:
             return
-        try:
-            pointer = decode_pointer(entry.body)
-        except CorruptDataError as error:
-            self._services.events.error("pointer-damaged", f"{self._name()} offset {entry.offset}: {error}")
+        pointer = await self._log.pointer(entry)
+        if pointer is None:
             self.own.read_to = entry.offset + 1
             return
-        pointer = await self._completed(pointer)
         if self.own.stated and pointer.kind == "data" and pointer.epoch < self.own.epoch:
             self._services.counters.late_pointers += 1
         self.own.meet(entry.offset, entry.time_ms, pointer)
-
-    async def _completed(self, pointer: Pointer) -> Pointer:
-        """Return the pointer with all its producers: one that names too many is completed from its object.
-
-        Raises: RetryableError: without what may be read later, a block that is sent again would pass for new.
-        """
-        if pointer.producers_complete or not pointer.locations:
-            return pointer
-        place = pointer.locations[0]
-        try:
-            data = await self._services.stores[place.store].get(place.key)
-            blocks = open_object(data).blocks_in(place.offset, place.length)
-        except RetryableError:
-            raise
-        except (MemqError, KeyError) as error:
-            self._services.events.error("index-unread", f"{self._name()} object {place.key}: {error}")
-            return pointer
-        ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
-        return msgspec.structs.replace(pointer, producers=tuple(ranges))
 
     def _backoff_s(self, tries: int) -> float:
         return backoff_s(self._services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -11,10 +12,13 @@ from memq import __version__
 from memq.broker.byte_budget import ByteBudget
 from memq.broker.cluster_requests import ClusterRequests
 from memq.broker.connection import Connection
+from memq.broker.forwarded import take_forwarded
 from memq.broker.group_requests import GroupRequests
 from memq.broker.partitions import Partitions
 from memq.broker.rate_limit import refusal_of
 from memq.broker.services import Services
+from memq.broker.slabs import Slab
+from memq.broker.topic_processor import TopicProcessor
 from memq.errors import (
     InvalidRequestError,
     MemqError,
@@ -28,6 +32,7 @@ from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
 from memq.limits import POLL_BYTES_MAX, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END, STREAMS_PER_CONNECTION_MAX
 from memq.memory import keep_freed_blocks
+from memq.protocol.forward import decode_forward
 from memq.protocol.frames import HELLO_MAGIC, AckLevel, Api, Frame, check_version, encode_frame, encode_prefix
 from memq.protocol.messages import (
     AdminAnswer,
@@ -108,16 +113,36 @@ class Requests:
             connection.send(_error_frame(frame, error))
             return
         self._pending_bytes += len(frame.body)
-        task = self._tasks.start(self._answer(connection, frame), Api(frame.api).name)
+        self._begin(connection, frame, self._answer(connection, frame), lambda: self._forget(frame))
+
+    def forward(self, connection: Connection, request: int, slab: Slab, start: int, stop: int) -> None:
+        """See `memq.broker.connection.Handler.forward`: the slab is kept until the block is in the queue."""
+        frame = Frame(Api.FORWARD, 0, 0, request, slab.view[start:stop])
+        error = self._too_much(len(self._working.setdefault(connection, {})), 0)
+        if error is not None:
+            connection.send(_error_frame(frame, error))
+            return
+        slab.references += 1
+        work = self._reply(connection, frame, self._forward(connection, frame, slab, start))
+        self._begin(connection, frame, work, lambda: self._services.pool.release(slab))
+
+    def _begin(
+        self, connection: Connection, frame: Frame, work: Coroutine[Any, Any, None], after: Callable[[], None]
+    ) -> None:
+        working = self._working[connection]
+        task = self._tasks.start(work, Api(frame.api).name)
         working[task] = None
 
         def done(task: asyncio.Task[None]) -> None:
             working.pop(task, None)
-            self._pending_bytes -= len(frame.body)
+            after()
             if not task.cancelled() and task.exception() is not None:
                 connection.abort()  # what nobody foresaw ends the connection that it came from, and nothing else
 
         task.add_done_callback(done)
+
+    def _forget(self, frame: Frame) -> None:
+        self._pending_bytes -= len(frame.body)
 
     def _too_much(self, waiting: int, size: int) -> MemqError | None:
         if size > REQUEST_BYTES_MAX:
@@ -145,7 +170,7 @@ class Requests:
     async def _answer(self, connection: Connection, frame: Frame) -> None:
         """Answer a request; answers that may be large are made one budget at a time, and only for who reads them."""
         if frame.api in (Api.OPEN, Api.CLOSE):
-            await self._answer_now(connection, frame)
+            await self._reply(connection, frame, self._answers[frame.api](connection, frame))
             return
         if connection.limiters and frame.api in LIMITED and not await self._let_in(connection, frame):
             return
@@ -153,7 +178,7 @@ class Requests:
             await self._groups.wait(frame)
         await connection.outbox.writable()
         async with self._lent.lend(_answer_bytes(frame)):
-            await self._answer_now(connection, frame)
+            await self._reply(connection, frame, self._answers[frame.api](connection, frame))
             await connection.outbox.writable()  # until then the answer is in memory
 
     async def _let_in(self, connection: Connection, frame: Frame) -> bool:
@@ -169,13 +194,12 @@ class Requests:
             limiter.take(1, 0)
         return True
 
-    async def _answer_now(self, connection: Connection, frame: Frame) -> None:
+    async def _reply(self, connection: Connection, frame: Frame, work: Awaitable[Answer]) -> None:
+        """Send what comes out of it, or what stands in the way."""
         try:
-            answer = await self._answers[frame.api](connection, frame)
+            answer = await work
             body = answer if isinstance(answer, bytes) else encode_message(answer)
             reply = (encode_prefix(frame.api, frame.stream, frame.argument, len(body)), body)
-        except KeyError:
-            reply = _error_frame(frame, InvalidRequestError(f"this broker does not answer {Api(frame.api).name}")), b""
         except MemqError as error:
             reply = _error_frame(frame, error), b""
         if not connection.closed:
@@ -208,25 +232,25 @@ class Requests:
             old.processor.close_stream(old)
         if len(connection.streams) >= STREAMS_PER_CONNECTION_MAX:
             raise ThrottledError(f"connection has {STREAMS_PER_CONNECTION_MAX} streams already")
-        topic = await self._topic(ask.topic, ask.topic_id)
-        try:
-            processor = self._partitions.processor(topic, ask.partition)
-        except (MovedError, NotReadyError):  # or it came here just now, and whoever sent the client knew before
-            await self._partitions.refresh()
-            processor = self._partitions.processor(topic, ask.partition)
+        processor = await self._processor(ask.topic, ask.topic_id, ask.partition)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await processor.ready()
         except TimeoutError as error:
-            raise NotReadyError(
-                f"partition {ask.partition} of topic '{topic.name}' is still being opened", retry_after_ms=NOT_READY_MS
-            ) from error
+            raise NotReadyError(f"{processor.name} is still being opened", retry_after_ms=NOT_READY_MS) from error
         if connection.closed or frame.stream in connection.streams:
             raise NotReadyError(f"stream {frame.stream} was closed or opened again meanwhile")
         stream = processor.open_stream(frame.stream, connection, producer, ask.acks, ask.sequence)
         connection.bind(stream)
         assert processor.own is not None, "ready without an epoch"
         return OpenAnswer(epoch=processor.own.epoch, sequence=ask.sequence)
+
+    async def _forward(self, connection: Connection, frame: Frame, slab: Slab, start: int) -> Answer:
+        message, head_bytes = decode_forward(frame.body)
+        processor = await self._processor(message.topic, message.topic_id, message.partition)
+        absent_s = connection.ready_s + message.absent_ms / 1000
+        await take_forwarded(processor, slab, start + head_bytes, start + len(frame.body), absent_s)
+        return Done()
 
     async def _close(self, connection: Connection, frame: Frame) -> Answer:
         ask = decode_message(frame.body, Close)
@@ -241,6 +265,15 @@ class Requests:
         )
         await stream.processor.end_producer(end)
         return Done()
+
+    async def _processor(self, name: str, topic_id: str, partition: int) -> TopicProcessor:
+        """Return the processor of a partition of ours. It may have come here just now, and who sent the client knew."""
+        topic = await self._topic(name, topic_id)
+        try:
+            return self._partitions.processor(topic, partition)
+        except (MovedError, NotReadyError):
+            await self._partitions.refresh()
+            return self._partitions.processor(topic, partition)
 
     async def _topic(self, name: str, topic_id: str = "") -> Topic:
         """Return a topic; one that is not known yet may have been made by another broker meanwhile."""

@@ -7,7 +7,7 @@ answers into calls of store, queue and connections, and decides nothing itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memq.broker.batch import (
     Origin,
@@ -21,6 +21,7 @@ from memq.broker.batch import (
     seal_batch,
     sequences_of,
 )
+from memq.broker.held import HeldBlocks
 from memq.broker.hot import HotBatch
 from memq.broker.opening import open_partition, release_partition
 from memq.broker.ownership import Ownership, Phase
@@ -31,7 +32,7 @@ from memq.broker.sharing import Sharing
 from memq.broker.storing import key_s, store_object
 from memq.broker.streams import AckSink, Stream
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, OutOfSequenceError
-from memq.format.block import parse_header, scope_of
+from memq.format.block import scope_of
 from memq.format.pointer import Pointer, ProducerEnd
 from memq.limits import POINTER_RANGES_MAX
 from memq.protocol.frames import AckLevel
@@ -39,19 +40,6 @@ from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic
 
 HELD_NAMED_MAX = 10_000
-
-
-class _Nobody:
-    """The sink of blocks that nobody waits for: taken back after a lost epoch, acked long ago."""
-
-    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
-        """Nobody listens."""
-
-    def send_redirect(self, stream: Stream) -> None:
-        """Nobody listens."""
-
-
-_NOBODY = _Nobody()
 
 
 def given_up_text(held: Sequence[str]) -> str:
@@ -73,11 +61,17 @@ def _limits(topic: Topic) -> RingLimits:
 
 
 class TopicProcessor:
-    """Owns one write partition from its opening to its end; `run` opens it again after it was fenced."""
+    """Owns one write partition from its opening to its end; `run` opens it again after it was fenced.
 
-    def __init__(self, services: Services, sharing: Sharing, topic: Topic, partition: int) -> None:
+    `leave` gets the blocks of each lost epoch that were acked with 1.
+    """
+
+    def __init__(
+        self, services: Services, sharing: Sharing, leave: Callable[[HeldBlocks], None], topic: Topic, partition: int
+    ) -> None:
         self.services = services
         self._sharing = sharing
+        self._leave = leave
         self.topic = topic
         self.partition = partition
         self.scope = scope_of(topic.id_bytes, partition)
@@ -96,7 +90,6 @@ class TopicProcessor:
         self._ends: list[tuple[ProducerEnd, asyncio.Future[None]]] = []
         self._streams: dict[Stream, None] = {}
         self._restate = False
-        self._held: list[Slot] = []  # batches with ack=1 blocks whose epoch was lost before their pointer
         self._tasks = TaskOwner(self._failed, services.events)
         self._pump_scheduled = False
         self._grew = False  # blocks came since the last round
@@ -130,21 +123,19 @@ class TopicProcessor:
     async def drain(self) -> None:
         """Take nothing new; return when everything is acked and the partition is released.
 
-        Raises: what ended the partition before that, when blocks are given up with it.
+        Raises: what ended the partition before that, when its ring held something.
         """
         self.start_draining()
         async with self._drain_once:  # a planned move may drain it while the whole broker drains
-            while self.failure is None and (len(self.ring) or self._ends or self._held or self._publishing):
+            while self.failure is None and (len(self.ring) or self._ends or self._publishing):
                 self._changed.clear()
                 await self._changed.wait()
             if self.own is not None and self.failure is None:
                 self._released = True
                 await release_partition(self.services, self._publisher(), self.topic)
-            error, held = self.failure, self.held_blocks()
+            error, left = self.failure, len(self.ring)
             await self.stop()
-            if held:
-                self.services.events.error("given-up", given_up_text(held))
-            if error is not None and held:
+            if error is not None and left:
                 raise error
 
     def fail(self, error: MemqError) -> None:
@@ -157,21 +148,19 @@ class TopicProcessor:
         self._fail_ends(error)
 
     async def stop(self) -> None:
-        """End at once; what is not published stays unacked."""
-        self.fail(MovedError(f"{self._name()} is closed"))
+        """End at once; what is not published stays unacked, or is left to the next owner."""
+        self.fail(MovedError(f"{self.name} is closed"))
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.stop()
-        for slot in self.ring.give_up() + self._held:
-            self._release(slot)
-        self._held = []
+        self._empty_ring()
 
     def held_blocks(self) -> list[str]:
         """Describe what is not yet published, for the operator who gives up waiting."""
         return [
-            f"{self._name()} batch {slot.number} ({slot.state.name.lower()}): producer {run.stream.producer_id:016x}"
+            f"{self.name} batch {slot.number} ({slot.state.name.lower()}): producer {run.stream.producer_id:016x}"
             f" sequences {run.first} to {run.next - 1}, acks={AckLevel(run.stream.acks).name.lower()}"
-            for slot in [*self._held, *self.ring]
+            for slot in self.ring
             for run in slot.runs
         ]
 
@@ -185,13 +174,10 @@ class TopicProcessor:
                 self.fail(error)
                 return
             self.delivery_timeout_ms = topic.settings.delivery_timeout_ms
-            self.ring = Ring(self.ring.limits)  # what was held fits into as many slots as it came from
-            self._take_back_held()
-            self.ring.limits = _limits(topic)
+            self.ring = Ring(_limits(topic))
             self.ring.flushing = self.draining
             self._fenced.clear()
             self._ready.set()
-            self._changed.set()  # a drain may wait for held blocks that the queue turned out to have
             self.pump()
             await self._fenced.wait()
             self._ready.clear()
@@ -199,8 +185,8 @@ class TopicProcessor:
 
     def _failed(self, error: BaseException) -> None:
         """A task died of what nobody foresaw: the partition stops, loudly, and its clients go elsewhere."""
-        self.services.events.error("processor-failed", f"{self._name()}: {error!r}", error)
-        self.fail(error if isinstance(error, MemqError) else MovedError(f"{self._name()} failed: {error!r}"))
+        self.services.events.error("processor-failed", f"{self.name}: {error!r}", error)
+        self.fail(error if isinstance(error, MemqError) else MovedError(f"{self.name} failed: {error!r}"))
 
     def follow(self, topic: Topic) -> None:
         """Take altered settings, with the next epoch; but at once what the queue lets late pointers do from now on."""
@@ -253,7 +239,7 @@ class TopicProcessor:
     def forget_silent(self, now_ms: int) -> None:
         """Forget the producers that were silent for the dedup window; those in the ring are not."""
         if self.own is not None:
-            busy = {run.stream.producer_id for slot in [*self._held, *self.ring] for run in slot.runs}
+            busy = {run.stream.producer_id for slot in self.ring for run in slot.runs}
             self.own.forget(now_ms, busy)
 
     async def end_producer(self, end: ProducerEnd) -> None:
@@ -318,7 +304,7 @@ class TopicProcessor:
         put_s = None
         try:
             if not self.topic.settings.shared_objects and not slot.late:
-                put_s = await store_object(self.services, own_object(sealed), f"{self._name()} batch {slot.number}")
+                put_s = await store_object(self.services, own_object(sealed), f"{self.name} batch {slot.number}")
             if put_s is None:
                 put_s = await self._sharing.store(sealed, slot.slabs)
         except ObjectExistsError as error:  # a key is used once: somebody else writes with our epoch
@@ -330,7 +316,7 @@ class TopicProcessor:
 
     def _fence(self, error: MemqError) -> None:
         """Give the epoch up for what an upload met; a publish under way ends first, and sees it."""
-        self.services.events.error("fenced", f"{self._name()}: {error}")
+        self.services.events.error("fenced", f"{self.name}: {error}")
         own = self._owned()
         if own.phase is Phase.OWNING:
             own.become(Phase.FENCED)
@@ -345,7 +331,7 @@ class TopicProcessor:
             else:
                 await self._publish_control()
         except FencedError as error:
-            self.services.events.warning("fenced", f"{self._name()}: {error}")
+            self.services.events.warning("fenced", f"{self.name}: {error}")
             self._fenced.set()
             return
         finally:
@@ -416,45 +402,29 @@ class TopicProcessor:
     # ---- the end of an epoch -----------------------------------------------------------------------
 
     async def _give_up_epoch(self) -> None:
-        """Give the whole ring up, from the head on: ack=all producers send again, ack=1 blocks are kept."""
-        own = self._owned()
+        """Give the whole ring up, from the head on: ack=all producers send again, ack=1 blocks go to the next owner."""
         self.services.counters.fenced += 1
         self._redirect_streams()
         for task in list(self._uploads.values()):
             task.cancel()
             await asyncio.wait([task])  # the store reads the buffers until its put ends
         self._uploads.clear()
+        self._empty_ring()
+        self._changed.set()
+
+    def _empty_ring(self) -> None:
+        """End the epoch, if there is one; leave what was acked with 1, and let go of the rest."""
+        own, self.own = self.own, None
+        if own is None:
+            return
         self._sealed.clear()
+        held = HeldBlocks(self.topic, self.partition, own, self.services.pool.release)
         for slot in self.ring.give_up():
-            if any(run.stream.acks == AckLevel.ONE for run in slot.runs):
-                self._held.append(slot)
-            else:
-                self._release(slot)
-        self.own = None
-        wait_s = own.handed_over_s + own.stale_publish_s - self._now()
-        if self._held and wait_s > 0:
-            await asyncio.sleep(wait_s)  # until then a publish that is under way may still land
-
-    def _take_back_held(self) -> None:
-        """Append again, in the new epoch, the ack=1 blocks of the lost one that the queue does not hold."""
-        held, self._held = self._held, []
-        for slot in held:
-            self._take_back(slot)
-            self._release(slot)
-
-    def _take_back(self, slot: Slot) -> None:
-        own = self._owned()
-        streams: dict[int, Stream] = {}
-        kept = {run.stream.producer_id for run in slot.runs if run.stream.acks == AckLevel.ONE}
-        for slab, start, end in slot.extents:
-            header = parse_header(slab.view, start)
-            producer = own.producer(header.producer_id)
-            if producer.id not in kept or producer.queued.covers(header.first_sequence, header.next_sequence):
-                continue
-            stream = streams.setdefault(producer.id, Stream(0, _NOBODY, self, producer, AckLevel.NONE, 0))
-            taken = self.ring.append(stream, header.first_sequence, header.count, slab, start, end, self._now())
-            assert taken, f"{self._name()}: what was held does not fit into a new ring"
-            producer.next = max(producer.next, header.next_sequence)
+            held.keep(slot)
+            for slab in slot.let_go():
+                self.services.pool.release(slab)
+        if held.blocks:
+            self._leave(held)
 
     def _redirect_streams(self) -> None:
         """Close all streams: their producers open again, here or elsewhere."""
@@ -470,17 +440,13 @@ class TopicProcessor:
                 future.set_exception(error)
         self._ends = []
 
-    def _release(self, slot: Slot) -> None:
-        for slab in slot.let_go():
-            self.services.pool.release(slab)
-
     # ---- small things ------------------------------------------------------------------------------
 
     def _publisher(self) -> Publisher:
         return Publisher(self.services, self._owned(), self.read_partition)
 
     def _owned(self) -> Ownership:
-        assert self.own is not None, f"{self._name()} is not open"
+        assert self.own is not None, f"{self.name} is not open"
         return self.own
 
     def _origin(self) -> Origin:
@@ -497,5 +463,7 @@ class TopicProcessor:
     def _now(self) -> float:
         return self.services.runtime.clock.monotonic()
 
-    def _name(self) -> str:
+    @property
+    def name(self) -> str:
+        """What the log and errors call it."""
         return f"topic '{self.topic.name}' partition {self.partition}"

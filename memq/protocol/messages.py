@@ -84,6 +84,19 @@ class Done(msgspec.Struct, kw_only=True):
     """An answer without content."""
 
 
+class Forward(msgspec.Struct, kw_only=True):
+    """What comes before a block that another broker acked with 1 and can't publish any more.
+
+    The answer is `Done` when its pointer is in the queue. `absent_ms`: when the queue did not hold it, on the
+    connection's clock.
+    """
+
+    topic: str
+    topic_id: str
+    partition: Int64
+    absent_ms: Int64
+
+
 class Nack(msgspec.Struct, kw_only=True):
     """A block was not taken, or a request failed: `code` and `kind` as in memq.errors."""
 

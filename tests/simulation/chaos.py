@@ -29,6 +29,7 @@ class Chaos:
         self._repeat(faults.cut_every_s, self._cut)
         self._repeat(faults.stop_every_s, self._stop)
         self._repeat(faults.move_every_s, self._move)
+        self._repeat(faults.seize_every_s, self._seize)
         self._repeat(faults.jump_every_s, self._jump)
         self._repeat(faults.sick_every_s, self._sicken)
 
@@ -115,6 +116,9 @@ class Chaos:
 
     def _move(self) -> None:
         self._cluster.move(self._random.randrange(self._cluster.shape.partitions))
+
+    def _seize(self) -> None:
+        self._cluster.move(self._random.randrange(self._cluster.shape.partitions), seize=True)
 
     def _jump(self) -> None:
         node = self._pick()

@@ -8,7 +8,7 @@ nor the consumer's positions. What it checks, and when:
 - as a record is acked with `all`: its pointer and object are there;
 - as a record is consumed, or a position is stored: see `group_rules`;
 - as retention takes pointers: they are old enough; as an object is deleted: no pointer names it;
-- at the end: what was acked with 1 is in the log, unless its owner was killed or fenced with it; acked records stand
+- at the end: what was acked with 1 is in the log, unless an owner was killed with it; acked records stand
   in each producer's order; who resumes anywhere reads the same stream; no object is left that no pointer names; and
   lag is exact (see `lag`).
 """
@@ -25,7 +25,7 @@ from memq.notification import Publication
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.group_rules import GroupRules
 from tests.simulation.lag import LagCheck
-from tests.simulation.node import Node
+from tests.simulation.node import FOREVER, Node
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered, FindingError, LogEntry, read_entry, resume
@@ -42,7 +42,7 @@ class SentRecord:
     number: int
     sent_s: float
     acked: bool = False
-    held: bool = False  # acked with 1
+    held_s: float = FOREVER  # when it was acked with 1
     place: tuple[ReadPartition, int] | None = None  # index in the reference stream
 
 
@@ -95,7 +95,7 @@ class Checker:
 
     def ack_held(self, value: bytes) -> None:
         """A producer was told that the record is acked with 1: checked, and held by its broker."""
-        self.records[value].held = True
+        self.records[value].held_s = self._now()
         self.acked += 1
 
     def left(self, value: bytes) -> None:
@@ -222,7 +222,9 @@ class Checker:
         return [
             value
             for value, record in self.records.items()
-            if record.held and record.place is None and not topic[record.stream[1]].may_lose(record.sent_s)
+            if record.held_s < FOREVER
+            and record.place is None
+            and not topic[record.stream[1]].may_lose(record.sent_s, record.held_s)
         ]
 
     def check_store(self) -> None:

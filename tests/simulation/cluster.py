@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from memq.broker.broker import Broker
+from memq.broker.metrics import Counters
 from memq.broker.retention import look_after
 from memq.errors import MemqError
 from memq.governor import BrokerEntry
@@ -73,6 +74,7 @@ class SimCluster:
         )
         self.read_partitions = [ReadPartition("t", TOPIC_ID, number) for number in range(shape.partitions)]
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
+        self.counters: list[Counters] = []  # of each life of a broker
         self._stops: dict[str, asyncio.Event] = {}
         self._seen_s: dict[str, float] = {}
         self._entries: dict[str, BrokerEntry] = {}
@@ -171,6 +173,7 @@ class SimCluster:
                 doors.coordinator,
                 slab_bytes=32 << 10,
             )
+            self.counters.append(broker.services.counters)
             try:
                 await broker.start()
             except MemqError:
@@ -216,18 +219,20 @@ class SimCluster:
         blocked_until = self.doors[name].callers[2].blocked_until if name in self.doors else 0.0
         return node.alive and node.paused_until <= self.world.now and blocked_until <= self.world.now
 
-    def move(self, partition: int) -> None:
-        """Give a partition to another live broker, as a planned move does."""
+    def move(self, partition: int, *, seize: bool = False) -> None:
+        """Give a partition to another live broker, as a planned move does; or as one does whose owner seems dead."""
         registry = self.cloud.cluster.registry
         entry = registry.assignment(TOPIC_ID, partition)
         others = [broker.id for broker in registry.brokers() if broker.id != entry.broker]
         if others:
             target = self.world.random("moves").choice(others)
-            self.world.trace.event(self.world.now, "move", partition, entry.broker, target)
-            task = self.cloud.node.loop.create_task(self._move(partition, target))
+            self.world.trace.event(self.world.now, "seize" if seize else "move", partition, entry.broker, target)
+            task = self.cloud.node.loop.create_task(self._move(partition, target, seize=seize))
             del task  # the loop holds it
 
-    async def _move(self, partition: int, target: str) -> None:
+    async def _move(self, partition: int, target: str, *, seize: bool) -> None:
         registry = self.cloud.cluster.registry
         entry = registry.assignment(TOPIC_ID, partition)
-        self.cloud.cluster.apply(registry.set_assignment(msgspec.structs.replace(entry, broker=target)))
+        session = "" if seize else entry.session
+        moved = msgspec.structs.replace(entry, broker=target, session=session)
+        self.cloud.cluster.apply(registry.set_assignment(moved))

@@ -52,13 +52,14 @@ class ChaosFaults:
     cut_s_max: float = 5.0
     stop_every_s: float = 0.0
     move_every_s: float = 0.0
+    seize_every_s: float = 0.0  # a partition gets another owner, and its last one was not asked
     jump_every_s: float = 0.0  # a wall clock is set, within the error that clocks may have
     sick_every_s: float = 0.0  # the store refuses to put some keys, and takes all others
     sick_s_max: float = 0.0
 
     def slower(self, factor: float) -> ChaosFaults:
         """Return the same with `factor` times the time between events."""
-        names = ("kill_every_s", "pause_every_s", "cut_every_s", "stop_every_s", "move_every_s")
+        names = ("kill_every_s", "pause_every_s", "cut_every_s", "stop_every_s", "move_every_s", "seize_every_s")
         return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 

@@ -46,6 +46,7 @@ class Node:
         self.index = index
         self.name = name
         self.alive = True
+        self.killed_s = FOREVER  # an exit is no kill
         self.free_at = 0.0
         self.paused_until = 0.0
         self.wake_at = FOREVER
@@ -99,6 +100,7 @@ class Node:
         """Stop as by SIGKILL: nothing of it runs again, and what it left has no effect any more."""
         if self.alive:
             self.world.trace.event(self.world.now, "kill", self.name)
+            self.killed_s = self.world.now
             self.die()
 
     def die(self) -> None:

@@ -7,12 +7,11 @@ from typing import Literal
 
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
-from tests.simulation.node import EPOCH_MS, Node
+from tests.simulation.node import EPOCH_MS, FOREVER, Node
 from tests.simulation.reader import FindingError, LogEntry, Source
 
 Refusal = Literal["epoch", "age"]
 ROUNDING_MS = 2
-STALE_S_MAX = 40.0  # a fenced owner takes blocks until it notices: pauses and cut links last up to 8 s each
 
 
 @dataclass(slots=True)
@@ -35,7 +34,6 @@ class OwnerRules:
     refuse: Refusal
     brokers: dict[int, Epoch] = field(default_factory=dict)
     highest: int = 0
-    _lost_s: list[float] = field(default_factory=list)  # until when an owner may have held what it then lost
     _offsets: dict[tuple[Source, int], int] = field(default_factory=dict)  # where a block lies first
     _landed: dict[Source, RangeSet] = field(default_factory=dict)
 
@@ -73,20 +71,19 @@ class OwnerRules:
             raise FindingError(
                 f"epoch {number} is opened by {epoch.broker} and again by {broker}, process {node.index}"
             )
-        before = self.brokers.get(self.highest, epoch)
-        if number > self.highest and before.node is not node and not before.closed:
-            self._lost_s.append(now_s + (STALE_S_MAX if before.node.alive else 0.0))
         self.highest = max(self.highest, number)
 
-    def may_lose(self, sent_s: float) -> bool:
-        """Whether a block that was sent then, and acked with 1, may be lost: its owner was killed, or fenced.
+    def may_lose(self, sent_s: float, acked_s: float) -> bool:
+        """Whether a block that was sent and acked with 1 then may be lost: an owner was killed that may have held it.
 
-        A killed owner loses its memory. What a fenced one holds goes to the next one by FORWARD, which nobody sends
-        yet. An owner that said `closed` has lost nothing, nor has one that opened again.
+        Who merely loses an epoch brings what it holds to the next owner, and one that said `closed` holds nothing. Who
+        had not opened the partition by the ack was handed the block, and had to publish it before it answered.
         """
-        last = self.brokers.get(self.highest)
-        killed = last is not None and not last.node.alive and not last.closed
-        return killed or any(sent_s <= until_s for until_s in self._lost_s)
+        acked_ms = EPOCH_MS + acked_s * 1000
+        return any(
+            sent_s <= epoch.node.killed_s < FOREVER and epoch.opened_ms <= acked_ms and not epoch.closed
+            for epoch in self.brokers.values()
+        )
 
     def _check_proof(self, epoch: int, proof_ms: float) -> None:
         """A proof says: at this moment no higher epoch was in the queue. `proof_ms` is true time."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import msgspec
 
@@ -14,7 +15,7 @@ from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.cluster import SETTINGS, Shape
 from tests.simulation.faults import LEVELS, Faults
 
-ASPECTS = ("house", "levels", "jumps", "wander", "shared")
+ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize")
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 CALM_SWEEP_AGE_MS = 25_000
@@ -128,16 +129,35 @@ def _with_house(plan: Plan, level: str, draw: random.Random) -> Plan:
 
 
 def _with_levels(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Add producers with acks=1 and acks=0, and stop brokers more often: a drain must lose nothing of theirs.
-
-    A broker that is alone is never fenced: then nothing but its death excuses a loss.
-    """
+    """Add producers with acks=1 and acks=0, and stop brokers more often: a drain must lose nothing of theirs."""
     stop_every_s = 0.0 if level == "calm" else draw.choice([4.0, 12.0])
     faults = replace(plan.faults, chaos=replace(plan.faults.chaos, stop_every_s=stop_every_s))
     shape = replace(plan.shape, brokers=1 if draw.random() < 0.6 else plan.shape.brokers)
     return replace(
         plan, shape=shape, faults=faults, producers=(*plan.producers, draw.choice(["one", "one", "none"]), "one")
     )
+
+
+def _with_seizures(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Take partitions from owners whose rings are full of what they acked with 1, for the store is slow; kill nobody.
+
+    Then nothing excuses a loss: what is held goes to the next owner, also through one more seizure, a move or a stop.
+    """
+    chaos = replace(
+        plan.faults.chaos,
+        kill_every_s=0.0,
+        stop_every_s=draw.choice([0.0, 8.0, 30.0]),
+        move_every_s=draw.choice([0.0, 5.0]),
+        seize_every_s=draw.choice([1.0, 2.0, 5.0]),
+        pause_every_s=draw.choice([0.0, 5.0]),
+        pause_s_max=2.5,
+        cut_every_s=draw.choice([0.0, 10.0]),
+    )
+    store = replace(plan.faults.store, latency_s_max=draw.choice([0.5, 2.0]))
+    faults = replace(plan.faults, chaos=chaos, store=store)
+    refuse: Literal["epoch", "age"] = "epoch" if draw.random() < 0.7 else "age"
+    shape = replace(plan.shape, brokers=draw.choice([2, 3]), refuse=refuse, session_timeout_ms=5_000)
+    return replace(plan, shape=shape, faults=faults, producers=(*plan.producers, "one", "one"), pace_s_max=0.1)
 
 
 def _with_jumps(plan: Plan, _level: str, draw: random.Random) -> Plan:
@@ -166,4 +186,5 @@ _CHANGES = {
     "jumps": _with_jumps,
     "wander": _with_wandering,
     "shared": _with_shared_objects,
+    "seize": _with_seizures,
 }

@@ -128,7 +128,7 @@ class Scenario:
             acked=checker.acked,
             given_up=checker.given_up,
             pointers=sum(len(log.entries) for log in checker.logs.values()),
-            counts=checker.counts(),
+            counts=checker.counts() | {"forwarded": sum(each.forwarded_blocks for each in self.cluster.counters)},
         )
 
     # ---- processes -----------------------------------------------------------------------------

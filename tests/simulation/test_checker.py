@@ -417,7 +417,7 @@ def test_trimmed_objects_may_go() -> None:
 
 
 def held_by_a_killed_owner(log: Log) -> None:
-    log.node.alive = False
+    log.node.kill()
 
 
 def held_by_a_fenced_owner(log: Log) -> None:
@@ -425,15 +425,39 @@ def held_by_a_fenced_owner(log: Log) -> None:
     log.open(2, broker="c")
 
 
+def held_by_a_fenced_owner_and_the_next_is_killed(log: Log) -> None:
+    log.world.now += 1.0
+    held_by_a_fenced_owner(log)
+    log.node.kill()
+
+
+def held_by_a_fenced_owner_that_is_killed_later(log: Log) -> None:
+    first = log.node
+    held_by_a_fenced_owner(log)
+    first.kill()
+
+
+def held_by_an_owner_that_exits(log: Log) -> None:
+    log.node.die()
+
+
 def held_and_closed(log: Log) -> None:
     log.publish(log.pointer(kind="closed", epoch=1, broker="b"), 1)
-    log.node.alive = False
+    log.node.kill()
 
 
 @pytest.mark.parametrize(
-    ("end", "lost"), [(held_by_a_killed_owner, 0), (held_by_a_fenced_owner, 0), (held_and_closed, 1)]
+    ("end", "lost"),
+    [
+        (held_by_a_killed_owner, 0),
+        (held_by_a_fenced_owner_that_is_killed_later, 0),
+        (held_by_a_fenced_owner, 1),
+        (held_by_a_fenced_owner_and_the_next_is_killed, 1),
+        (held_by_an_owner_that_exits, 1),
+        (held_and_closed, 1),
+    ],
 )
-def test_what_is_held_is_lost_with_its_owner_only(end: Callable[[Log], None], lost: int) -> None:
+def test_what_is_held_is_lost_with_a_killed_owner_only(end: Callable[[Log], None], lost: int) -> None:
     log = Log()
     log.open(1)
     log.checker.ack_held(log.send(0)[0])

@@ -16,7 +16,7 @@ from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
 from memq.broker.ownership import Ownership
 from memq.broker.ring import Ring, RingLimits
 from memq.broker.services import Services
-from memq.broker.slabs import SlabPool
+from memq.broker.slabs import Slab, SlabPool
 from memq.broker.streams import Producer, Stream
 from memq.clock import SystemClock
 from memq.format.block import check_block, scope_of
@@ -69,6 +69,9 @@ class Requests:
             connection.send(encode_frame(Api.HELLO, 0, HELLO_MAGIC, answer))
         else:
             self.bodies.setdefault(connection, []).append(bytes(frame.body))
+
+    def forward(self, connection: Connection, request: int, slab: Slab, start: int, stop: int) -> None:
+        raise AssertionError("nobody forwards here")
 
     def gone(self, connection: Connection) -> None: ...
 

@@ -223,11 +223,8 @@ def test_blocks_acked_at_level_one_survive_an_object_of_somebody_else() -> None:
             store.objects[key] = b"of another owner of the same epoch"
             store.gate.set()
             await broker.drain()
-            assert [(each.kind, each.epoch) for each in await pointers(broker, topic)][1:] == [
-                ("opened", 2),
-                ("data", 2),
-                ("closed", 2),
-            ]
+            kinds = [each.kind for each in await pointers(broker, topic)]
+            assert (kinds.count("data"), kinds[-1]) == (1, "closed")
             await client.close()
 
     run(work())

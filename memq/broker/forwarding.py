@@ -1,0 +1,182 @@
+"""Hands the ack=1 blocks of lost epochs to the new owners, which may be this broker, and holds them until then.
+
+Theory: a block that was acked with 1 has nobody else who would send it again, and another owner may have published it
+all the same: its producer sends it again when the ack was lost, and a publish of the lost epoch may land late. So
+the queue is read first, after the last such publish is too old to be taken; what it does not hold goes to the new owner
+with the moment of that read. The new owner knows what came into the queue since (for as long as the delivery
+timeout; later it refuses, and the queue is read again), and answers when the block's pointer is in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from memq.backoff import backoff_s
+from memq.broker.forwarded import take_forwarded
+from memq.broker.held import HeldBlock, HeldBlocks
+from memq.broker.peer import Peer, connect_peer
+from memq.broker.pointer_reader import PointerReader
+from memq.broker.services import Services
+from memq.broker.topic_processor import TopicProcessor, given_up_text
+from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, TooOldError
+from memq.limits import MIB
+from memq.tasks import TaskOwner
+from memq.topic import ReadPartition, Topic
+
+BACKOFF_S_MAX = 2.0
+READ_TIMEOUT_S = 30.0
+FORWARD_S_MAX = 600.0  # for so long no owner takes any block of a partition: then they are given up, and named
+IN_FLIGHT_BLOCKS_MAX = 32
+IN_FLIGHT_BYTES_MAX = 4 * MIB
+
+Place = Callable[[Topic, int], Awaitable[TopicProcessor | str]]
+
+
+class Forwarder:
+    """`place` says where a partition is now: its processor when it is here, else its owner's address."""
+
+    def __init__(self, services: Services, place: Place) -> None:
+        self._services = services
+        self._place = place
+        self._work: dict[HeldBlocks, asyncio.Task[None]] = {}
+        self._tasks = TaskOwner(self._failed, services.events)
+        self._given_up: MemqError | None = None
+
+    def __len__(self) -> int:
+        """How many blocks are held."""
+        return sum(len(held) for held in self._work)
+
+    def take(self, held: HeldBlocks) -> None:
+        """Bring the blocks of a lost epoch to the next owner, in the background; after `stop` they are let go."""
+        if self._tasks.stopped:
+            _let_go_of_all(held)
+            return
+        task = self._work[held] = self._tasks.start(self._forward(held), f"forward {held.name}")
+        task.add_done_callback(lambda _: self._done(held))
+
+    def describe(self) -> list[str]:
+        """Name each block that is held."""
+        return [line for held in self._work for line in held.describe()]
+
+    async def drain(self) -> None:
+        """Return when nothing is held. Raises: what stood in the way, when blocks were given up meanwhile."""
+        while self._work:
+            await asyncio.wait(list(self._work.values()))
+        error, self._given_up = self._given_up, None
+        if error is not None:
+            raise error
+
+    async def stop(self) -> None:
+        """End at once; what is held is let go."""
+        await self._tasks.stop()
+
+    def _done(self, held: HeldBlocks) -> None:
+        self._work.pop(held, None)
+        _let_go_of_all(held)
+
+    def _failed(self, error: BaseException) -> None:
+        self._services.events.error("forward-failed", repr(error), error)
+
+    # ---- one epoch's blocks ------------------------------------------------------------------------
+
+    async def _forward(self, held: HeldBlocks) -> None:
+        """Try until all blocks are in the queue, or nobody has taken any for too long."""
+        await asyncio.sleep(held.settled_s - self._now())
+        tries, since_s, left = 0, self._now(), len(held)
+        while held.blocks:
+            try:
+                await self._hand_over(held)
+            except NotFoundError as error:
+                self._services.events.warning("forward-gone", f"{held.name}: {error}")
+                return
+            except (RetryableError, TooOldError, TimeoutError) as error:
+                if len(held) < left:
+                    tries, since_s, left = 0, self._now(), len(held)
+                tries += 1
+                self._services.counters.forward_retries += 1
+                self._services.events.info("forward-retry", f"{held.name}, {left} blocks, try {tries}: {error!r}")
+                if self._now() - since_s > FORWARD_S_MAX:
+                    text = f"no owner of {held.name} took {left} blocks for {FORWARD_S_MAX:g} s: {error!r}"
+                    self._give_up(held, list(held.blocks), TimedOutError(text))
+                    return
+                delay_s = backoff_s(self._services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
+                await asyncio.sleep(delay_s)
+
+    async def _hand_over(self, held: HeldBlocks) -> None:
+        """Find the owner, and bring it what the queue does not hold. Raises: what stands in the way."""
+        place = await self._place(held.topic, held.partition)
+        peer = await connect_peer(self._services.runtime, place) if isinstance(place, str) else None
+        try:
+            absent_s = await self._read_on(held)
+            while held.blocks:
+                await self._bring(held, _some(held), peer or place, absent_s)
+        finally:
+            if peer is not None:
+                peer.close()
+
+    async def _read_on(self, held: HeldBlocks) -> float:
+        """Read the queue to its end, and let go of what it holds. Return the moment at which it held no more."""
+        slots = held.topic.partitions[held.partition]
+        read = ReadPartition(held.topic.name, held.topic.id, slots.read_partition)
+        log = PointerReader(self._services, read, held.name)
+        while True:
+            handed_over_s = self._now()
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                entries = await log.read(held.read_to)
+                for entry in entries:
+                    held.meet(entry.offset, await log.pointer(entry))
+            if not entries:
+                held.let_go_of_queued()
+                return handed_over_s
+
+    async def _bring(
+        self, held: HeldBlocks, blocks: list[HeldBlock], owner: Peer | TopicProcessor | str, absent_s: float
+    ) -> None:
+        """Hand some blocks over at once. Raises: what passes; a block that can never be taken is given up alone."""
+
+        async def one(block: HeldBlock) -> None:
+            if isinstance(owner, TopicProcessor):
+                await take_forwarded(owner, block.slab, block.start, block.end, absent_s)
+            elif isinstance(owner, Peer):
+                await owner.forward(held.topic, held.partition, block.view, absent_s)
+
+        ends = await asyncio.gather(*(one(block) for block in blocks), return_exceptions=True)
+        passing: BaseException | None = None
+        for block, end in zip(blocks, ends, strict=True):
+            if end is None:
+                held.let_go(block)
+                self._services.counters.forwarded_blocks += 1
+            elif isinstance(end, MemqError) and not isinstance(end, (RetryableError, TooOldError, NotFoundError)):
+                self._give_up(held, [block], end)
+            else:
+                passing = passing or end
+        if passing is not None:
+            raise passing
+
+    def _give_up(self, held: HeldBlocks, blocks: list[HeldBlock], error: MemqError) -> None:
+        self._given_up = error
+        self._services.counters.given_up_blocks += len(blocks)
+        self._services.events.error("given-up", f"{error}: {given_up_text(held.describe(blocks))}")
+        for block in blocks:
+            held.let_go(block)
+
+    def _now(self) -> float:
+        return self._services.runtime.clock.monotonic()
+
+
+def _some(held: HeldBlocks) -> list[HeldBlock]:
+    """Return the first blocks, as many as may be under way at once; one at least."""
+    found: list[HeldBlock] = []
+    size = 0
+    for block in held.blocks:
+        size += block.end - block.start
+        if found and (len(found) == IN_FLIGHT_BLOCKS_MAX or size > IN_FLIGHT_BYTES_MAX):
+            break
+        found.append(block)
+    return found
+
+
+def _let_go_of_all(held: HeldBlocks) -> None:
+    for block in list(held.blocks):
+        held.let_go(block)

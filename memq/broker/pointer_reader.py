@@ -1,0 +1,54 @@
+"""Reads the pointers of a read partition: one that does not name all its producers is completed from its object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from memq.broker.batch import producer_ranges
+from memq.broker.services import Services
+from memq.errors import CorruptDataError, MemqError, RetryableError
+from memq.format.object import open_object
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Entry
+from memq.topic import ReadPartition
+
+READ_BYTES = 1 << 20
+
+
+class PointerReader:
+    """Reads one read partition; `name` is what the log calls it."""
+
+    def __init__(self, services: Services, partition: ReadPartition, name: str) -> None:
+        self._services = services
+        self._partition = partition
+        self._name = name
+
+    async def read(self, offset: int) -> Sequence[Entry]:
+        """Return some entries from `offset` on, none at the end. Raises: as `PointerReader.read` of the queue."""
+        return await self._services.queue.read(self._partition, offset, READ_BYTES)
+
+    async def pointer(self, entry: Entry) -> Pointer | None:
+        """Return the pointer of an entry with all its producers, None when it is damaged.
+
+        Raises: RetryableError: without what may be read later, a block that is sent again would pass for new.
+        """
+        try:
+            pointer = decode_pointer(entry.body)
+        except CorruptDataError as error:
+            self._services.events.error("pointer-damaged", f"{self._name} offset {entry.offset}: {error}")
+            return None
+        if pointer.producers_complete or not pointer.locations:
+            return pointer
+        place = pointer.locations[0]
+        try:
+            data = await self._services.stores[place.store].get(place.key)
+            blocks = open_object(data).blocks_in(place.offset, place.length)
+        except RetryableError:
+            raise
+        except (MemqError, KeyError) as error:
+            self._services.events.error("index-unread", f"{self._name} object {place.key}: {error}")
+            return pointer
+        ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
+        return msgspec.structs.replace(pointer, producers=tuple(ranges))

@@ -1,0 +1,230 @@
+"""Blocks that were acked with 1 outlive their epoch: the next owner gets them, once, and answers when they are safe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from memq.broker.broker import Broker
+from memq.broker.peer import connect_peer
+from memq.broker.topic_processor import TopicProcessor
+from memq.errors import MovedError, NotFoundError, ProtocolError, TooOldError
+from memq.format.pointer import Pointer, decode_pointer
+from memq.protocol.forward import decode_forward, encode_forward
+from memq.protocol.frames import AckLevel, Api
+from memq.protocol.messages import Forward, Nack, decode_message
+from memq.storage_handlers import Buffer
+from memq.topic import ReadPartition, Topic, TopicSettings
+from tests.brokers import PRODUCER, BareClient, block_of, write_frame
+from tests.unit.test_broker_cluster import Rig, rig
+
+QUICK = TopicSettings(stale_publish_ms=1_000)  # how long a lost epoch waits before it is read on
+
+
+def gate_of(cluster: Rig) -> asyncio.Event:
+    """Let all puts wait for a gate."""
+    gate = asyncio.Event()
+    put = cluster.store.put
+
+    async def slow(key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        await gate.wait()
+        await put(key, buffers, checksum)
+
+    cluster.store.put = slow  # type: ignore[method-assign]  # a store that takes its time
+    return gate
+
+
+async def pointers(cluster: Rig, topic: Topic) -> list[Pointer]:
+    entries = await cluster.queue.read(ReadPartition(topic.name, topic.id, 0), 0, 1 << 20)
+    return [decode_pointer(entry.body) for entry in entries]
+
+
+async def held_at(broker: Broker, acks: AckLevel) -> tuple[Topic, BareClient]:
+    """Send one block of three records to a broker whose store hangs."""
+    topic = await broker.partitions.create("clicks", 1, QUICK, exist_ok=False)
+    client = await BareClient.connect(broker)
+    await client.open(topic, acks=acks)
+    client.write(write_frame(block_of(topic, 0, [b"a", b"b", b"c"])))
+    if acks == AckLevel.ONE:
+        assert (await client.frame()).argument == 3
+    return topic, client
+
+
+async def seize(cluster: Rig, topic: Topic, target: Broker) -> BareClient:
+    """Give a partition to another broker without asking the owner, and have it opened there."""
+    entry = cluster.owner(topic)
+    moved = msgspec.structs.replace(entry, broker=target.services.settings.broker_id, session="")
+    cluster.shared.apply(cluster.shared.registry.set_assignment(moved))
+    there = await BareClient.connect(target)
+    assert (await there.open(topic, stream=9, producer=77)).epoch == entry.epoch + 1
+    return there
+
+
+async def until_sealed(broker: Broker, topic: Topic) -> TopicProcessor:
+    """Let the loop turn until a batch is on its way to the store."""
+    processors = broker.partitions.processors
+    while not processors or not processors[topic.id, 0].pending_keys():  # noqa: ASYNC110 - there is no event for this
+        await asyncio.sleep(0)
+    return processors[topic.id, 0]
+
+
+def test_a_fenced_owner_hands_what_it_acked_with_1_to_the_next_one() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            gate = gate_of(cluster)
+            topic, client = await held_at(one, AckLevel.ONE)
+            two = await cluster.start("two")
+            there = await seize(cluster, topic, two)
+            gate.set()
+            await one.drain()
+            assert [(each.broker, each.records) for each in await pointers(cluster, topic) if each.records] == [
+                ("two", 3)
+            ]
+            assert len(one.partitions.forwarder) == 0
+            await client.close()
+            await there.close()
+
+    asyncio.run(work())
+
+
+def test_what_its_producer_sent_again_is_there_once() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            gate = gate_of(cluster)
+            topic, client = await held_at(one, AckLevel.ONE)
+            two = await cluster.start("two")
+            there = await seize(cluster, topic, two)
+            await there.open(topic, stream=1, acks=AckLevel.ONE)  # the producer: its ack was lost
+            there.write(write_frame(block_of(topic, 0, [b"a", b"b", b"c"])))
+            assert (await there.frame()).argument == 3
+            gate.set()
+            await one.drain()
+            assert [(each.broker, each.records) for each in await pointers(cluster, topic) if each.records] == [
+                ("two", 3)
+            ]
+            assert one.held_blocks() == []
+            await client.close()
+            await there.close()
+
+    asyncio.run(work())
+
+
+def test_a_partition_that_comes_back_takes_its_own_blocks_and_a_drain_waits_for_them() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            gate = gate_of(cluster)
+            topic, client = await held_at(one, AckLevel.ONE)
+            two = await cluster.start("two")
+            there = await seize(cluster, topic, two)
+            await there.close()
+            again = await seize(cluster, topic, one)
+            gate.set()
+            await two.close()
+            await one.drain()
+            assert [(each.broker, each.records) for each in await pointers(cluster, topic) if each.records] == [
+                ("one", 3)
+            ]
+            await client.close()
+            await again.close()
+
+    asyncio.run(work())
+
+
+def test_a_block_of_acks_all_is_left_to_its_producer() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            gate = gate_of(cluster)
+            topic, client = await held_at(one, AckLevel.ALL)
+            two = await cluster.start("two")
+            there = await seize(cluster, topic, two)
+            gate.set()
+            assert (await client.frame()).api == Api.REDIRECT
+            await one.drain()
+            assert [each.records for each in await pointers(cluster, topic) if each.records] == []
+            await client.close()
+            await there.close()
+
+    asyncio.run(work())
+
+
+# ---- the receiver ------------------------------------------------------------------------------
+
+
+def test_who_is_handed_a_block_answers_when_its_pointer_is_in_the_queue_and_judges_its_age() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
+            gate = gate_of(cluster)
+            peer = await connect_peer(cluster.runtime, one.address)
+            now_s = cluster.runtime.clock.monotonic()
+            block = memoryview(block_of(topic, 0, [b"a"]))
+            work = asyncio.create_task(peer.forward(topic, 0, block, now_s))
+            again = asyncio.create_task(peer.forward(topic, 0, block, now_s))
+            await until_sealed(one, topic)
+            assert not work.done()
+            gate.set()
+            await asyncio.gather(work, again)
+            assert [each.records for each in await pointers(cluster, topic)] == [0, 1]
+            await peer.forward(topic, 0, block, now_s)
+            assert [each.records for each in await pointers(cluster, topic)] == [0, 1], "it was there already"
+            with pytest.raises(TooOldError, match="block 7 was looked for over 120000 ms ago"):
+                await peer.forward(topic, 0, memoryview(block_of(topic, 7, [b"a"])), now_s - 121)
+            with pytest.raises(NotFoundError):
+                await peer.forward(topic, 5, block, now_s)
+            peer.close()
+
+    asyncio.run(work())
+
+
+def test_who_loses_its_epoch_says_so_and_the_block_goes_elsewhere() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
+            two = await cluster.start("two")
+            gate_of(cluster)
+            peer = await connect_peer(cluster.runtime, one.address)
+            now_s = cluster.runtime.clock.monotonic()
+            work = asyncio.create_task(peer.forward(topic, 0, memoryview(block_of(topic, 0, [b"a"])), now_s))
+            (await until_sealed(one, topic)).fail(MovedError("it moved"))
+            with pytest.raises(MovedError):
+                await work
+            peer.close()
+            await two.close()
+
+    asyncio.run(work())
+
+
+def test_a_head_that_is_none_is_refused_and_so_is_what_is_no_block() -> None:
+    message = Forward(topic="t", topic_id="0" * 32, partition=0, absent_ms=-5)
+    frame = encode_forward(3, message, 10) + b"0123456789"
+    body = frame[16:]
+    found, start = decode_forward(body)
+    assert (found, body[start:]) == (message, b"0123456789")
+    for wrong in (b"", b"\x00", b"\xff\xff", body[:20], b"\x02\x00[]", b"\x02\x00{}"):
+        with pytest.raises(ProtocolError):
+            decode_forward(wrong)
+
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
+            client = await BareClient.connect(one)
+            told = msgspec.structs.replace(message, topic=topic.name, topic_id=topic.id)
+            damaged = bytearray(block_of(topic, 0, [b"a"], producer=PRODUCER))
+            damaged[-1] ^= 1
+            client.write(encode_forward(4, told, len(damaged)) + damaged)
+            answer = await client.frame()
+            assert (answer.api, answer.argument) == (Api.ERROR, 4)
+            assert decode_message(answer.body, Nack).kind == "corrupt-data"
+            await client.close()
+
+    asyncio.run(work())
