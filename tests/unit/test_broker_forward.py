@@ -66,7 +66,7 @@ async def seize(cluster: Rig, topic: Topic, target: Broker) -> BareClient:
 async def until_sealed(broker: Broker, topic: Topic) -> TopicProcessor:
     """Let the loop turn until a batch is on its way to the store."""
     processors = broker.partitions.processors
-    while not processors or not processors[topic.id, 0].pending_keys():  # noqa: ASYNC110 - there is no event for this
+    while not processors or not processors[topic.id, 0]._sealed:  # noqa: ASYNC110 - there is no event for this
         await asyncio.sleep(0)
     return processors[topic.id, 0]
 
