@@ -55,9 +55,10 @@ class ProducerSettings:
     def silence_s_max(self) -> float:
         """After how long a connection that owes acks and says nothing is asked for a sign of life.
 
-        The sign may take as long again: what was cut without notice is noticed while blocks can go another way.
+        The sign may take as long again: what was cut without notice is noticed while blocks can go another way, and
+        not much later than the governor notices a broker that is gone.
         """
-        return min(10.0, self.delivery_timeout_s / 8)
+        return min(5.0, self.delivery_timeout_s / 8)
 
 
 def producer_settings(

@@ -56,7 +56,7 @@ from memq.errors import (
 )
 
 RETRY_S_BASE = 0.05
-RETRY_S_MAX = 2.0
+RETRY_S_MAX = 0.5  # what a client may add to a takeover, which itself takes about a session timeout
 NOT_READY_ASKS = 4  # every so many answers "not ready" the metadata is asked for
 BURNED_RANGES_MAX = 4_096  # beyond it the oldest are not reported: the audit then calls them unknown
 
