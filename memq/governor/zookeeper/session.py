@@ -49,6 +49,11 @@ from memq.threads import ThreadPool
 
 RETRY_DELAY_S_MAX = 2
 CALLS_AT_ONCE_MAX = 500
+_DISTRUST = "CERTIFICATE_VERIFY_FAILED"
+_UNTRUSTED = (
+    "its certificate is not of an authority in tls_ca_file of [zookeeper], or does not name the host that is connected "
+    "to: name the authority's file, and the host in coordinator = zookeeper://HOST:PORT/PATH as the certificate does"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,7 @@ class ZookeeperSession:
         self._was_up = False
         self._lost = True  # since the last connection
         self._closed = False
+        self._complaints = _Complaints()
         self._farewell = ThreadPool("zookeeper", 1)
 
     @property
@@ -145,7 +151,7 @@ class ZookeeperSession:
             raise ClosedError("the coordinator is closed")
         if self._client is None:
             self._loop = asyncio.get_running_loop()
-            self._client = _client(self._address, self._settings)
+            self._client = _client(self._address, self._settings, self._complaints.logger)
             self._client.add_listener(self._state_changed)
             self._client.start_async()
         if self._was_up:
@@ -183,6 +189,7 @@ class ZookeeperSession:
             self._events.info("zookeeper-connected", f"{self._address.hosts} session {self.number:x}")
             self._up.set()
             self._was_up = True
+            self._complaints.last = ""
             self._connected(lost)
         else:
             self._up.clear()
@@ -194,8 +201,12 @@ class ZookeeperSession:
         hosts = self._address.hosts
         if self._client is not None and self._client.client_state == KeeperState.AUTH_FAILED:
             return _denied(f"ZooKeeper at {hosts} refuses the credentials")
+        last = self._complaints.last
+        if _DISTRUST in last and not self._was_up:
+            return DeniedError(f"ZooKeeper at {hosts} is not trusted: {last}", hint=_UNTRUSTED)
+        cause = f": {last}" if last else ""
         return UnreachableError(
-            f"ZooKeeper at {hosts} does not answer", hint="check the coordinator's URL, and that ZooKeeper runs"
+            f"ZooKeeper at {hosts} does not answer{cause}", hint="check the coordinator's URL, and that ZooKeeper runs"
         )
 
     # ---- calls -----------------------------------------------------------------------------------
@@ -291,10 +302,24 @@ class ZookeeperSession:
         return fired
 
 
-def _client(address: ZookeeperAddress, settings: ZookeeperSettings) -> Any:
-    """Return a kazoo client that tries to connect for ever; of its log only errors: the session says the rest."""
-    logger = logging.getLogger("memq.kazoo")
-    logger.setLevel(logging.ERROR)
+class _Complaints(logging.Handler):
+    """The log of one kazoo client: its last warning tells why it does not connect; only errors go on to memq's log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+        self.logger = logging.Logger("memq.kazoo", logging.WARNING)  # noqa: LOG001 - of one client, and gone with it
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a warning, in a thread of kazoo."""
+        self.last = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            logging.getLogger(record.name).handle(record)
+
+
+def _client(address: ZookeeperAddress, settings: ZookeeperSettings, logger: logging.Logger) -> Any:
+    """Return a kazoo client that tries to connect for ever."""
     sasl = {
         "mechanism": settings.sasl_mechanism,
         "username": settings.sasl_username,
