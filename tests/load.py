@@ -14,6 +14,7 @@ from tests.processes import BrokerProcess
 TOPIC = "clicks"
 PARTITIONS = 6
 RECORDS_S = 500
+BLOCKS_MAX = 30_000  # a minute and more of them
 HANG_S = 120.0  # an ack that does not come is a failure, not a build that never ends
 _CLOCK = SystemClock()
 _numbers = itertools.count()
@@ -90,13 +91,17 @@ class Sender:
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
         """Look whether something holds, again after each ten acks."""
+        blocks = 0
         while not holds():
+            assert blocks < BLOCKS_MAX, f"it does not come to hold while {blocks} blocks are acked"
             self.wait_for(10)
+            blocks += 10
 
     def go_on_for(self, seconds: float) -> None:
         """Wait for acks until so many seconds are over; none for long is a failure."""
         until_s = _CLOCK.monotonic() + seconds
-        self.wait_until(lambda: _CLOCK.monotonic() >= until_s)
+        while _CLOCK.monotonic() < until_s:
+            self.wait_for(10)
 
     def gap_s(self, partitions: Iterable[int], since_s: float) -> float:
         """Return the longest time without an ack in any of the partitions, from shortly before `since_s` on."""

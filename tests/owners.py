@@ -24,24 +24,25 @@ def assigned(brokers: list[BrokerProcess]) -> Counter[int]:
     return Counter(map(int, re.findall(r" assigned: partition (\d+) ", said)))
 
 
-def even(broker: BrokerProcess, brokers: list[BrokerProcess]) -> bool:
-    """Whether each broker has its share of the partitions, as a broker knows them."""
-    names = [name for name, _ in owners_of(broker).values()]
-    return all(names.count(each.name) == len(names) // len(brokers) for each in brokers)
-
-
-def settled(sender: Sender, broker: BrokerProcess, brokers: list[BrokerProcess]) -> Owners:
-    """Wait until the partitions are spread evenly and open: until owners and epochs stay, that is."""
+def settled(sender: Sender, broker: BrokerProcess) -> Owners:
+    """Wait until owners and epochs stay: each partition has an owner, who opened it."""
     while True:
-        sender.wait_until(lambda: even(broker, brokers))
         found = owners_of(broker)
-        sender.wait_for_all(5)
+        sender.wait_for_all(10)
         if owners_of(broker) == found:
             return found
 
 
-def owned_by(victim: BrokerProcess, owners: Owners) -> list[int]:
-    return [partition for partition, (name, _) in owners.items() if name == victim.name]
+def owner_of(partition: int, owners: Owners, brokers: list[BrokerProcess]) -> tuple[BrokerProcess, BrokerProcess]:
+    """Return the broker that owns a partition, and another one."""
+    name = owners[partition][0]
+    owner = next(broker for broker in brokers if broker.name == name)
+    return owner, next(broker for broker in brokers if broker is not owner)
+
+
+def owned_by(owner: BrokerProcess, owners: Owners) -> list[int]:
+    """Return the partitions of a broker."""
+    return [partition for partition, (name, _) in owners.items() if name == owner.name]
 
 
 def wait_for_takeover(sender: Sender, witness: BrokerProcess, before: Owners, lost: list[int]) -> Owners:

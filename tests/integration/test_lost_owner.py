@@ -6,8 +6,8 @@ import pytest
 
 from localstack.servers import Server
 from memq.clock import SystemClock
-from tests.load import Sender, check_read, create
-from tests.owners import assigned, owned_by, settled, wait_for_takeover
+from tests.load import PARTITIONS, Sender, check_read, create
+from tests.owners import assigned, owned_by, owner_of, settled, wait_for_takeover
 from tests.processes import SESSION_TIMEOUT_MS, BrokerProcess
 from tests.soak import SOAKING, repetitions, report
 
@@ -21,8 +21,8 @@ def test_owners_that_are_killed_lose_and_double_nothing(brokers: list[BrokerProc
     create(brokers)
     with Sender(brokers) as one, Sender(brokers) as two:
         for number in range(repetitions(few=2, many=20)):
-            victim, witness = (brokers[(number + step) % len(brokers)] for step in (0, 1))
-            before, moves = settled(one, witness, brokers), assigned(brokers)
+            before, moves = settled(one, brokers[0]), assigned(brokers)
+            victim, witness = owner_of(number % PARTITIONS, before, brokers)
             lost = owned_by(victim, before)
             killed_s = clock.monotonic()
             victim.kill()
@@ -51,8 +51,8 @@ def test_an_owner_that_was_paused_finds_itself_replaced(brokers: list[BrokerProc
     create(brokers, stale_publish_ms=stale_publish_ms)
     with Sender(brokers) as one, Sender(brokers) as two:
         for number in range(repetitions(few=1, many=5)):
-            victim, witness = (brokers[(number + step) % len(brokers)] for step in (0, 1))
-            before = settled(one, witness, brokers)
+            before = settled(one, brokers[0])
+            victim, witness = owner_of(number % PARTITIONS, before, brokers)
             lost = owned_by(victim, before)
             victim.pause()
             wait_for_takeover(one, witness, before, lost)
@@ -74,8 +74,8 @@ def test_an_owner_that_is_paused_with_pointers_that_kafka_has_not_got(
     create(brokers, stale_publish_ms=stale_publish_ms)
     with Sender(brokers) as one, Sender(brokers) as two:
         for number in range(repetitions(few=1, many=5)):
-            victim, witness = (brokers[(number + step) % len(brokers)] for step in (0, 1))
-            before = settled(one, witness, brokers)
+            before = settled(one, brokers[0])
+            victim, witness = owner_of(number % PARTITIONS, before, brokers)
             lost = owned_by(victim, before)
             kafka.kill()
             one.wait_for_sent(300)  # batches that are stored, and pointers that wait
