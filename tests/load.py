@@ -149,15 +149,24 @@ class Tally:
     """What a reader got."""
 
     def __init__(self) -> None:
-        self.records = 0
+        self.records = 0  # without those that came again
+        self._seen: set[tuple[int, int]] = set()
         self._got: dict[tuple[int, int], list[int]] = {}
 
     def add(self, batch: memq.Batch) -> None:
         """Note the records of a batch."""
         for record in batch:
             sender, number = map(int, (record.value or b"").split())
+            self.records += (sender, number) not in self._seen
+            self._seen.add((sender, number))
             self._got.setdefault((sender, batch.partition), []).append(number)
-            self.records += 1
+
+    def check_complete(self, sender: Sender) -> None:
+        """It is every record of a sender; what was not committed when its group began anew may be there again."""
+        for partition in range(PARTITIONS):
+            wanted = list(range(partition, sender.sent, PARTITIONS))
+            found = self._got.get((sender.number, partition), [])
+            assert sorted({*found}) == wanted, _difference(partition, found, wanted)
 
     def check(self, *senders: Sender) -> None:
         """It is each record of each sender once, in its order within each partition; and nothing else."""

@@ -81,5 +81,5 @@ def test_without_governor_zookeeper_and_sessions_clients_go_on(brokers: list[Bro
         sender.stop()
         reader.wait_for(sender.sent)
     assert reader.errors == []
-    reader.tally.check(sender)
+    reader.tally.check_complete(sender)
     check_read(brokers, sender)
