@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from memq.broker.services import Services
 from memq.errors import InvalidRequestError, NotFoundError
-from memq.format.key import topic_prefix
+from memq.format.key import shared_prefix, topic_prefix
 from memq.topic import read_partitions
 
 
 async def check_queue(services: Services) -> None:
     """Prove that the queue knows each topic that has objects. Raises: InvalidRequestError, MemqError of the parts.
 
-    A topic that is not in the queue and has no objects is one whose making was interrupted.
+    A topic that is not in the queue and has no objects is one whose making was interrupted. The objects that topics
+    share may be anybody's, so they tell something only when no topic with such objects is known.
     """
+    cluster, known, sharing = services.settings.cluster, False, ""
     for topic in await services.coordinator.topics():
         try:
             await services.queue.span(read_partitions(topic)[0])
-        except NotFoundError as error:
-            async for entry in services.store.list(topic_prefix(services.settings.cluster, topic.name, topic.id)):
-                raise InvalidRequestError(
-                    f"the queue does not have topic '{topic.name}', of which the store has '{entry.key}'",
-                    hint="make the queue anew with memq restore, before any broker starts",
-                ) from error
+        except NotFoundError:
+            await _refuse_objects(services, topic.name, topic_prefix(cluster, topic.name, topic.id))
+            sharing = topic.name if topic.settings.shared_objects else sharing
+        else:
+            known |= topic.settings.shared_objects
+    if sharing and not known:
+        await _refuse_objects(services, sharing, shared_prefix(cluster))
+
+
+async def _refuse_objects(services: Services, topic: str, prefix: str) -> None:
+    async for entry in services.store.list(prefix):
+        raise InvalidRequestError(
+            f"the queue does not have topic '{topic}', the store has '{entry.key}'",
+            hint="make the queue anew with memq restore, before any broker starts",
+        )

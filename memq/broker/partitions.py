@@ -42,6 +42,7 @@ class Partitions:
         self.processors: dict[tuple[str, int], TopicProcessor] = {}
         self.serving = False  # once its broker has started: until then it may still give up, and what it took with it
         self.draining = False
+        self.retention_due: dict[ReadPartition, tuple[TopicSettings, int]] = {}  # when retention looks again, Unix ms
         self.changed = asyncio.Event()  # something was learnt, or let go of
         self._services = services
         self._govern = govern

@@ -18,10 +18,10 @@ from memq.errors import StoreError
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.format.totals import contended_ms
 from memq.network import Runtime
-from memq.notification import Entry, Publication
+from memq.notification import Entry, Publication, Span
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import CLOCK_ERROR_MS, Topic, TopicSettings, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import TIMEOUT_S, BareClient, block_of, running_broker, write_frame
 
 HOUR_MS = 3_600_000
@@ -240,6 +240,32 @@ def test_retention_takes_pointers_first_then_their_objects() -> None:
             assert list(rig.store.objects) == keys[3:]
             assert [place.key for each in await rig.pointers() for place in each.locations] == keys[3:]
             assert broker.services.counters.retired_objects == 3
+            await rig.client.close()
+
+    run(work())
+
+
+def test_a_partition_is_left_alone_until_its_first_pointer_can_be_too_old() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            await rig.batch()
+            await retire(broker.services, broker.partitions)
+            asked, span = 0, broker.services.queue.span
+
+            async def counted(partition: ReadPartition) -> Span:
+                nonlocal asked
+                asked += 1
+                return await span(partition)
+
+            broker.services.queue.span = counted  # type: ignore[method-assign]
+            await retire(broker.services, broker.partitions)
+            assert asked == 0
+            await broker.partitions.alter("clicks", TopicSettings(retention_ms=24 * HOUR_MS))
+            await retire(broker.services, broker.partitions)
+            assert asked == 1, "other settings, another day"
+            (_, due_ms), now_ms = *broker.partitions.retention_due.values(), SystemClock().wall_ms()
+            assert now_ms + 23 * HOUR_MS < due_ms < now_ms + 24 * HOUR_MS
             await rig.client.close()
 
     run(work())

@@ -1,0 +1,73 @@
+"""A broker with very many partitions that hardly anybody uses: neither threads nor much memory for each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+import memq
+from memq.clock import SystemClock
+from memq.limits import MIB
+from tests.memory import peak_bytes
+from tests.servers import dev_server
+from tests.soak import repetitions, report
+
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")]
+
+HANG_S = repetitions(few=180, many=1_800)
+TOPICS = repetitions(few=4, many=100)
+PARTITIONS = repetitions(few=50, many=100)
+AT_ONCE = 100
+CLOCK = SystemClock()
+BYTES_MAX = repetitions(few=512, many=2_048) * MIB
+THREADS_MORE_MAX = 4  # pools of a fixed size start their threads when they are first needed
+
+
+def test_a_broker_bears_many_partitions_with_little_traffic(tmp_path: Path) -> None:
+    with dev_server(tmp_path / "data", "--log-level", "warning") as server:
+        asyncio.run(_use(server.address, server.process.pid))
+        server.signal()
+        assert server.wait() == 0
+
+
+async def _use(address: str, pid: int) -> None:
+    names = [f"small-{number}" for number in range(TOPICS)]
+    async with asyncio.timeout(HANG_S):
+        async with memq.aio.Admin(address) as admin:
+            for name in names:
+                await admin.create_topic(name, partitions=PARTITIONS, settings={"shared_objects": True})
+        async with memq.aio.Producer(address, linger_ms=0) as producer:
+            places = [(name, partition) for partition in range(PARTITIONS) for name in names]
+            await _send_each(producer, places[:AT_ONCE])
+            threads = _threads(pid)
+            opening_s, _ = await _send_each(producer, places[AT_ONCE:])
+            sending_s, waits_s = await _send_each(producer, places)
+    p99_ms = sorted(waits_s)[len(waits_s) * 99 // 100] * 1_000
+    report(
+        f"{len(places)} partitions: {opening_s:.1f} s to open, {len(places) / sending_s:.0f} records/s with ack p99 "
+        f"{p99_ms:.0f} ms, {_threads(pid)} threads ({threads} at first), {peak_bytes(pid) / MIB:.0f} MiB"
+    )
+    assert _threads(pid) <= threads + THREADS_MORE_MAX
+    assert peak_bytes(pid) <= BYTES_MAX
+
+
+async def _send_each(producer: memq.aio.Producer, places: list[tuple[str, int]]) -> tuple[float, list[float]]:
+    """Send a record to each place, a number of them at once; return how long all took, and how long each."""
+    waits_s: list[float] = []
+
+    async def send(name: str, partition: int) -> None:
+        began_s = CLOCK.monotonic()
+        await (await producer.send(name, b"a record that came alone", partition=partition))
+        waits_s.append(CLOCK.monotonic() - began_s)
+
+    began_s = CLOCK.monotonic()
+    for start in range(0, len(places), AT_ONCE):
+        await asyncio.gather(*(send(*place) for place in places[start : start + AT_ONCE]))
+    return CLOCK.monotonic() - began_s, waits_s
+
+
+def _threads(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
