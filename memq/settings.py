@@ -40,7 +40,7 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _INT_END = 1 << 52
 
-SECTIONS = ("s3", "kafka", "zookeeper", "clients")
+SECTIONS = ("s3", "kafka", "zookeeper", "clients", "source")
 
 Value = str | int | bool
 Section = Mapping[str, tuple[object, str]]  # name: (value as it was written, origin)

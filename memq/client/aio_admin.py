@@ -150,16 +150,21 @@ class AsyncAdmin:
         ]
         return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
 
-    async def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
+    async def reset_group(
+        self, group: str, topic: str, to: Point, *, dry_run: bool = False, new_ok: bool = False
+    ) -> list[Reset]:
         """Put a group that has no members to another place in all partitions of a topic.
 
         `to` is "beginning", "end", a datetime, or positions as a consumer's `start`; partitions that positions leave
-        out stay where they are. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
+        out stay where they are. With `dry_run` nothing is stored, with `new_ok` the group need not be there.
+
+        Raises: NotFoundError, InvalidRequestError.
         """
         check_name(group, "group")
         check_point(to, "to", (topic,))
         found = (await self.topic(topic)).topic
-        await self._described(group)  # a misspelt name must not make a group
+        if not new_ok:
+            await self._described(group)  # a misspelt name must not make a group
         partitions = _named_partitions(found, to)
         stored = await self._stored(group, partitions)
         resets: dict[ReadPartition, Committed] = {}

@@ -52,8 +52,10 @@ class ProducerCore:
         make_delivery: Callable[[], Delivery | AsyncDelivery],
         wake: Callable[[], None],
         room_made: Callable[[], None],
+        producer_id: int = 0,
     ) -> None:
-        self.producer_id = runtime.random.randrange(1, 1 << 63)
+        """A new producer has an id of its own; who brings `producer_id` goes on as the producer that had it before."""
+        self.producer_id = producer_id or runtime.random.randrange(1, 1 << 63)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
         self._settings = settings
         self._runtime = runtime

@@ -187,6 +187,26 @@ class SendBuffer:
         finally:
             self.seal(cut)
 
+    def put_block(self, route: Route, partition: int, first: int, records: Sequence[Fields]) -> _Delivery:
+        """Make a block of its own of these records, which have the sequences from `first` on; nobody else may put.
+
+        Raises: TooLargeError, InvalidRequestError; BufferFullError when there is no room now.
+        """
+        with self.lock:
+            if self.refusal is not None:
+                raise self.refusal
+            buffer = route.buffers[route.map.place_of(partition)]
+            assert buffer.open is None, "blocks of two kinds in one partition"
+            block = MixedBlock(buffer, self._make_delivery(), 0, self._runtime.clock.monotonic())
+            for fields in records:
+                block.append(fields)
+            block.limit, block.slots_hold = block.raw_bytes, False
+            self._claim(block.limit + BLOCK_COST_BYTES)
+            buffer.next_sequence = first
+            pending = self._cut(block)
+        self.seal([pending])
+        return pending.delivery
+
     def put_many(self, route: Route, many: Many, delivered: list[Any]) -> Many | None:
         """Add as many records as there is room for; the deliveries of their blocks are added to `delivered`.
 

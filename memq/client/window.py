@@ -133,8 +133,9 @@ class ProducerWindow:
         if self.state is State.CLOSED:
             self._burn(block, ClosedError(f"the producer was closed before a block of {self._name} was sealed"))
             return
-        assert block.first == self.next_sequence, f"block {block.first} does not follow on {self.next_sequence}"
+        assert block.first >= self.next_sequence, f"block {block.first} does not follow on {self.next_sequence}"
         assert not self._finishing, "a block was sealed after the end"
+        self._note_burned(self.next_sequence, block.first)
         self.next_sequence = block.next
         self._queued.append(block)
         if self.state is State.RESTING:
@@ -198,11 +199,7 @@ class ProducerWindow:
 
     def _burn(self, block: UnackedBlock, error: MemqError, *, unknown: bool = False) -> None:
         """Settle a block that is given up. When it was sent it may be stored: then the outcome is unknown."""
-        if self.burned and self.burned[-1][1] == block.first:
-            self.burned[-1] = (self.burned[-1][0], block.next)
-        else:
-            self.burned.append((block.first, block.next))
-            del self.burned[:-BURNED_RANGES_MAX]
+        self._note_burned(block.first, block.next)
         if unknown or block.writes:
             count = block.next - block.first
             records = "1 record" if count == 1 else f"{count} records"
@@ -212,6 +209,16 @@ class ProducerWindow:
             doubt.__cause__ = error
             error = doubt
         self._out.append(Settle(block, error))
+
+    def _note_burned(self, first: int, next_: int) -> None:
+        """Remember sequences that no record will have: given up, or passed over by who chose the sequences."""
+        if first == next_:
+            return
+        if self.burned and self.burned[-1][1] == first:
+            self.burned[-1] = (self.burned[-1][0], next_)
+        else:
+            self.burned.append((first, next_))
+            del self.burned[:-BURNED_RANGES_MAX]
 
     # ---- the stream ------------------------------------------------------------------------------
 

@@ -101,6 +101,20 @@ class KafkaSettings:
             "queued.max.messages.kbytes": max(1, queued_bytes_max // KIB),
         }
 
+    def source(self, group: str) -> dict[str, Any]:
+        """Return what the consumer is told that copies topics of others. It says itself where it reads and stands."""
+        return self.client() | {
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",  # retention took what lies before
+            "isolation.level": "read_committed",
+            "allow.auto.create.topics": False,
+            "session.timeout.ms": max(6_000, self.session_timeout_ms_min),
+            "queued.max.messages.kbytes": 16 * KIB,
+        }
+
     def member(self, group: str, name: str, session_timeout_ms: int) -> dict[str, Any]:
         """Return what a member of a Kafka group is told. It never fetches."""
         found = self.client() | {
@@ -121,8 +135,8 @@ class KafkaSettings:
         return found
 
 
-def kafka_settings(url: str, section: Section) -> KafkaSettings:
-    """Return the settings that `kafka://HOST:PORT,…` and the section `[kafka]` give.
+def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSettings:
+    """Return the settings that `kafka://HOST:PORT,…` and the section `[kafka]` give, or one that is called otherwise.
 
     A name of the section that is not memq's own is librdkafka's: `security.protocol`, written so, as a table of TOML,
     or as MEMQ_KAFKA_SECURITY_PROTOCOL in the environment. librdkafka itself knows them all, and their values.
@@ -137,15 +151,16 @@ def kafka_settings(url: str, section: Section) -> KafkaSettings:
         dotted = name if "." in name or name in ("debug", "log_level") else name.replace("_", ".")
         if "." not in dotted and dotted not in ("acks", "debug", "log_level"):
             raise InvalidSettingError(
-                f"unknown setting '{name}' in [kafka] from {origin}", hint=did_you_mean(name, rules_of(KafkaSettings))
+                f"unknown setting '{name}' in [{called}] from {origin}",
+                hint=did_you_mean(name, rules_of(KafkaSettings)),
             )
         if dotted in OWN or not _LIBRDKAFKA.match(dotted):
             why = OWN.get(dotted, "it is no name of librdkafka")
             raise InvalidSettingError(
-                f"setting '{name}' in [kafka] from {origin} can't be set: {why}", hint="leave it out"
+                f"setting '{name}' in [{called}] from {origin} can't be set: {why}", hint="leave it out"
             )
         library[dotted] = str(value).lower() if isinstance(value, bool) else str(value)
-    found = replace(read_section("kafka", own, KafkaSettings), servers=_servers(url), library=library)
+    found = replace(read_section(called, own, KafkaSettings), servers=_servers(url), library=library)
     _check_prefix(found.prefix)
     return found
 

@@ -1,0 +1,88 @@
+"""How a topic of another log is cut into blocks, and how far a copy is to go: decided so that a copy can die. Pure.
+
+A copied record has its source's offset as its sequence, under a producer id that only the pair of source partition and
+target topic has. So it is the same record whoever copies it, and when. memq drops what comes twice by whole
+blocks, so a copy that goes on where another one was killed has to cut as that one did: what was on its way then may
+still arrive. Three things make the cut:
+
+1. It begins where a block ended: behind the greatest sequence that the target's queue shows, or the plan's start.
+2. It follows from the records alone: a block ends where the next one does not follow on, or does not fit.
+3. It ends at the plan's end, not at the end that the source has by chance. So that is stored before the first record is
+   sent, and a copy that finds a plan fulfills it before it makes the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memq.client.fields import Fields
+
+# The rule by which blocks are cut: whoever changes a number here gives the rule another name.
+RULE = "memq-import1"
+BLOCK_BYTES_MAX = 256 << 10
+BLOCK_RECORDS_MAX = 10_000
+_PLAN = re.compile(rf"{RULE} (\d{{1,19}})\Z")
+
+
+def producer_of(cluster: str, topic_id: str, partition: int, target_id: str) -> int:
+    """Return the producer id of all copies of one source partition into one topic."""
+    named = f"{RULE}\n{cluster}\n{topic_id}\n{partition}\n{target_id}".encode()
+    return int.from_bytes(hashlib.sha256(named).digest()[:8], "big") >> 1 or 1
+
+
+def encode_plan(end: int) -> str:
+    """Return what is stored beside the position: the offset that the copy goes up to."""
+    return f"{RULE} {end}"
+
+
+def decode_plan(metadata: str) -> int | None:
+    """Return the end of a plan; None for what is none."""
+    found = _PLAN.match(metadata)
+    return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Records of one block: sequences from `first` on."""
+
+    first: int
+    records: Sequence[Fields]
+
+    @property
+    def next(self) -> int:
+        """The sequence behind the last record."""
+        return self.first + len(self.records)
+
+
+class Cutter:
+    """Takes the records of one partition in order and cuts them into blocks."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._records: list[Fields] = []
+        self._bytes = 0
+
+    def add(self, offset: int, fields: Fields) -> Cut | None:
+        """Take a record; return the block that ended before it."""
+        size, done = fields.size, None
+        if self._records and (
+            offset != self._first + len(self._records)
+            or self._bytes + size > BLOCK_BYTES_MAX
+            or len(self._records) == BLOCK_RECORDS_MAX
+        ):
+            done = self.end()
+        if not self._records:
+            self._first = offset
+        self._records.append(fields)
+        self._bytes += size
+        return done
+
+    def end(self) -> Cut | None:
+        """Return what is left as a block; None when nothing is."""
+        if not self._records:
+            return None
+        done, self._records, self._bytes = Cut(self._first, self._records), [], 0
+        return done
