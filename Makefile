@@ -27,7 +27,7 @@ check: lint types imports       ## everything that CI runs
 	$(PYTEST) tests
 
 test: lint types imports        ## the ring without servers, below a minute
-	$(PYTEST) tests/test_tidy.py tests/unit tests/contract tests/simulation
+	$(PYTEST) -m "not planted" tests/test_tidy.py tests/unit tests/contract tests/simulation
 
 test-integration: $(DEV)        ## real processes on this machine
 	$(PYTEST) tests/integration tests/chaos

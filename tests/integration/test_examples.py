@@ -10,6 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 120.0
+OTHERS = {"demo.py", "flights.py", "read_object.py", "cluster_demo.py"}  # run above, and in test_cluster_demo.py
 
 
 def run(*command: str, cwd: Path) -> str:
@@ -33,7 +34,7 @@ def test_the_demo_compares_every_byte_and_audits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in {"demo.py", "flights.py", "read_object.py"}),
+    sorted(path.name for path in EXAMPLES.glob("*.py") if path.name not in OTHERS),
 )
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     assert run(str(EXAMPLES / name), cwd=tmp_path)

@@ -56,6 +56,7 @@ def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(s
     run_plan(draw_plan(seed, "sleepy", aspects=()))
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Planted) -> None:
     count, found = find(bug, range(bug.seed, bug.seed + SEEDS_MAX))

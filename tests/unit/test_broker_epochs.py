@@ -102,6 +102,12 @@ async def until_sealed(processor: TopicProcessor) -> None:
         await asyncio.sleep(0)
 
 
+async def until_held(processor: TopicProcessor, records: int) -> None:
+    """Let the loop turn until the open batch has so many records."""
+    while processor.ring.open is None or processor.ring.open.records < records:  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0)
+
+
 # ---- openings ------------------------------------------------------------------------------------
 
 
@@ -357,6 +363,7 @@ def test_a_block_of_a_producer_that_its_pointer_does_not_name_is_known() -> None
             for producer in producers:
                 await client.open(topic, stream=producer, producer=producer)
                 client.write(write_frame(block_of(topic, 0, [b"v"], producer=producer), stream=producer))
+            await until_held(processor_of(broker, topic), len(producers))
             store.gate.set()
             acked = {(await client.frame()).stream for _ in range(1 + len(producers))}
             assert acked == {1_000, *producers}
