@@ -52,7 +52,7 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     batch_blocks_max: int = 4_096  # a batch is sealed at so many blocks
     batch_age_ms_max: int = 500  # a batch is sealed at this age at the latest
     shared_objects: bool = False  # its batches go into objects with those of other topics: few PUTs for small topics
-    seal_when_idle: bool = True  # seal as soon as nothing is being stored: least latency, most PUTs
+    seal_when_idle: bool = True  # seal as soon as no batch is on its way: least latency, most PUTs
     uploads_in_flight_max: int = 4  # batches of one partition that are stored at once
     ring_slots: int = 16  # batches of one partition that are not yet acked; when it is full, producers are throttled
     record_bytes_max: int = 1 * MIB  # a record with more bytes is refused

@@ -17,7 +17,7 @@ from memq.broker.streams import Stream
 from memq.protocol.frames import AckLevel
 
 GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are just coming in
-WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload beside those that run
+WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload beside others
 Extent = tuple[Slab, int, int]  # one block: slab, start, end
 
 
@@ -245,8 +245,9 @@ class Ring:
         A free slot means that fewer batches than may upload at once are on their way to the queue: with
         the store or the queue away, the open batch grows instead, so that the ring holds full batches.
         A batch costs its object, its pointer and its acks whatever it holds (1 to 2 ms of CPU): while blocks are coming
-        in, a free slot waits for them, 2 ms at most; and while an upload runs, until that ends or an eighth of a full
-        batch is there. So a steady trickle costs one PUT after another, not as many at once as there may be.
+        in, a free slot waits for them, 2 ms at most; and while a batch is on its way, until that is published or an
+        eighth of a full batch is there. So a steady trickle costs one PUT after another, not as many at once as there
+        may be. Without that, small batches keep themselves small: what they cost slows their producers down.
         """
         slot = self.open
         if slot is None:
@@ -254,15 +255,11 @@ class Ring:
         due_s = slot.opened_s + self.limits.batch_age_s_max
         idle = self.limits.seal_when_idle and len(self.batches) < self.limits.uploads_in_flight_max
         idle = idle and not (growing and now_s - slot.opened_s < GROUP_S_MAX)
-        idle = idle and (slot.bytes * WORTH_SHARE >= self.limits.batch_bytes_max or not self._uploading())
+        idle = idle and (slot.bytes * WORTH_SHARE >= self.limits.batch_bytes_max or not self.batches)
         if self.flushing or idle or (now_s >= due_s and len(self.batches) < self.limits.slots - 1):
             self.seal()
             return None
         return due_s if now_s < due_s else None
-
-    def _uploading(self) -> bool:
-        """Whether a batch is on its way to the store."""
-        return any(slot.state is not SlotState.STORED for slot in self.batches)
 
     def stored(self, slot: Slot, started_s: float) -> None:
         """The batch lies in the store, under a key whose first put began at `started_s`."""

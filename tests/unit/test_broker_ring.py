@@ -85,7 +85,7 @@ def test_a_batch_is_sealed_by_blocks() -> None:
 def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     ring.append(stream, 0, 1, memory, 0, 10, 0.0)
-    assert [slot.number for slot in ring.plan(0.0).uploads] == [0]  # nothing is being stored
+    assert [slot.number for slot in ring.plan(0.0).uploads] == [0]  # nothing is on its way
     ring.append(stream, 1, 1, memory, 0, WORTH - 1, 0.0)
     assert ring.plan(0.0).wake_s == 0.5  # one is, and this one is not worth another upload beside it
     ring.append(stream, 2, 1, memory, 0, 1, 0.0)
@@ -97,14 +97,15 @@ def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age
     assert ring.open is None  # came of age
 
 
-def test_what_waited_for_an_upload_goes_when_that_ends_though_it_is_not_published() -> None:
+def test_what_waited_for_a_batch_goes_when_that_is_published() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     ring.append(stream, 0, 1, memory, 0, 10, 0.0)
     (first,) = ring.plan(0.0).uploads
     ring.append(stream, 1, 1, memory, 0, 10, 0.0)
-    assert ring.plan(0.1).uploads == []
     ring.stored(first, 0.1)
-    assert [slot.number for slot in ring.plan(0.1, may_publish=False).uploads] == [1]
+    assert ring.plan(0.1).uploads == []
+    ring.published()
+    assert [slot.number for slot in ring.plan(0.1).uploads] == [1]
 
 
 def test_an_idle_ring_waits_a_moment_for_blocks_that_are_coming_in() -> None:
@@ -117,6 +118,7 @@ def test_an_idle_ring_waits_a_moment_for_blocks_that_are_coming_in() -> None:
     assert ring.plan(0.001).uploads == [slot]
     assert len(slot.extents) == 2
     ring.stored(slot, 0.5)
+    ring.published()
     ring.append(stream, 2, 1, memory, 0, 10, 1.0)
     assert ring.plan(1.0, growing=True).uploads == []
     assert ring.plan(1.0 + GROUP_S_MAX, growing=True).uploads != []  # however many more come
