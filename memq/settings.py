@@ -90,6 +90,7 @@ class BrokerSettings:
     )
     retention_interval_ms: int = _setting(30_000, "how often retention looks", 100, 86_400_000)
     sweep_age_ms: int = _setting(3_600_000, "an object that no pointer names is deleted at this age", 1_000)
+    delete_objects: bool = _setting(True, "retention and sweep delete objects; off: only memq sweep does")
     auto_create_topics: bool = _setting(True, "make a topic when somebody first sends to it")
     partitions: int = _setting(1, "partitions of a topic that is made without a number", 1, PARTITIONS_MAX)
     log_level: str = _setting("info", "least level that is logged", choices=("debug", "info", "warning", "error"))

@@ -41,26 +41,34 @@ def open_coordinator(settings: PartSettings, runtime: Runtime, cluster: str) -> 
     return _chosen("coordinator", settings.coordinator, COORDINATORS)(settings, runtime, cluster)
 
 
-async def check_part(name: str, parts: PartSettings, cluster: str, *, runtime: Runtime | None = None) -> str:
+async def check_part(
+    name: str, parts: PartSettings, settings: BrokerSettings, *, runtime: Runtime | None = None
+) -> str:
     """Open the `store`, `queue` or `coordinator` alone, check it as a start does, and return where it is.
 
     Raises: MemqError for what stands in the way of a start.
     """
     runtime = runtime or Runtime()
     if name == "coordinator":
-        coordinator = open_coordinator(parts, runtime, cluster)
+        coordinator = open_coordinator(parts, runtime, settings.cluster)
         try:
             await coordinator.brokers()
         finally:
             await coordinator.close()
         return f"{parts.coordinator} answers"
-    part: StorageHandler | NotificationQueue
-    part = open_store(parts, runtime, cluster) if name == "store" else open_queue(parts, runtime, cluster)
+    if name == "store":
+        store = open_store(parts, runtime, settings.cluster)
+        try:
+            await store.check(deletes=settings.delete_objects)
+        finally:
+            await store.close()
+        return f"{parts.store} answers, and lets memq do what it has to"
+    queue = open_queue(parts, runtime, settings.cluster)
     try:
-        await part.check()
+        await queue.check()
     finally:
-        await part.close()
-    return f"{parts.store if name == 'store' else parts.queue} answers, and lets memq do what it has to"
+        await queue.close()
+    return f"{parts.queue} answers, and lets memq do what it has to"
 
 
 async def serve_cluster(

@@ -211,7 +211,7 @@ class Broker:
 
     async def check(self) -> None:
         """Prove that store and queue answer. Raises: what stands in the way."""
-        await self.services.store.check()
+        await self.services.store.check(deletes=self.services.settings.delete_objects)
         await self.services.queue.check()
 
     # ---- inside ------------------------------------------------------------------------------------

@@ -112,7 +112,8 @@ async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
         sweeps = clock.monotonic() - swept_s >= settings.sweep_age_ms / 1000 / SWEEPS_PER_AGE
         if sweeps:
             swept_s = clock.monotonic()
-        await look_after(broker.services, broker.partitions, sweeps=sweeps and broker.governs)
+        sweeps = sweeps and broker.governs and settings.delete_objects
+        await look_after(broker.services, broker.partitions, sweeps=sweeps)
 
 
 async def _first(*works: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:

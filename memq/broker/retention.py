@@ -113,7 +113,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
         return now_ms
     await services.queue.trim(partition, found.before)
     services.counters.retired_pointers += found.before - span.begin
-    for key in found.keys:
+    for key in found.keys if services.settings.delete_objects else ():
         if key.startswith(shared_prefix(services.settings.cluster)):
             continue  # other topics may name it: the sweep takes it when none does
         await services.store.delete(key)

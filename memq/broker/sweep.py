@@ -60,7 +60,7 @@ class Sweep:
         self._cluster = cluster
         self._store = store
         self._queue = queue
-        self._topics = topics
+        self.topics = topics.topics
         self._clock = clock
         self._note = note
 
@@ -115,7 +115,7 @@ class Sweep:
         nothing of the topic is swept, and nothing that topics share.
         """
         shared = prefix == shared_prefix(self._cluster)
-        topics = await self._topics.topics()  # as they are now: a broker may have made one meanwhile
+        topics = await self.topics()  # as they are now: a broker may have made one meanwhile
         mine = [each for each in topics if shared or topic_prefix(self._cluster, each.name, each.id) == prefix]
         for topic in mine:
             if not await self._strike_named(topic, keys):

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "verify": ("memq.cli.verify", "verify", "check objects, folders or topics: index, blocks, checksums"),
     "audit": ("memq.cli.audit", "audit", "say what was lost, doubled or damaged, and how sure that is"),
     "import": ("memq.cli.import_topics", "import_topics", "copy topics of a Kafka"),
+    "sweep": ("memq.cli.sweep", "sweep", "delete the objects that no pointer names, or only name them"),
     "restore": ("memq.cli.restore", "restore", "make a lost notification queue anew from the objects"),
     "bench": ("memq.cli.bench", "bench", "measure produce and consume against a broker"),
     "doctor": ("memq.cli.doctor", "doctor", "check this machine, the settings and the broker"),

@@ -114,9 +114,9 @@ def _parts(settings: Settings) -> Iterator[Finding]:
     if named and sys.platform != "win32":
         from memq.broker.assembly import check_part
 
-        parts, cluster = settings.parts(), settings.broker().cluster
+        parts, own = settings.parts(), settings.broker()
         for name in named:
-            yield _checked(name, lambda name=name: asyncio.run(check_part(name, parts, cluster)))  # type: ignore[misc]
+            yield _checked(name, lambda name=name: asyncio.run(check_part(name, parts, own)))  # type: ignore[misc]
 
 
 def _checked(what: str, look: Callable[[], str]) -> Finding:

@@ -85,8 +85,8 @@ class StorageHandler(ObjectReader, ObjectWriter, Protocol):
         """Where the objects lie, for people and for clients that open the store themselves: `file:///…`, `memory:`."""
         ...
 
-    async def check(self) -> None:
-        """Prove that objects can be written, read and deleted; raise what stands in the way."""
+    async def check(self, *, deletes: bool = True) -> None:
+        """Prove that objects can be written and read, and if `deletes` listed and deleted; raise what hinders it."""
         ...
 
     async def close(self) -> None:

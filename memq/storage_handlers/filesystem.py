@@ -98,7 +98,7 @@ class FilesystemHandler:
             for entry in page:
                 yield entry
 
-    async def check(self) -> None:
+    async def check(self, *, deletes: bool = True) -> None:
         """See `StorageHandler.check`."""
         key = f"{CHECK_PREFIX}{os.getpid()}-{next(self._probes)}"
         try:

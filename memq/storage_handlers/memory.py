@@ -69,7 +69,7 @@ class MemoryHandler:
         for entry in [ObjectEntry(key, len(self.objects[key]), self._modified_ms[key]) for key in keys]:
             yield entry
 
-    async def check(self) -> None:
+    async def check(self, *, deletes: bool = True) -> None:
         """See `StorageHandler.check`: memory is always there."""
 
     async def close(self) -> None:

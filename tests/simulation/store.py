@@ -161,7 +161,7 @@ class SimStore:
         for entry in await self._caller.call(f"list {prefix}", collect):
             yield entry
 
-    async def check(self) -> None:
+    async def check(self, *, deletes: bool = True) -> None:
         """See `StorageHandler.check`."""
         await self._caller.call("check", self._handler.check)
 

@@ -76,6 +76,17 @@ _HINTS = {
     "PermanentRedirect": "set region and endpoint in [s3] to the bucket's",
     "NotImplemented": "the server can't do this: use one that knows If-None-Match on PUT",
 }
+# Refusals of whoever asks, whatever is asked: no right is missing, and the hints above say what is.
+OF_THE_KEYS = frozenset(
+    {
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "InvalidAccessKeyId",
+        "ExpiredToken",
+        "InvalidToken",
+        "NoCredentials",
+    }
+)
 
 
 def meaning(status: int, code: str) -> Meaning:

@@ -39,6 +39,7 @@ class Attempts:
         self._hedger = Hedger(settings.hedge_permille)
         self._request_s = settings.request_timeout_ms / 1000
         self.deadline_s = settings.deadline_ms / 1000
+        self._last = StoreAnswer(0)  # what opened the breaker
 
     def deadline(self) -> float:
         """Return when a call that begins now gives up."""
@@ -64,7 +65,7 @@ class Attempts:
         until_s = self.deadline() if deadline_s is None else deadline_s
         tries = 0
         while True:
-            await self._admission(until_s, failure)
+            await self._admission(until_s, failure, key)
             try:
                 return await self._hedged(kind, size, request, hedge=hedge)
             except StoreAnswer as answer:
@@ -88,12 +89,14 @@ class Attempts:
         self._counters.retries += 1
         await asyncio.sleep(delay_s)
 
-    async def _admission(self, until_s: float, failure: str) -> None:
-        """Wait until the breaker lets a request through."""
+    async def _admission(self, until_s: float, failure: str, key: str) -> None:
+        """Wait until the breaker lets a request through. Raises: what the last request met that failed."""
         while wait_s := self.breaker.ask(self._now(), _LEASE_S):
             wait_s = min(wait_s, _LOOK_AGAIN_S)  # the one that tries may succeed long before its time is over
             if self._now() + wait_s >= until_s:
-                raise StoreError(f"{failure}: {self._place} has failed too often to be asked at once")
+                error = error_for(self._last, failure, self._place, key)
+                error.add_note("not asked again so soon: it has failed too often")
+                raise error from self._last
             await asyncio.sleep(wait_s)
 
     async def _hedged(self, kind: str, size: int, request: Request[T], *, hedge: bool) -> T:
@@ -144,8 +147,9 @@ class Attempts:
                 result = await request()
         except TimeoutError as error:
             self._counters.timeouts += 1
-            self._failed()
-            raise StoreAnswer(0, "", f"nothing in {self._now() - started_s:.1f} s") from error
+            answer = StoreAnswer(0, "", f"nothing in {self._now() - started_s:.1f} s")
+            self._failed(answer)
+            raise answer from error
         except asyncio.CancelledError:
             self.breaker.left(self._now())
             raise
@@ -160,11 +164,12 @@ class Attempts:
         self._counters.slow_downs += answer.meaning is Meaning.SLOW_DOWN
         self._counters.damaged += answer.meaning is Meaning.DAMAGED
         if answer.meaning in (Meaning.TRY_AGAIN, Meaning.SLOW_DOWN):
-            self._failed()
+            self._failed(answer)
         else:
             self.breaker.succeeded()
 
-    def _failed(self) -> None:
+    def _failed(self, answer: StoreAnswer) -> None:
+        self._last = answer
         self.breaker.failed(self._now())
         self._counters.breaker_openings = self.breaker.opened
 

@@ -28,6 +28,7 @@ from memq.storage_handlers.s3.settings import Bucket
 
 T = TypeVar("T")
 
+KEPT_CHECK = f"{CHECK_PREFIX}kept"  # who may not delete leaves this one object, and finds it the next time
 CHECK_S = 60.0  # a bucket that was checked is not checked again for so long: a readiness probe must not cost requests
 
 
@@ -216,14 +217,14 @@ class S3Handler:
                 yield ObjectEntry(entry.key[skip:], entry.size, entry.modified_ms)
                 after = entry.key
 
-    async def check(self) -> None:
+    async def check(self, *, deletes: bool = True) -> None:
         """See `StorageHandler.check`. Names every right that is missing; what was proven holds for a minute."""
         now_s = self._runtime.clock.monotonic()
         if self._checked_s is not None and now_s - self._checked_s < CHECK_S and self.breaker.is_closed:
             return
-        name = f"{CHECK_PREFIX}{self._runtime.random.getrandbits(64):016x}"
+        name = f"{CHECK_PREFIX}{self._runtime.random.getrandbits(64):016x}" if deletes else KEPT_CHECK
         await self._path.open()
-        await check_rights(self._bucket, self._path, self._attempts, self._whole(name))
+        await check_rights(self._bucket, self._path, self._attempts, self._whole(name), deletes=deletes)
         self._checked_s = now_s
 
     def counts(self) -> Iterable[Count]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from awscrt.checksums import crc32c
 
 from memq.errors import DeniedError, InvalidRequestError, StoreError
-from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for
+from memq.storage_handlers.s3.answers import OF_THE_KEYS, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts
 from memq.storage_handlers.s3.data_path import DataPath, PutOrder
 from memq.storage_handlers.s3.settings import Bucket
@@ -16,8 +17,8 @@ _PROBE = b"memq was here"
 _TIMES = 2  # the second put must find the first
 
 
-async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: str) -> None:
-    """List, put, put again, get and delete the object `key`, which nobody else uses.
+async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: str, *, deletes: bool) -> None:
+    """Put, put again and get the object `key`, which only checks use; list and delete it, too, if `deletes`.
 
     Raises: DeniedError with one line per missing right; InvalidRequestError when the bucket is not there, or its server
     overwrites what should be put only where nothing lies; StoreError for what may pass.
@@ -27,15 +28,10 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
     missing: list[str] = []
 
     async def tried(right: str, purpose: str, request: Callable[[], Awaitable[object]]) -> bool:
-        try:
-            await attempts.run("check", 0, request, f"{bucket.place} not checked", key=key)
-        except DeniedError as error:
-            cause = error.__cause__
-            missing.append(f"{right} is missing, {purpose}: {cause}")
-            return False
-        except StoreAnswer as answer:
-            raise error_for(answer, "not checked", bucket.place, key) from answer
-        return True
+        refusal = await _refusal(bucket, attempts, key, request)
+        if refusal is not None:
+            missing.append(f"{right} is missing, {purpose}: {refusal}")
+        return refusal is None
 
     async def list_one() -> None:
         await anext(path.pages(folder, ""), None)
@@ -48,15 +44,36 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
     async def put_where_absent() -> None:
         await _put_where_absent(bucket, path, order)
 
-    await tried("s3:ListBucket", "a sweep lists objects", list_one)
+    if deletes:
+        await tried("s3:ListBucket", "a sweep lists objects", list_one)
     if await tried("s3:PutObject", "a broker writes objects", put_where_absent):
         try:
             await tried("s3:GetObject", "brokers and consumers read objects", get_all)
         finally:
-            await tried("s3:DeleteObject", "a sweep deletes objects", lambda: path.delete(key))
+            if deletes:
+                await tried("s3:DeleteObject", "retention and sweep delete objects", lambda: path.delete(key))
     if missing:
-        head = f"{bucket.place}: {len(missing)} of 4 rights are missing"
+        head = f"{bucket.place}: {len(missing)} of {4 if deletes else 2} rights are missing"
         raise DeniedError("\n  ".join([head, *missing]), hint="docs/operations.md has a policy for each role")
+
+
+async def _refusal(
+    bucket: Bucket, attempts: Attempts, key: str, request: Callable[[], Awaitable[object]]
+) -> BaseException | None:
+    """Return the answer by which the server denies a request to these keys; None when it does not.
+
+    Raises: MemqError for all else, also when the keys themselves are wrong.
+    """
+    try:
+        await attempts.run("check", 0, request, f"{bucket.place} not checked", key=key)
+    except DeniedError as error:
+        cause = error.__cause__
+        if isinstance(cause, StoreAnswer) and cause.code in OF_THE_KEYS:
+            raise
+        return cause
+    except StoreAnswer as answer:
+        raise error_for(answer, "not checked", bucket.place, key) from answer
+    return None
 
 
 async def _put_where_absent(bucket: Bucket, path: DataPath, order: PutOrder) -> None:
@@ -68,7 +85,8 @@ async def _put_where_absent(bucket: Bucket, path: DataPath, order: PutOrder) -> 
             if answer.meaning is not Meaning.TAKEN:
                 raise
             return
-    await path.delete(order.key)
+    with suppress(StoreAnswer):  # who may not delete leaves it
+        await path.delete(order.key)
     raise InvalidRequestError(
         f"{bucket.place} overwrites objects in spite of If-None-Match",
         hint="use a server that knows put-if-absent: two owners of a partition could overwrite each other's batches",

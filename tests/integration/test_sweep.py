@@ -1,0 +1,80 @@
+"""`memq sweep` on a data folder, and on S3, Kafka and ZooKeeper while brokers run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+
+import memq
+from localstack.s3 import BUCKET
+from localstack.servers import S3Server, Server
+from memq.cli.run import run
+from tests.processes import broker_processes
+from tests.servers import dev_server
+
+OLD_S = 7_200
+
+
+def swept(*arguments: str, code: int = 0) -> list[dict[str, object]]:
+    """Run the sweep in a process of its own and return what it names."""
+    command = [sys.executable, "-m", "memq.cli", "sweep", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    assert done.returncode == code, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_data_folder_is_swept_by_who_is_alone_with_it(tmp_path: Path) -> None:
+    with dev_server(tmp_path / "data") as server:
+        with memq.Producer(server.address) as producer:
+            producer.send("clicks", b"kept").result(timeout=60)
+        assert run(["sweep", "--data", str(server.data)]) == 1, "the folder is in use"
+        server.kill()
+    named = next(path for path in (tmp_path / "data" / "objects").rglob("*") if path.is_file())
+    unnamed = named.with_name(named.name[:-1] + "9")
+    unnamed.write_bytes(b"stored, and never named")
+    for file in (named, unnamed):
+        os.utime(file, (file.stat().st_mtime - OLD_S,) * 2)
+    arguments = ["--data", str(tmp_path / "data")]
+    for left in (True, False):
+        (found,) = swept(*arguments, *(["--dry-run"] if left else []))
+        assert (found["why"], found["size"]) == ("no pointer names it", 23)
+        assert str(found["key"]).endswith(unnamed.name)
+        assert unnamed.exists() is left
+    assert named.exists()
+    assert swept(*arguments) == []
+    assert run(["sweep", "--data", str(tmp_path / "elsewhere")]) == 1
+
+
+def test_a_cluster_is_swept_while_its_brokers_run(
+    tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
+) -> None:
+    with broker_processes(tmp_path, zookeeper, kafka, reads_s3, count=1) as (broker,):
+        with memq.Producer(broker.address) as producer:
+            for topic in ("clicks", "views"):
+                producer.send(topic, b"kept").result(timeout=60)
+        with memq.Admin(broker.address) as admin:
+            admin.delete_topic("views")
+        client = boto3.client("s3", endpoint_url=reads_s3.endpoint, region_name=reads_s3.region)
+        listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{tmp_path.name}/memq/")
+        keys = {entry["Key"].split("/")[3]: entry["Key"] for entry in listed["Contents"]}
+        orphan = keys["clicks"][:-1] + "9"
+        client.put_object(Bucket=BUCKET, Key=orphan, Body=b"stored, and never named")
+        client.close()
+        config = ["--config", str(tmp_path / "memq.toml")]
+        assert swept(*config) == [], "nothing is as old as an hour"
+        config += ["--sweep-age-ms", "1s"]
+        while len(named := swept(*config, "--dry-run")) < 2:  # until both are a second old
+            pass
+        assert {str(each["why"]) for each in named} == {"no pointer names it", "its topic is gone"}
+        assert {f"{tmp_path.name}/{each['key']}" for each in named} == {orphan, keys["views"]}
+        assert swept(*config) == named, "a dry run deletes nothing"
+        assert swept(*config) == []
+        with memq.Consumer(broker.address, ["clicks"], end="end", read="direct") as consumer:
+            assert [value for batch in consumer for value in batch.values()] == [b"kept"]
+        wrong = ["--coordinator", f"zookeeper://{zookeeper.address}/nobody/here"]
+        assert swept(*config, *wrong, code=1) == [], "nobody knows a topic there: all would go"
