@@ -59,6 +59,8 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     limit_mode: LimitMode = "off"  # beyond the limits of the whole topic: nothing, dark (counted), soft, hard
     limit_bytes_s: int = 0  # what the topic takes per second; 0: no limit
     limit_requests_s: int = 0  # blocks that the topic takes per second; 0: no limit
+    write_partitions_max: int = 0  # how many write partitions the governor may make of those that it was made with
+    partition_bytes_s_max: int = 16 * MIB  # a write partition that takes more is split, as far as that goes
 
     def check(self) -> TopicSettings:
         """Return itself when the values hold, alone and together.
@@ -79,6 +81,8 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "record_bytes_max": (1, BLOCK_RAW_BYTES_MAX - 64),
             "limit_bytes_s": (0, 1 << 52),
             "limit_requests_s": (0, 1 << 52),
+            "write_partitions_max": (0, PARTITIONS_MAX),
+            "partition_bytes_s_max": (1, 1 << 52),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
@@ -122,22 +126,34 @@ def parse_settings(settings: dict[str, int | bool | str], base: TopicSettings) -
 
 
 class PartitionSlots(msgspec.Struct, frozen=True, kw_only=True):
-    """One write partition of a topic: its slot range, first and last, and the read partition its pointers go to."""
+    """One write partition of a topic: its slot range, first and last, and the read partition its pointers go to.
+
+    One that was joined to another has no slots any more: its range is 0 to -1.
+    """
 
     partition: int
     slot_first: int
     slot_last: int
     read_partition: int
 
+    @property
+    def takes_records(self) -> bool:
+        """Whether new records go to it."""
+        return self.slot_first <= self.slot_last
+
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as the coordinator stores it. `id` is 32 hex digits, never used again; `version` counts alterations."""
+    """A topic as the coordinator stores it. `id` is 32 hex digits, never used again; `version` counts alterations.
+
+    `partitions` are in the order of their numbers; `map_version` and `map_changed_ms` are those of their slots.
+    """
 
     name: str
     id: str
     created_ms: int
     settings: TopicSettings = TopicSettings()
     map_version: int = 1
+    map_changed_ms: int = 0
     partitions: tuple[PartitionSlots, ...] = ()
     version: int = 1
 
@@ -150,6 +166,12 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     def read_partitions(self) -> int:
         """How many read partitions the topic has."""
         return 1 + max(part.read_partition for part in self.partitions)
+
+    @property
+    def taking(self) -> list[PartitionSlots]:
+        """The write partitions that new records go to, by their slots."""
+        parts = [part for part in self.partitions if part.takes_records]
+        return sorted(parts, key=lambda part: part.slot_first)
 
     def writers_of(self, partition: ReadPartition) -> list[int]:
         """Return the write partitions whose pointers go to a read partition."""

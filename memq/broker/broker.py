@@ -81,7 +81,7 @@ class Broker:
         self.governor: Governor | None = None
         if governs:
             strategy = STRATEGIES[settings.governor_strategy]
-            self.governor = Governor(coordinator, strategy, self.services.events)
+            self.governor = Governor(coordinator, strategy, self.services.events, runtime.clock)
         self._sharing = Sharing(self.services, self._task_failed)
         self.partitions = Partitions(self.services, self._sharing, self.govern)
         self.intake = Intake(pool)

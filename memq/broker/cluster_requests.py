@@ -9,6 +9,7 @@ from memq.errors import MovedError, NotFoundError, TimedOutError
 from memq.governor.balance import STRATEGIES
 from memq.governor.governor import view_of
 from memq.governor.planning import Change, ClusterView
+from memq.governor.widening import reshapes
 from memq.protocol.messages import AdminAnswer, DescribeCluster, DrainBroker, WireBroker, WireChange
 
 
@@ -36,12 +37,13 @@ class ClusterRequests:
     async def _described(self) -> AdminAnswer:
         """Plan as the governor would now, and change nothing."""
         coordinator = self._services.coordinator
-        view, governor = await view_of(coordinator), await coordinator.governor()
+        view = await view_of(coordinator, self._services.runtime.clock.wall_ms())
+        governor = await coordinator.governor()
         plan = STRATEGIES[self._services.settings.governor_strategy](view)
         return AdminAnswer(
             brokers=_brokers(view, governor),
             changes=[_wire_change(view, change) for change in plan.changes],
-            notes=list(plan.notes),
+            notes=[*(f"topic '{change.topic.name}': {change.reason}" for change in reshapes(view)), *plan.notes],
         )
 
     async def _elsewhere(self, broker: str) -> MovedError | NotFoundError:

@@ -83,7 +83,7 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
     rows = [
         (
             part.partition,
-            f"{part.slot_first}-{part.slot_last}",
+            f"{part.slot_first}-{part.slot_last}" if part.takes_records else None,
             part.read_partition,
             *_owner_cells(found, part.partition),
         )

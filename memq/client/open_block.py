@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from memq.client.delivery import AsyncDelivery, Delivery
 from memq.client.fields import Fields, Many
@@ -12,6 +12,7 @@ from memq.client.window_events import UnackedBlock
 from memq.errors import MemqError
 from memq.format.block import scope_of
 from memq.format.builder import BlockBuilder
+from memq.limits import SLOTS
 from memq.topic import Topic
 
 # Shapes of records: only a value; value and key; value, key and timestamp; anything.
@@ -170,9 +171,12 @@ def shape_of(fields: Fields) -> int:
 
 
 class PendingBlock(UnackedBlock):
-    """A block that was cut, until it is settled. `ready` once it is sealed or the seal has failed."""
+    """A block that was cut, until it is settled. `ready` once it is sealed or the seal has failed.
 
-    __slots__ = ("block", "claimed", "delivery", "error", "home", "ready")
+    `slots` hold the keys of its records: those of its partition at the moment of the cut.
+    """
+
+    __slots__ = ("block", "claimed", "delivery", "error", "home", "ready", "slots")
 
     def __init__(self, block: RowBlock | MixedBlock, first: int, records: int, deadline_s: float) -> None:
         super().__init__(first, records, deadline_s)
@@ -182,13 +186,24 @@ class PendingBlock(UnackedBlock):
         self.claimed = block.limit
         self.error: MemqError | None = None
         self.ready = False
+        self.slots = block.home.slots if block.slots_hold else (0, SLOTS - 1)
+
+
+class Gate(NamedTuple):
+    """Slots moved from `before` to a partition: its blocks from `first` on wait for those of `before` below `below`."""
+
+    first: int
+    before: PartitionBuffer
+    below: int
 
 
 class PartitionBuffer:
     """The records of one topic partition that are on this side of the window.
 
-    `cut` keeps the order of the sequences while several threads seal. `backlog` is what the I/O side says:
-    how many sealed blocks wait for the socket; while there are some, sealing small blocks gains nothing.
+    `unsettled` are the first sequences of its blocks, oldest first, until they are settled. `gates` hold blocks back,
+    `heirs` are those that wait for blocks of this one. `cut` keeps the order of the sequences while several threads
+    seal. `backlog` is what the I/O side says: how many sealed blocks wait for the socket; while there are some, sealing
+    small blocks gains nothing.
     """
 
     __slots__ = (
@@ -196,12 +211,15 @@ class PartitionBuffer:
         "cut",
         "dirty",
         "first_limit",
+        "gates",
+        "heirs",
         "next_sequence",
         "open",
         "partition",
         "scope",
         "slots",
         "topic",
+        "unsettled",
     )
 
     def __init__(self, topic: Topic, partition: int, slots: tuple[int, int]) -> None:
@@ -215,6 +233,17 @@ class PartitionBuffer:
         self.backlog = 0
         self.first_limit = 0  # of the next block: as large as the last one became, since asking often costs
         self.dirty = False  # the I/O side has been told to look here
+        self.unsettled: dict[int, None] = {}
+        self.gates: list[Gate] = []
+        self.heirs: list[PartitionBuffer] = []
+
+    def holds_back(self, sequence: int) -> bool:
+        """Whether a block waits at a gate; gates that stand open go."""
+        for gate in list(self.gates):
+            if next(iter(gate.before.unsettled), gate.below) >= gate.below:
+                self.gates.remove(gate)
+                gate.before.heirs.remove(self)
+        return any(gate.first <= sequence for gate in self.gates)
 
     def stalled(self) -> bool:
         """Whether blocks wait for the socket or the owner."""
@@ -222,9 +251,22 @@ class PartitionBuffer:
 
 
 class Route:
-    """How the records of a topic find their partition: the map, and a buffer for each of its places."""
+    """How the records of a topic find their partition: the map, and a buffer for each of its places.
 
-    __slots__ = ("buffers", "delivery_timeout_s", "lockless", "map", "record_bytes_max", "sticky", "topic", "turn")
+    `current` until another map takes its place: who finds a record in a block by this one then looks again.
+    """
+
+    __slots__ = (
+        "buffers",
+        "current",
+        "delivery_timeout_s",
+        "lockless",
+        "map",
+        "record_bytes_max",
+        "sticky",
+        "topic",
+        "turn",
+    )
 
     def __init__(
         self, topic: Topic, buffers: list[PartitionBuffer], delivery_timeout_s: float, turn: int, *, lockless: bool
@@ -232,6 +274,7 @@ class Route:
         self.topic = topic
         self.map = PartitionMap(topic)
         self.buffers = buffers
+        self.current = True
         self.record_bytes_max = topic.settings.record_bytes_max
         self.delivery_timeout_s = min(delivery_timeout_s, topic.settings.delivery_timeout_ms / 1000)
         self.lockless = lockless  # the way without the lock is open

@@ -15,7 +15,7 @@ class PartitionMap:
     """A topic's partition map for lookups. A place is an index of the partitions in the order of their slots."""
 
     def __init__(self, topic: Topic) -> None:
-        parts = sorted(topic.partitions, key=lambda part: part.slot_first)
+        parts = topic.taking
         self.partitions = [part.partition for part in parts]
         self.slots = [(part.slot_first, part.slot_last) for part in parts]
         self.firsts = [part.slot_first for part in parts]

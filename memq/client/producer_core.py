@@ -22,7 +22,7 @@ from memq.protocol.messages import Metadata, MetadataRequest
 from memq.tasks import TaskOwner
 from memq.topic import Topic
 
-METADATA_AGE_S_MAX = 300.0
+METADATA_AGE_S_MAX = 60.0  # so soon a topic that was widened gets records in its new partitions
 _SETTLE_S = 0.5
 FAILURES_MAX = 1_000  # that are kept for the close
 

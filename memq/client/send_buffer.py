@@ -21,6 +21,7 @@ from memq.client.open_block import (
     PLAIN,
     ROW_COSTS,
     TIMED,
+    Gate,
     MixedBlock,
     PartitionBuffer,
     PendingBlock,
@@ -30,7 +31,7 @@ from memq.client.open_block import (
 )
 from memq.client.producer_settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
-from memq.limits import KIB, SEQUENCE_END, SLOTS, TIME_MS_END
+from memq.limits import KIB, SEQUENCE_END, TIME_MS_END
 from memq.memory import keep_freed_blocks
 from memq.network import Runtime
 from memq.topic import Topic
@@ -90,24 +91,60 @@ class SendBuffer:
 
     def add_route(self, topic: Topic) -> Route:
         """Put a topic's partition map in place: of a new topic, or of one that was altered or made again."""
+        cut: list[PendingBlock] = []
         with self.lock:
             known = self._routes.get(topic.name)
             if known is not None and known.topic == topic:
                 return known
-            buffers = []
-            for part in sorted(topic.partitions, key=lambda part: part.slot_first):
-                place = (topic.id, part.partition)
-                if place not in self._buffers:
-                    slots = (part.slot_first, part.slot_last)
-                    self._buffers[place] = PartitionBuffer(topic, part.partition, slots)
-                buffers.append(self._buffers[place])
-            turn = self._runtime.random.randrange(len(buffers))
-            # A record that fits into a block must be below the topic's bound: there the fast ways do not look at it.
-            lockless = _GIL and topic.settings.record_bytes_max >= self._settings.block_bytes
-            timeout_s = self._settings.delivery_timeout_s
-            route = self._routes[topic.name] = Route(topic, buffers, timeout_s, turn, lockless=lockless)
+            route = self._routes[topic.name] = self._new_route(topic)
             self.sticky.pop(topic.name, None)
-            return route
+            if known is not None:
+                known.current = False
+                if known.topic.id == topic.id:
+                    self._hand_on(known, route, cut)
+        self.seal(cut)
+        return route
+
+    def _new_route(self, topic: Topic) -> Route:
+        buffers = []
+        for part in topic.taking:
+            place = (topic.id, part.partition)
+            if place not in self._buffers:
+                slots = (part.slot_first, part.slot_last)
+                self._buffers[place] = PartitionBuffer(topic, part.partition, slots)
+            buffers.append(self._buffers[place])
+        turn = self._runtime.random.randrange(len(buffers))
+        # A record that fits into a block must be below the topic's bound: there the fast ways do not look at it.
+        lockless = _GIL and topic.settings.record_bytes_max >= self._settings.block_bytes
+        return Route(topic, buffers, self._settings.delivery_timeout_s, turn, lockless=lockless)
+
+    def _hand_on(self, known: Route, route: Route, cut: list[PendingBlock]) -> None:
+        """Keep the order of keys whose slots move: what is put from now on waits for what was put before.
+
+        The open blocks of both sides end here, so that a block lies on one side of the change as a whole.
+        """
+        for buffer, (first, last) in zip(route.buffers, route.map.slots, strict=True):
+            for before, (low, high) in zip(known.buffers, known.map.slots, strict=True):
+                if before is not buffer and low <= last and first <= high:
+                    self._end_open(before, cut)
+                    self._end_open(buffer, cut)
+                    buffer.gates.append(Gate(buffer.next_sequence, before, before.next_sequence))
+                    before.heirs.append(buffer)
+        for buffer, slots in zip(route.buffers, route.map.slots, strict=True):
+            buffer.slots = slots
+
+    def _end_open(self, buffer: PartitionBuffer, cut: list[PendingBlock]) -> None:
+        """Cut the open block of a partition; one without records goes. What comes in without the lock sees the end."""
+        block = buffer.open
+        if block is None:
+            return
+        block.close()
+        if block.count_closed if isinstance(block, RowBlock) else block.count:
+            cut.append(self._cut(block))
+        else:
+            self._unstick(block, None)
+            buffer.open = None
+            self.pending_bytes -= block.limit + BLOCK_COST_BYTES
 
     def drop_route(self, topic: str) -> None:
         """Forget a topic that is gone, so that the next record asks for it anew."""
@@ -148,12 +185,15 @@ class SendBuffer:
             return None
         block.cells.extend(row)  # type: ignore[union-attr]  # as above
         block.raw_bytes = size  # type: ignore[misc]  # as above
-        if not block.closed:  # type: ignore[union-attr]  # as above
+        if not block.closed and route.current:  # type: ignore[union-attr]  # as above
             return block.delivery
         return self.place_late(block, row)  # type: ignore[arg-type]  # as above
 
     def place_late(self, block: RowBlock, row: tuple[object, ...]) -> _Delivery | None:
-        """Return the delivery of a row that was added to a closed block in time, None when it must be put again."""
+        """Return the delivery of a row that was added to a closed block in time, None when it must be put again.
+
+        A row that came into an open block by a map that is not current any more must, too.
+        """
         with self.lock:
             return None if block.take_late(row) else block.delivery
 
@@ -167,6 +207,7 @@ class SendBuffer:
         cut: list[PendingBlock] = []
         try:
             with self.lock:
+                route = self._current(route)
                 size += _ROW * (1 + len(fields.headers or ())) + len(fields.tag or "")
                 if partition is not None:
                     buffer = route.buffers[route.map.place_of(partition)]
@@ -213,6 +254,16 @@ class SendBuffer:
         Returns those that were not taken since the memory is full, None when all were. Raises: TooLargeError, before
         anything is taken.
         """
+        rest = self._put_many_by(route, many, delivered)
+        while rest is not None and not route.current:  # their partitions may be others by now
+            with self.lock:
+                known, route = route, self._current(route)
+            if known is route:
+                break
+            rest = self._put_many_by(route, rest, delivered)
+        return rest
+
+    def _put_many_by(self, route: Route, many: Many, delivered: list[Any]) -> Many | None:
         if len(many.values) > _CHUNK_RECORDS:
             _check_sizes(route, many)  # else it is done, before anything is taken, with the only chunk
         if many.keys is None:
@@ -269,6 +320,9 @@ class SendBuffer:
         done, count, left = 0, len(sizes), sum(sizes) + row * len(sizes)
         try:
             with self.lock:
+                if buffer is not None and not route.current:
+                    return 0
+                route = self._current(route)
                 while done < count:
                     home = buffer or self._keyless_home(route, sizes[done] + row, cut)
                     block = self._block_with_room(home, sizes[done] + row, cut, shape, left)
@@ -306,6 +360,10 @@ class SendBuffer:
             route.sticky = block
         if route.lockless and route.sticky is block and isinstance(block, RowBlock) and block.shape == PLAIN:
             self.sticky[route.topic.name] = block
+
+    def _current(self, route: Route) -> Route:
+        """Return the route of the topic now: another one may have come between the look for it and the lock."""
+        return route if route.current else self._routes.get(route.topic.name, route)
 
     # ---- blocks ------------------------------------------------------------------------------
 
@@ -398,6 +456,7 @@ class SendBuffer:
         buffer.first_limit = min(block.raw_bytes * 5 // 4, self._settings.block_bytes)
         assert buffer.next_sequence < SEQUENCE_END
         buffer.open = None
+        buffer.unsettled[pending.first] = None
         buffer.cut.append(pending)
         return pending
 
@@ -418,7 +477,7 @@ class SendBuffer:
                     scope=pending.home.scope,
                     now_ms=self._runtime.clock.wall_ms(),
                     codec=self._settings.codec,
-                    slot_range=pending.home.slots if block.slots_hold else (0, SLOTS - 1),
+                    slot_range=pending.slots,
                 )
                 .data
             )
@@ -448,10 +507,10 @@ class SendBuffer:
         return dirty
 
     def take_ready(self, buffer: PartitionBuffer) -> list[PendingBlock]:
-        """Return the sealed blocks of a partition in order, up to the first that is being sealed."""
+        """Return the sealed blocks of a partition in order, up to the first that is being sealed, or held back."""
         ready: list[PendingBlock] = []
         with self.lock:
-            while buffer.cut and buffer.cut[0].ready:
+            while buffer.cut and buffer.cut[0].ready and not (buffer.gates and buffer.holds_back(buffer.cut[0].first)):
                 ready.append(buffer.cut.popleft())
         return ready
 
@@ -467,6 +526,9 @@ class SendBuffer:
         """Give back the memory of a settled block."""
         with self.lock:
             self.pending_bytes -= pending.claimed + BLOCK_COST_BYTES
+            pending.home.unsettled.pop(pending.first, None)
+            for heir in pending.home.heirs:
+                self._tell(heir)
             self._tell_waiting()
 
     def unsettled(self) -> list[tuple[_Delivery, int]]:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 
+from memq.clock import Clock
 from memq.errors import NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.planning import Change, ClusterView, Strategy
+from memq.governor.widening import reshapes
 from memq.logs import EventLog
 
 
-async def view_of(coordinator: Coordinator) -> ClusterView:
+async def view_of(coordinator: Coordinator, now_ms: int) -> ClusterView:
     """Read the cluster as it is now. Raises: UnreachableError."""
     return ClusterView(
         topics=await coordinator.topics(),
         brokers=await coordinator.brokers(),
         assignments=await coordinator.assignments(),
         loads=await coordinator.loads(),
+        now_ms=now_ms,
     )
 
 
@@ -30,8 +33,9 @@ CHANGES_AT_ONCE_MAX = 64  # a coordinator stores several with one fsync
 class Governor:
     """Acts for one broker, when that one governs."""
 
-    def __init__(self, coordinator: Coordinator, strategy: Strategy, events: EventLog) -> None:
+    def __init__(self, coordinator: Coordinator, strategy: Strategy, events: EventLog, clock: Clock) -> None:
         self._coordinator = coordinator
+        self._clock = clock
         self._strategy = strategy
         self._events = events
         self._term = 0
@@ -56,9 +60,25 @@ class Governor:
                 self._events.info("governing", f"broker '{broker.id}' governs in term {self._term}")
             return await self._carry_out()
 
-    async def _carry_out(self) -> int:
-        plan = self._strategy(await view_of(self._coordinator))
+    async def _view(self) -> ClusterView:
+        return await view_of(self._coordinator, self._clock.wall_ms())
+
+    async def _reshape(self, view: ClusterView) -> int:
+        """Split and join write partitions. Who governs no more may do that once: a topic's version guards it."""
         done = 0
+        for change in reshapes(view):
+            try:
+                await self._coordinator.alter_topic(change.topic)
+            except (VersionConflictError, NotFoundError):
+                continue  # as in `_set`
+            done += 1
+            self._events.info("reshaped", f"topic '{change.topic.name}': {change.reason}")
+        return done
+
+    async def _carry_out(self) -> int:
+        view = await self._view()
+        done = await self._reshape(view)
+        plan = self._strategy(await self._view() if done else view)
         for start in range(0, len(plan.changes), CHANGES_AT_ONCE_MAX):
             sets = [self._set(change) for change in plan.changes[start : start + CHANGES_AT_ONCE_MAX]]
             ends = await asyncio.gather(*sets, return_exceptions=True)

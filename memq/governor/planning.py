@@ -17,6 +17,7 @@ class ClusterView:
     brokers: Sequence[BrokerEntry]
     assignments: Sequence[Assignment]
     loads: Sequence[Load] = ()
+    now_ms: int = 0  # wall clock of who looks
 
 
 @dataclass(frozen=True, slots=True)

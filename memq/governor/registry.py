@@ -212,8 +212,11 @@ def check_topic(topic: Topic) -> Topic:
     if not all(0 <= part.read_partition < PARTITIONS_MAX for part in topic.partitions):
         raise InvalidRequestError(f"a read partition of topic '{topic.name}' is outside 0 to {PARTITIONS_MAX - 1}")
     expected = 0
-    for part in sorted(topic.partitions, key=lambda part: part.slot_first):
-        if part.slot_first != expected or part.slot_last < part.slot_first:
+    unread = {part.read_partition for part in topic.partitions} - {part.read_partition for part in topic.taking}
+    if unread:
+        raise InvalidRequestError(f"read partitions {sorted(unread)} of topic '{topic.name}' get no records")
+    for part in topic.taking:
+        if part.slot_first != expected:
             raise InvalidRequestError(f"slots of topic '{topic.name}' have a gap or an overlap at {expected}")
         expected = part.slot_last + 1
     if expected != SLOTS:

@@ -147,7 +147,8 @@ def test_every_setting_says_what_it_means_and_in_which_unit() -> None:
         for name, rule in rules_of(kind).items():
             assert rule.doc, name
     numbers = [row for row in topic_rows() if row[1] == "number" and not row[2]]
-    assert [row[0] for row in numbers] == ["`batch_blocks_max`", "`uploads_in_flight_max`", "`ring_slots`"]
+    counts = ["batch_blocks_max", "uploads_in_flight_max", "ring_slots", "write_partitions_max"]
+    assert [row[0] for row in numbers] == [f"`{name}`" for name in counts]
 
 
 if __name__ == "__main__":

@@ -12,15 +12,7 @@ from memq.errors import MemqError, NotFoundError
 from memq.notification.kafka.complaints import Complaints
 from memq.tasks import TaskOwner
 
-# What the library knows is not what is there: the topic was widened, or Kafka was started again and leads it anew. The
-# library does not look again by itself for minutes after the latter.
-_OUT_OF_DATE = (
-    KafkaError._NOENT,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-)
+_NOT_KNOWN = (KafkaError._NOENT, KafkaError._UNKNOWN_PARTITION)
 REQUESTS_MAX = 4  # at once; who comes later shares the next one
 _SPECS = {"begin": "earliest", "end": "latest"}
 Place = tuple[str, int]  # a Kafka topic and the number of a partition
@@ -89,12 +81,12 @@ class Offsets:
             waiting.set_result(found)
 
     async def _found(self, answer: Any, partition: TopicPartition) -> int | KafkaError | MemqError:
-        """Return the offset, an error that says that the library is out of date, or any other error."""
+        """Return the offset, an error that says that the partition is not known, or any other error."""
         try:
             offset = (await asyncio.wrap_future(answer)).offset
         except KafkaException as error:
             self._admin.poll(0)  # hands over what the connection complained of
-            if error.args[0].code() in _OUT_OF_DATE:
+            if error.args[0].code() in _NOT_KNOWN:
                 cause: KafkaError = error.args[0]
                 return cause
             return self._complaints.failure(error, _doing(partition))
@@ -102,7 +94,7 @@ class Offsets:
         return int(offset)
 
     async def _ask_again(self, kind: int | str, cause: KafkaError, partition: TopicPartition) -> int | MemqError:
-        """Have the library look at the topic anew, and ask once more when the partition is there."""
+        """Look whether the partition is there: the library may know the topic as it was before it was widened."""
         topics = TopicCollection([partition.topic])
         answer: Any = self._admin.describe_topics(topics, request_timeout=self._timeout_s)[partition.topic]
         try:
