@@ -31,6 +31,7 @@ class Chaos:
         self._repeat(faults.move_every_s, self._move)
         self._repeat(faults.seize_every_s, self._seize)
         self._repeat(faults.jump_every_s, self._jump)
+        self._repeat(faults.reshape_every_s, self._cluster.reshape)
         self._repeat(faults.sick_every_s, self._sicken)
 
     def end(self) -> None:

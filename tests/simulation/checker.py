@@ -38,10 +38,11 @@ Objects = dict[str, bytes]
 class SentRecord:
     """What is known of one record: its producer's stream, its number there, and its fate."""
 
-    stream: tuple[str, int]  # producer, write partition
+    stream: tuple[str, int]  # producer; write partition, or the number of a key
     number: int
     sent_s: float
     acked: bool = False
+    keyed: bool = False
     held_s: float = FOREVER  # when it was acked with 1
     place: tuple[ReadPartition, int] | None = None  # index in the reference stream
 
@@ -75,10 +76,10 @@ class Checker:
 
     # ---- producers ---------------------------------------------------------------------------
 
-    def sent(self, producer: str, partition: int, number: int, value: bytes) -> None:
-        """A producer is about to send a record; `number` grows within producer and partition."""
+    def sent(self, producer: str, partition: int, number: int, value: bytes, *, keyed: bool = False) -> None:
+        """A producer is about to send a record; `number` grows within producer and partition, or key if `keyed`."""
         assert value not in self.records, f"value {value!r} was used before"
-        self.records[value] = SentRecord((producer, partition), number, self._now())
+        self.records[value] = SentRecord((producer, partition), number, self._now(), keyed=keyed)
 
     def ack(self, value: bytes) -> None:
         """A producer was told that the record is acked with `all`."""
@@ -166,7 +167,7 @@ class Checker:
             record = self.records.get(delivered.value)
             if record is None:
                 raise FindingError(f"record {delivered.value[:40]!r} was never sent")
-            if record.stream[1] != entry.pointer.partition:
+            if not record.keyed and record.stream[1] != entry.pointer.partition:
                 raise FindingError(f"record {delivered.value[:40]!r} lies in partition {entry.pointer.partition}")
             if record.place is not None:
                 raise FindingError(f"record {delivered.value[:40]!r} is delivered twice, first at {record.place[1]}")

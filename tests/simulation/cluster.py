@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,8 +13,9 @@ import msgspec
 from memq.broker.broker import Broker
 from memq.broker.metrics import Counters
 from memq.broker.retention import look_after
-from memq.errors import MemqError
+from memq.errors import MemqError, VersionConflictError
 from memq.governor import BrokerEntry
+from memq.governor.widening import join, neighbours, split
 from memq.network import Address, Runtime
 from memq.settings import BrokerSettings
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
@@ -21,7 +23,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.cloud import Cloud, Doors
 from tests.simulation.faults import Faults
 from tests.simulation.network import SimNetwork, Switch
-from tests.simulation.node import Node
+from tests.simulation.node import EPOCH_MS, Node
 from tests.simulation.retention_rules import RetentionRules
 from tests.simulation.world import World
 
@@ -29,6 +31,7 @@ PORT = 9876
 CLOCK_ERROR_MS = 2 * 10_000  # of two nodes, see `_draw_offset_ms`
 TOPIC_ID = "5eed" * 8
 MIB = 1 << 20
+WRITE_PARTITIONS_MAX = 6  # where they are split and joined
 CAPACITY_BYTES_S = 10_000  # so little that even idle partitions are worth moves: the governor shall make some
 
 SETTINGS = TopicSettings(
@@ -229,6 +232,26 @@ class SimCluster:
             self.world.trace.event(self.world.now, "seize" if seize else "move", partition, entry.broker, target)
             task = self.cloud.node.loop.create_task(self._move(partition, target, seize=seize))
             del task  # the loop holds it
+
+    def reshape(self) -> None:
+        """Split a write partition, or join two, as the governor does by their traffic."""
+        draw = self.world.random("reshapes")
+        topic, now_ms = self.cloud.cluster.registry.topics()[0], EPOCH_MS + int(self.world.now * 1000)
+        pairs = list(neighbours(topic))
+        wide = [part.partition for part in topic.taking if part.slot_first < part.slot_last]
+        if pairs and (len(topic.taking) >= WRITE_PARTITIONS_MAX or not wide or draw.random() < 0.5):
+            after = join(topic, *draw.choice(pairs), now_ms)
+        else:
+            after = split(topic, draw.choice(wide), now_ms)
+        self.world.trace.event(self.world.now, "reshape", [part.partition for part in after.taking])
+        task = self.cloud.node.loop.create_task(self._alter(after))
+        del task  # the loop holds it
+
+    async def _alter(self, topic: Topic) -> None:
+        registry = self.cloud.cluster.registry
+        with contextlib.suppress(VersionConflictError):  # a broker's governor was faster
+            self.cloud.cluster.apply(registry.alter_topic(topic))
+        self.topic = registry.topics()[0]
 
     async def _move(self, partition: int, target: str, *, seize: bool) -> None:
         registry = self.cloud.cluster.registry

@@ -54,6 +54,7 @@ class ChaosFaults:
     move_every_s: float = 0.0
     seize_every_s: float = 0.0  # a partition gets another owner, and its last one was not asked
     jump_every_s: float = 0.0  # a wall clock is set, within the error that clocks may have
+    reshape_every_s: float = 0.0  # a write partition is split, or two are joined
     sick_every_s: float = 0.0  # the store refuses to put some keys, and takes all others
     sick_s_max: float = 0.0
 

@@ -12,10 +12,10 @@ from typing import Literal
 import msgspec
 
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
-from tests.simulation.cluster import SETTINGS, Shape
+from tests.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
 from tests.simulation.faults import LEVELS, Faults
 
-ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize")
+ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen")
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 CALM_SWEEP_AGE_MS = 25_000
@@ -35,6 +35,7 @@ class Plan:
     pace_s_max: float = 0.2
     rest_s: float = 0.0  # how long each producer rests in the middle, so that what it sent grows old
     wanders: bool = False  # consumers pause and seek
+    keyed: bool = False  # the product's producers send by keys
 
 
 def draw_plan(
@@ -180,6 +181,20 @@ def _with_shared_objects(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape)
 
 
+def _with_widening(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Let write partitions be split and joined, while producers send by keys: each key keeps its order."""
+    settings = msgspec.structs.replace(
+        plan.shape.settings,
+        write_partitions_max=WRITE_PARTITIONS_MAX,
+        delivery_timeout_ms=30_000,
+        dedup_window_ms=30_000 + 2 * (plan.shape.settings.stale_publish_ms + CLOCK_ERROR_MS),
+    )
+    kinds = tuple("product" if kind == "plain" else kind for kind in plan.producers)
+    chaos = replace(plan.faults.chaos, reshape_every_s=draw.choice([1.0, 5.0]))
+    shape = replace(plan.shape, settings=settings)
+    return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos), producers=kinds, keyed=True)
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -187,4 +202,5 @@ _CHANGES = {
     "wander": _with_wandering,
     "shared": _with_shared_objects,
     "seize": _with_seizures,
+    "widen": _with_widening,
 }

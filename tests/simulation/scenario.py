@@ -30,6 +30,8 @@ SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value beside its name
 CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
 LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
+KEYS = 8  # of a producer that sends by keys
+LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
 SETTLE_S = 180.0  # hanging calls last 40 s, silent peers up to 120 s
 
 
@@ -159,14 +161,14 @@ class Scenario:
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
 
-    def _values(self, node: Node, partition: int) -> list[bytes]:
-        """Make the records of one block; a new life of a producer is a new stream."""
+    def _values(self, node: Node, partition: int, *, keyed: bool = False) -> list[bytes]:
+        """Make the records of one block, of a partition or of a key; a new life of a producer is a new stream."""
         stream = f"{node.name}.{self._lives[node.name]}"
         values: list[bytes] = []
         for _ in range(node.random.randint(1, self.plan.block_records_max)):
             number = self._sent[stream] = self._sent.get(stream, 0) + 1
             value = f"{stream} {partition} {number} ".encode() + node.random.randbytes(node.random.choice(SIZES))
-            self.checker.sent(stream, partition, number, value)
+            self.checker.sent(stream, partition, number, value, keyed=keyed)
             values.append(value)
         return values
 
@@ -205,14 +207,20 @@ class Scenario:
             codec=node.random.choice(["none", "zstd", "lz4"]),
             runtime=runtime,
         )
+        keyed = self.plan.keyed and kind == "product"
         pending: dict[AsyncDelivery, list[bytes]] = {}
         watchers: list[asyncio.Task[None]] = []
         for left in range(self._blocks_left(node.name), 0, -1):
             await self._rest(node.name, left)
-            partition = node.random.randrange(self.plan.shape.partitions)
-            for value in self._values(node, partition):
+            number = node.random.randrange(KEYS if keyed else self.plan.shape.partitions)
+            if keyed and node.random.random() < LEARN_RATE:
+                producer._core._tasks.start(producer._core._refresh("t"), "learn")
+            for value in self._values(node, number, keyed=keyed):
                 try:
-                    delivery = await producer.send("t", value, partition=partition)
+                    if keyed:
+                        delivery = await producer.send("t", value, key=b"key-%d" % number)
+                    else:
+                        delivery = await producer.send("t", value, partition=number)
                 except MemqError:
                     self.checker.give_up(value)
                     continue
