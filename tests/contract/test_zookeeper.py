@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from kazoo.client import KazooClient
 from msgspec.structs import replace
 
-from localstack.servers import Server
+from localstack.servers import Server, start_zookeeper
 from memq.errors import (
     ClosedError,
     CorruptDataError,
@@ -201,6 +202,43 @@ async def test_it_survives_a_server_that_is_killed(door: Doors, server: Server) 
 
     await until(one, back)
     await one.create_topic(topic("views", 2))
+
+
+def test_it_finds_back_to_a_server_that_was_set_back_to_an_old_backup(tmp_path: Path) -> None:
+    """That one has seen less than its clients, and turns them away for it."""
+    with start_zookeeper(tmp_path / "server") as server:
+        data, backup = server.folder / "data", tmp_path / "backup"
+
+        def set_back() -> None:
+            server.stop()
+            shutil.rmtree(data)
+            shutil.copytree(backup, data)
+            server.start()
+
+        async def run() -> None:
+            one = open_zookeeper(server.address, "/memq", session_timeout_ms="1s")
+            try:
+                await one.register(broker("b1"))
+                await asyncio.to_thread(server.stop)
+                shutil.copytree(data, backup)
+                await asyncio.to_thread(server.start)
+
+                async def back() -> bool:
+                    return [entry.id for entry in await one.brokers()] == ["b1"]
+
+                await until(one, back)
+                await one.create_topic(topic())
+                await asyncio.to_thread(set_back)
+
+                async def set_back_and_back() -> bool:
+                    return await back() and list(await one.topics()) == []
+
+                await until(one, set_back_and_back)
+                await one.create_topic(topic())
+            finally:
+                await one.close()
+
+        asyncio.run(run())
 
 
 @over_zookeeper

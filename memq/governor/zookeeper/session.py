@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -45,6 +46,7 @@ from memq.errors import (
 )
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
 from memq.logs import EventLog
+from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
 
 RETRY_DELAY_S_MAX = 2
@@ -121,6 +123,9 @@ class ZookeeperSession:
         self._events = events
         self._connected = connected
         self._client: Any = None
+        self._spare: Any = None  # a client that knows nothing of the past, while the other one can't connect
+        self._renewal: asyncio.TimerHandle | None = None
+        self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._up = asyncio.Event()
         self._was_up = False
@@ -151,9 +156,7 @@ class ZookeeperSession:
             raise ClosedError("the coordinator is closed")
         if self._client is None:
             self._loop = asyncio.get_running_loop()
-            self._client = _client(self._address, self._settings, self._complaints.logger)
-            self._client.add_listener(self._state_changed)
-            self._client.start_async()
+            self._client = self._begin()
         if self._was_up:
             self._live()
             return
@@ -167,24 +170,67 @@ class ZookeeperSession:
         """End the session: its ephemeral nodes go. Closing twice is fine."""
         self._closed = True
         self._up.clear()
-        client, self._client = self._client, None
-        if client is not None:
-            try:
-                await self._farewell.run(_end, client)
-            except KazooException as error:
-                self._events.warning("zookeeper-close-failed", f"{self._address.hosts}: {error!r}")
+        if self._renewal is not None:
+            self._renewal.cancel()
+        await self._tasks.stop()
+        for client in (self._client, self._spare):
+            if client is not None:
+                await self._end(client)
+        self._client = self._spare = None
         await self._farewell.close()
 
-    def _state_changed(self, state: str) -> None:
+    def _begin(self) -> Any:
+        """Return a client that connects, with no memory of what others saw."""
+        client = _client(self._address, self._settings, self._complaints.logger)
+        client.add_listener(partial(self._state_changed, client))
+        client.start_async()
+        return client
+
+    async def _end(self, client: Any) -> None:
+        try:
+            await self._farewell.run(_end, client)
+        except KazooException as error:
+            self._events.warning("zookeeper-close-failed", f"{self._address.hosts}: {error!r}")
+
+    def _state_changed(self, client: Any, state: str) -> None:
         """Called in a thread of kazoo."""
         assert self._loop is not None, "a state before the start"
         with suppress(RuntimeError):  # the loop has ended: nobody wants to know
-            self._loop.call_soon_threadsafe(self._take_state, state)
+            self._loop.call_soon_threadsafe(self._take_state, client, state)
 
-    def _take_state(self, state: str) -> None:
-        if self._closed:
+    def _watch_over(self) -> None:
+        """Look again, while there is no connection, whether a client without a past gets one.
+
+        Theory: a client tells the newest change that it saw, and ZooKeeper turns away who has seen more than itself.
+        That is right for a server that lags, and for ever when ZooKeeper was set back to an old backup. The session is
+        over by then. One that only was away takes the old session back first, within a retry or two.
+        """
+        if self._renewal is None and self._loop is not None:
+            wait_s = max(self._settings.session_timeout_ms / 1000, 2.0 * RETRY_DELAY_S_MAX)
+            self._renewal = self._loop.call_later(wait_s, self._renew)
+
+    def _renew(self) -> None:
+        self._renewal = None
+        if self._closed or self._up.is_set():
+            return
+        if self._spare is None:
+            self._spare = self._begin()
+        elif self._spare.connected:
+            old, self._client, self._spare = self._client, self._spare, None
+            self._tasks.start(self._end(old), "end a client")
+            self._lost = True
+            self._events.warning("zookeeper-renewed", f"{self._address.hosts} turns the old session away")
+            self._take_state(self._client, KazooState.CONNECTED)
+            return
+        self._watch_over()
+
+    def _take_state(self, client: Any, state: str) -> None:
+        if self._closed or client is not self._client:
             return
         if state == KazooState.CONNECTED:
+            spare, self._spare = self._spare, None
+            if spare is not None:
+                self._tasks.start(self._end(spare), "end a client")
             lost, self._lost = self._lost, False
             self._events.info("zookeeper-connected", f"{self._address.hosts} session {self.number:x}")
             self._up.set()
@@ -196,6 +242,7 @@ class ZookeeperSession:
             self._lost = self._lost or state == KazooState.LOST
             word = "lost" if state == KazooState.LOST else "suspended"
             self._events.warning(f"zookeeper-{word}", f"the session with {self._address.hosts} is {word}")
+            self._watch_over()
 
     def _not_there(self) -> MemqError:
         hosts = self._address.hosts
