@@ -1,9 +1,6 @@
-"""Who owns which partition, as brokers and their logs tell, and the wait until that settles."""
+"""Who owns which partition, as brokers tell, and the wait until that settles."""
 
 from __future__ import annotations
-
-import re
-from collections import Counter
 
 import memq
 from tests.load import TOPIC, Sender
@@ -16,12 +13,6 @@ def owners_of(broker: BrokerProcess) -> Owners:
     """Return the owner and the epoch of each partition, as a broker knows them."""
     with memq.Admin(broker.address) as admin:
         return {owner.partition: (owner.broker, owner.epoch) for owner in admin.topic(TOPIC).owners}
-
-
-def assigned(brokers: list[BrokerProcess]) -> Counter[int]:
-    """Return how often a governor gave each partition to somebody, as the brokers' logs tell."""
-    said = "".join(broker.log.read_text() for broker in brokers)
-    return Counter(map(int, re.findall(r" assigned: partition (\d+) ", said)))
 
 
 def settled(sender: Sender, broker: BrokerProcess) -> Owners:
