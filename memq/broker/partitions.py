@@ -115,9 +115,14 @@ class Partitions:
 
         A drain does that itself; but a partition that failed, or whose release did, would keep its next owner waiting.
         """
+        session, ours = self._services.session, self._id
+        strays = [entry for entry in self._assignments.values() if entry.session == session and entry.broker != ours]
+        if not strays:
+            return
         at_work = {(processor.topic.id, processor.partition): None for processor in self.at_work()}
-        for key, entry in self._assignments.items():
-            if entry.session == self._services.session and entry.broker != self._id and key not in at_work:
+        for entry in strays:
+            key = (entry.topic_id, entry.partition)
+            if key not in at_work:
                 try:
                     await self._services.coordinator.set_assignment(msgspec.structs.replace(entry, session=""))
                 except MemqError as error:

@@ -43,6 +43,7 @@ class Registry:
     ) -> None:
         self._topics = {topic.name: topic for topic in topics}
         self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
+        self._order: list[tuple[str, int]] | None = None  # of the assignments, until one is added or removed
         self._used_ids = dict.fromkeys(used_ids)
         self._brokers: dict[str, BrokerEntry] = {}
         self._loads: dict[str, tuple[Load, ...]] = {}
@@ -57,7 +58,9 @@ class Registry:
 
     def assignments(self) -> list[Assignment]:
         """Return all assignments, by topic id and partition."""
-        return [self._assignments[key] for key in sorted(self._assignments)]
+        if self._order is None:
+            self._order = sorted(self._assignments)
+        return [self._assignments[key] for key in self._order]
 
     def assignment(self, topic_id: str, partition: int) -> Assignment:
         """Return one assignment, or raise NotFoundError."""
@@ -141,6 +144,8 @@ class Registry:
 
     def apply(self, change: Change) -> None:
         """Take over a change that was made durable."""
+        if change.stored or change.removed:
+            self._order = None
         for topic in change.removed:
             del self._topics[topic.name]
             for key in [key for key in self._assignments if key[0] == topic.id]:
