@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from memq.broker.cluster_requests import ClusterRequests
 from memq.governor import BrokerEntry, Load
 from memq.governor.balance import balanced
 from memq.governor.governor import Governor
@@ -17,8 +18,10 @@ from memq.governor.registry import check_topic
 from memq.governor.widening import JOIN_REST_MS, SPLIT_REST_MS, join, neighbours, reshapes, split
 from memq.limits import SLOTS
 from memq.logs import EventLog
+from memq.protocol.messages import DescribeCluster
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.contract.manual_clock import ManualClock
+from tests.unit.test_broker_cluster import rig
 
 MOST = 1_000_000
 Loads = dict[int, int]
@@ -147,3 +150,23 @@ def test_the_governor_widens_and_gives_the_new_partition_an_owner() -> None:
         assert await governor.act(broker) == 0, "it rests"
 
     asyncio.run(scenario())
+
+
+def test_the_plan_says_what_would_be_split_and_changes_nothing() -> None:
+    async def scenario() -> None:
+        async with rig() as cluster:
+            door, one = MemoryCoordinator(cluster.shared), BrokerEntry(id="one", session="s", address="127.0.0.1:1")
+            topic = topic_of(1)
+            await door.create_topic(topic)
+            await door.register(one)
+            await door.report(one, [Load(topic_id=topic.id, partition=0, bytes_s=5 * MOST)])
+            answer = await ClusterRequests(cluster.made("two").services, nobody_hands_over).admin(DescribeCluster())
+            reason = "partition 0 takes 5000000 bytes/s, over partition_bytes_s_max = 1000000"
+            assert answer.notes == [f"topic 'clicks': {reason}"]
+            assert list(await door.topics()) == [topic]
+
+    asyncio.run(scenario())
+
+
+async def nobody_hands_over() -> None:
+    """What a broker does that is drained."""
