@@ -109,8 +109,10 @@ class Forwarder:
         peer = await connect_peer(self._services.runtime, place) if isinstance(place, str) else None
         try:
             absent_s = await self._read_on(held)
+            self._services.events.info("forwarding", f"{held.name}: {len(held)} blocks, acked with 1,")
             while held.blocks:
                 await self._bring(held, _some(held), peer or place, absent_s)
+            self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
         finally:
             if peer is not None:
                 peer.close()

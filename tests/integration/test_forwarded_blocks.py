@@ -1,0 +1,41 @@
+"""Blocks acked with 1 in the memory of an owner that is paused and replaced: they reach the next one, on real servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import memq
+from tests.load import PARTITIONS, TOPIC, Sender, addresses_of
+from tests.owners import owned_by, owners_of, settled, wait_for_takeover
+from tests.processes import BrokerProcess
+
+# Batches stay open until a drain: what is acked with 1 lies in its owner's memory, and nowhere else.
+HOLDING = {"seal_when_idle": False, "batch_age_ms_max": 600_000, "stale_publish_ms": 2_000}
+
+
+def forwarded(broker: BrokerProcess) -> int:
+    """Return how many partitions' blocks a broker brought to others, as its log tells."""
+    return broker.log.read_text().count(" forwarded: ")
+
+
+def test_what_a_paused_owner_held_reaches_the_next_one_and_every_broker_may_leave(brokers: list[BrokerProcess]) -> None:
+    victim, witness = brokers[0], brokers[1]
+    with memq.Admin(addresses_of(brokers)) as admin:
+        admin.create_topic(TOPIC, partitions=PARTITIONS, settings=dict(HOLDING))
+    with Sender(brokers, acks="1") as sender:
+        before = settled(sender, witness, brokers)
+        lost = owned_by(victim, before)
+        assert lost
+        victim.pause()
+        wait_for_takeover(sender, witness, before, lost)
+        sender.wait_for_all(5)
+        victim.resume()
+        sender.wait_until(lambda: forwarded(victim) >= 1)
+    assert sender.errors == []
+    for broker in brokers:  # the last one has nobody to hand its partitions to
+        assert broker.stop() == 0, broker.log.read_text()
+    witness.start()
+    with memq.Consumer(witness.address, [TOPIC], end="end") as consumer:
+        got = Counter(int((record.value or b"").split()[1]) for batch in consumer for record in batch)
+    assert got == Counter(range(sender.sent)), (len(got), sender.sent)
+    assert owners_of(witness).keys() == before.keys()
