@@ -6,7 +6,7 @@ from collections import Counter
 
 import memq
 from tests.load import PARTITIONS, TOPIC, Sender, addresses_of
-from tests.owners import owned_by, owners_of, settled, wait_for_takeover
+from tests.owners import owned_by, owner_of, owners_of, settled, wait_for_takeover
 from tests.processes import BrokerProcess
 
 # Batches stay open until a drain: what is acked with 1 lies in its owner's memory, and nowhere else.
@@ -19,13 +19,12 @@ def forwarded(broker: BrokerProcess) -> int:
 
 
 def test_what_a_paused_owner_held_reaches_the_next_one_and_every_broker_may_leave(brokers: list[BrokerProcess]) -> None:
-    victim, witness = brokers[0], brokers[1]
     with memq.Admin(addresses_of(brokers)) as admin:
         admin.create_topic(TOPIC, partitions=PARTITIONS, settings=dict(HOLDING))
     with Sender(brokers, acks="1") as sender:
-        before = settled(sender, witness, brokers)
+        before = settled(sender, brokers[0])
+        victim, witness = owner_of(0, before, brokers)
         lost = owned_by(victim, before)
-        assert lost
         victim.pause()
         wait_for_takeover(sender, witness, before, lost)
         sender.wait_for_all(5)
