@@ -9,7 +9,7 @@ import asyncio
 import re
 import ssl
 from base64 import b64decode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -74,6 +74,9 @@ class FaultyS3:
     put_if_absent: bool = True
     writes: int = 0
     came: asyncio.Event = field(default_factory=asyncio.Event)  # a request has come
+    delay: Callable[[str], float] = lambda method: 0.0  # seconds between what a request does and its answer
+    puts_under_way: int = 0
+    puts_under_way_most: int = 0
 
     def plan(self, method: str, *faults: Fault) -> None:
         """Let the next requests of a method meet faults."""
@@ -114,6 +117,8 @@ class FaultyS3:
             status, headers, body = refusal(fault.status, fault.code)
         else:
             status, headers, body = self.act(asked)
+        if delay_s := self.delay(asked.method):
+            await self._hold(asked.method, delay_s)
         if fault.kind == "lost":
             return False
         if fault.kind == "stall-done":
@@ -125,6 +130,15 @@ class FaultyS3:
             body = body[:-1]
         await _write_answer(writer, asked.method, status, headers, body, cut=fault.kind == "cut")
         return fault.kind != "cut"
+
+    async def _hold(self, method: str, delay_s: float) -> None:
+        put = method == "PUT"
+        self.puts_under_way += put
+        self.puts_under_way_most = max(self.puts_under_way_most, self.puts_under_way)
+        try:
+            await passing(delay_s)
+        finally:
+            self.puts_under_way -= put
 
     def act(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
         """Do what a sound server does."""
@@ -203,6 +217,17 @@ async def faulty_s3(tls: ssl.SSLContext | None = None) -> AsyncIterator[FaultyS3
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await closed
+
+
+async def passing(delay_s: float) -> None:
+    """Return after that time: for a peer that takes its time or has a pace, never to wait for something."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    timer = loop.call_later(delay_s, over.set_result, None)
+    try:
+        await over
+    finally:
+        timer.cancel()
 
 
 def place_of(server: FaultyS3, **settings: object) -> S3Place:
