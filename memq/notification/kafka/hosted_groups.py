@@ -20,6 +20,7 @@ from memq.notification.kafka.commit_metadata import decode_commit, encode_metada
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.member import Member
 from memq.notification.kafka.names import Names
+from memq.notification.kafka.positions import Positions
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.topics import Topics
 from memq.notification.refusals import check_position
@@ -57,6 +58,7 @@ class HostedGroups:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._timeout_s = parts.settings.request_timeout_ms / 1000
+        self._stored = Positions(parts.settings, parts.complaints)
         self._members: dict[tuple[str, str], Member] = {}
         self._generation = parts.random.getrandbits(20) << 32
         self._expiring = False
@@ -144,6 +146,7 @@ class HostedGroups:
     async def close(self) -> None:
         """Leave all groups."""
         await asyncio.gather(*(self._end(group, name) for group, name in list(self._members)))
+        await self._stored.close()
 
     # ---- positions ---------------------------------------------------------------------------
 
@@ -204,23 +207,17 @@ class HostedGroups:
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
-        stored = await self._positions(group)
-        return {partition: stored[partition] for partition in partitions if partition in stored}
+        places = [(self._parts.names.kafka_topic(partition), partition.partition) for partition in partitions]
+        return await self._positions(group, places)
 
-    async def _positions(self, group: str) -> dict[ReadPartition, Committed]:
-        request = ConsumerGroupTopicPartitions(self._parts.names.kafka_group(group))
-        answers: Any = self._parts.admin.list_consumer_group_offsets(
-            [request], require_stable=False, request_timeout=self._timeout_s
-        )
+    async def _positions(self, group: str, places: Sequence[tuple[str, int]]) -> dict[ReadPartition, Committed]:
         found: dict[ReadPartition, Committed] = {}
-        for answer in answers.values():
-            listed = await self._parts.topics.ask(answer, f"reading the positions of group '{group}'")
-            for part in listed.topic_partitions:
-                partition = self._parts.names.read_partition(part.topic, part.partition)
-                if partition is not None and part.error is None:
-                    committed = decode_commit(partition, part.offset, part.metadata)
-                    if committed is not None:
-                        found[partition] = committed
+        for part in await self._stored.of(self._parts.names.kafka_group(group), places):
+            partition = self._parts.names.read_partition(part.topic, part.partition)
+            if partition is not None:
+                committed = decode_commit(partition, part.offset, part.metadata)
+                if committed is not None:
+                    found[partition] = committed
         return dict(sorted(found.items()))
 
     # ---- what people see and do --------------------------------------------------------------
@@ -242,7 +239,16 @@ class HostedGroups:
                 for part in each.assignment.topic_partitions
             ]
             members[each.group_instance_id or each.client_id] = tuple(sorted(part for part in held if part is not None))
-        return GroupState(group, 0, dict(sorted(members.items())), await self._positions(group))
+        return GroupState(group, 0, dict(sorted(members.items())), await self._positions(group, await self._places()))
+
+    async def _places(self) -> list[tuple[str, int]]:
+        """Return the partitions of all Kafka topics of memq."""
+        return [
+            (topic, number)
+            for topic, count in (await self._parts.topics.counts()).items()
+            for number in range(count)
+            if self._parts.names.read_partition(topic, number) is not None
+        ]
 
     async def _describe(self, group: str) -> Any:
         kafka_group = self._parts.names.kafka_group(group)

@@ -238,6 +238,7 @@ class KafkaQueue:
         if self._closed is None:
             self._closed = ClosedError("closed by its owner")
         await self._groups.close()
+        await self._topics.close()
         await self._sender.close()
         await self._follower.close()
         await self._fetcher.close()

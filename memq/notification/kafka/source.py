@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -30,6 +29,7 @@ from memq.errors import GenerationFencedError, NotFoundError, QueueError
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.fetcher import PASSING
 from memq.notification.kafka.library import admin_of, consumer_of
+from memq.notification.kafka.positions import Positions
 from memq.notification.kafka.settings import KafkaSettings
 from memq.threads import ThreadPool
 
@@ -77,6 +77,7 @@ class KafkaSource:
         self._complaints = Complaints()
         self._admin = admin_of(settings.client(), self._complaints.note)
         self._pool = ThreadPool("kafka-source", 1)
+        self._positions = Positions(settings, self._complaints)
         self._consumer: Consumer | None = None
         self._assigned: set[Place] = set()
         self._lost = False
@@ -116,14 +117,10 @@ class KafkaSource:
         listed = await self._ask(
             self._admin.list_consumer_groups(request_timeout=self._timeout_s), "listing Kafka's groups"
         )
-        wanted, found = set(places), dict[str, dict[Place, int]]()
+        found: dict[str, dict[Place, int]] = {}
         for group in sorted(each.group_id for each in listed.valid if each.group_id != own):
-            request = ConsumerGroupTopicPartitions(group)
-            answers: Any = self._admin.list_consumer_group_offsets([request], request_timeout=self._timeout_s)
-            for answer in answers.values():
-                for part in (await self._ask(answer, f"reading the positions of group '{group}'")).topic_partitions:
-                    if (part.topic, part.partition) in wanted and part.error is None and part.offset >= 0:
-                        found.setdefault(group, {})[part.topic, part.partition] = part.offset
+            for part in await self._positions.of(group, places):
+                found.setdefault(group, {})[part.topic, part.partition] = part.offset
         return found
 
     # ---- the group of the copy ----------------------------------------------------------------
@@ -156,6 +153,7 @@ class KafkaSource:
         """Leave the group, and end the thread."""
         if self._consumer is not None:
             await self._pool.run(self._consumer.close)
+        await self._positions.close()
         await self._pool.close()
 
     # ---- in the thread -------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundErr
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.settings import KafkaSettings
+from memq.threads import ThreadPool
 
 AHEAD_MS_MAX = 10_000
 STALE = "message.timestamp.before.max.ms"
@@ -46,6 +47,7 @@ class Topics:
         self._timeout_s = settings.request_timeout_ms / 1000
         self._complaints = complaints
         self._offsets = offsets
+        self._lists = ThreadPool("kafka-lists", 1)
         self._known: dict[str, int] = {}  # partitions of the topics that were there when they were looked at
 
     async def check(self) -> None:
@@ -82,6 +84,18 @@ class Topics:
             count = 0
         self._known[topic] = count
         return count
+
+    async def counts(self) -> dict[str, int]:
+        """Return how many partitions each Kafka topic has, of memq and of others."""
+        try:
+            found = await self._lists.run(self._admin.list_topics, timeout=self._timeout_s)
+        except KafkaException as error:
+            raise self._complaints.failure(error, "listing Kafka's topics") from error
+        return {name: len(topic.partitions) for name, topic in found.topics.items()}
+
+    async def close(self) -> None:
+        """End the thread."""
+        await self._lists.close()
 
     async def create(self, topic: str, partitions: int, stale_publish_ms: int) -> None:
         """Make a Kafka topic, or bring the one that is there to this many partitions and this bound of age.
