@@ -186,11 +186,14 @@ def _with_shared_objects(plan: Plan, _level: str, draw: random.Random) -> Plan:
 
 def _with_widening(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Let write partitions be split and joined, while producers send by keys: each key keeps its order."""
+    before = plan.shape.settings
+    window_ms = 30_000 + 2 * (before.stale_publish_ms + CLOCK_ERROR_MS)
     settings = msgspec.structs.replace(
-        plan.shape.settings,
+        before,
         write_partitions_max=WRITE_PARTITIONS_MAX,
         delivery_timeout_ms=30_000,
-        dedup_window_ms=30_000 + 2 * (plan.shape.settings.stale_publish_ms + CLOCK_ERROR_MS),
+        dedup_window_ms=window_ms,
+        retention_ms=max(before.retention_ms, window_ms) if before.retention_ms else 0,
     )
     kinds = tuple("product" if kind == "plain" else kind for kind in plan.producers)
     chaos = replace(plan.faults.chaos, reshape_every_s=draw.choice([1.0, 5.0]))
