@@ -17,9 +17,9 @@ from tests.soak import repetitions, report
 
 pytestmark = pytest.mark.soak
 
-HANG_S = 300
+HANG_S = repetitions(few=300, many=1_800)
 TOPICS = repetitions(few=60, many=1_000)
-ROUNDS = repetitions(few=3, many=30)  # each sends one record to each topic
+ROUNDS = repetitions(few=3, many=10)  # each sends one record to each topic
 PUTS_SAVED = 20
 FETCHED_RATIO_MAX = 1.2
 VALUE = b"a record of a topic that is hardly used " * 3
