@@ -22,7 +22,7 @@ KEEPING_BUGS = (
         "entry.time_ms < now_ms - settings.retention_ms",
         "entry.time_ms < now_ms - settings.retention_ms // 3",
         level="breezy",
-        seed=1020,
+        seed=1037,
         aspects=("house",),
     ),
     Planted(
@@ -50,6 +50,7 @@ KEEPING_BUGS = (
         "await self._store.delete(found.key)",
         "pass",
         aspects=("house",),
+        seed=1001,
     ),
     Planted(
         "ack=1 blocks dropped with their epoch",
@@ -68,6 +69,7 @@ KEEPING_BUGS = (
         "break",
         level="breezy",
         aspects=("seize",),
+        seed=1001,
     ),
     Planted(
         "commit of what is not iterated",
@@ -113,6 +115,7 @@ KEEPING_BUGS = (
         level="sleepy",
         quick_failover=True,
         aspects=("jumps",),
+        seed=1003,
     ),
     Planted(
         "audit passes over damage",
@@ -129,6 +132,7 @@ KEEPING_BUGS = (
         "Fate.COPY if",
         "Fate.DOUBLED if",
         level="breezy",
+        seed=1001,
     ),
     Planted(
         "audit misses what retention took",
@@ -178,6 +182,7 @@ KEEPING_BUGS = (
         "if False:",
         level="breezy",
         aspects=("shared", "house"),
+        seed=1001,
     ),
     Planted(
         "sweep asks nobody about shared objects",
@@ -187,6 +192,7 @@ KEEPING_BUGS = (
         "if topic_prefix(",
         level="breezy",
         aspects=("shared", "house"),
+        seed=1001,
     ),
     Planted(
         "sweep passes over shared objects",

@@ -76,6 +76,7 @@ BUGS = (
         "return ()\n    skip = tuple(",
         level="sleepy",
         quick_failover=True,
+        seed=1001,
     ),
     Planted(
         "buffer reused early",
@@ -119,6 +120,7 @@ BUGS = (
         "pass",
         level="breezy",
         aspects=("widen",),
+        seed=1020,
     ),
     Planted(
         "cumulative ack over a refused block",
@@ -143,7 +145,7 @@ BUGS = (
         "check_epoch(publication,",
         "0 and check_epoch(publication,",
         level="sleepy",
-        seed=1002,
+        seed=1010,
     ),
     Planted(
         "off-by-one seal",
@@ -182,6 +184,7 @@ BUGS = (
         "Lookback.judge",
         "verdict = self._compare(source, first, next_)",
         "verdict = Verdict.NEW",
+        seed=1002,
     ),
     Planted(
         "reader without look-back",
@@ -197,6 +200,7 @@ BUGS = (
         "Ownership._count_met",
         "self.adopted.append(adopted_of(offset, pointer))",
         "pass",
+        seed=1003,
     ),
     Planted(
         "late batches counted again and again",
@@ -204,6 +208,7 @@ BUGS = (
         "Ownership._count_own",
         "self.adopted = [entry for entry in self.adopted if entry.offset not in listed]",
         "pass",
+        seed=1002,
     ),
     Planted(
         "opening without the batches that nobody counted",
@@ -211,6 +216,7 @@ BUGS = (
         "Ownership.state",
         "self.adopted = self.tail.uncounted()",
         "pass",
+        seed=1004,
     ),
     Planted(
         "last statement believed",
@@ -218,6 +224,7 @@ BUGS = (
         "TotalsFold.reach",
         "mine = self.totals",
         "self.totals = mine = stated",
+        seed=1002,
     ),
     Planted(
         "lag from too few pointers",
@@ -225,6 +232,7 @@ BUGS = (
         "TotalsFold.add",
         "self._run >= RUN",
         "self._run >= 0",
+        seed=1002,
     ),
     *KEEPING_BUGS,
 )
