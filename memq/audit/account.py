@@ -112,9 +112,15 @@ class RecentRanges:
 
 @dataclass(slots=True)
 class Account:
-    """The books on one producer in one write partition. Sequences go in by block, in the order of the queue."""
+    """The books on one producer in one write partition. Sequences go in by block, in the order of the queue.
+
+    What comes up to the queue time `copies_ms` may be a copy, landed late, of what retention took: it says nothing of
+    what must follow. What comes later can't be: all that came after it is here, or was never queued.
+    """
 
     recent: RecentRanges
+    copies_ms: int = -1
+    start: int | None = None  # the least that came after `copies_ms`: from here on nothing may be missing
     delivered: RangeSet = field(default_factory=RangeSet)
     doubled: RangeSet = field(default_factory=RangeSet)
     corrupt: RangeSet = field(default_factory=RangeSet)
@@ -127,7 +133,7 @@ class Account:
 
     def deliver(self, first: int, next_: int, time_ms: int) -> Fate:
         """Take a whole block that readers come to at this queue time (Unix ms), and say what they do with it."""
-        self.seen_ms = max(self.seen_ms, time_ms)
+        self._see(first, time_ms)
         fate = Fate.NEW
         if self.delivered.overlaps(first, next_):
             fate = Fate.COPY if self.recent.holds(first, next_, time_ms) else Fate.DOUBLED
@@ -140,6 +146,11 @@ class Account:
             self.delivered.add(first, next_)
         self.recent.add(first, next_, time_ms)
         return fate
+
+    def miss(self, first: int, next_: int, time_ms: int, *, damaged: bool) -> None:
+        """Take a block that readers come to, and don't get: it is damaged, or could not be read."""
+        self._see(first, time_ms)
+        (self.corrupt if damaged else self.unread).add(first, next_)
 
     def close(self, end: ProducerEnd, time_ms: int) -> None:
         """Take what the producer said when it ended; when it said so twice, the higher end holds."""
@@ -154,7 +165,7 @@ class Account:
         seen = [ranges for ranges in (self.delivered, self.corrupt, self.unread) if len(ranges)]
         reach = max((ranges.next for ranges in seen), default=0)
         end = self.end or 0
-        start = min((ranges.least for ranges in seen), default=end) if evidence.expired else 0
+        start = self._start(reach, end) if evidence.expired else 0
         missing = apart(apart([(start, max(reach, end, start))], self.delivered), self.burned)
         corrupt, missing = common(missing, self.corrupt), apart(missing, self.corrupt)
         unread, missing = common(missing, self.unread), apart(missing, self.unread)
@@ -171,9 +182,17 @@ class Account:
             unread=tuple(unread),
             unproven=tuple(apart(missing, proof)),
             burned=self.burned.total,
-            expired=start,
+            expired=sum(next_ - first for first, next_ in apart([(0, start)], self.delivered)),
             copies=self.copies,
         )
+
+    def _see(self, first: int, time_ms: int) -> None:
+        self.seen_ms = max(self.seen_ms, time_ms)
+        if time_ms > self.copies_ms:
+            self.start = first if self.start is None else min(self.start, first)
+
+    def _start(self, reach: int, end: int) -> int:
+        return max(reach, end) if self.start is None else self.start
 
     def _tail(self, reach: int, evidence: Evidence) -> Tail:
         if self.end is not None and self.end >= reach:

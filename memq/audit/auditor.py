@@ -36,13 +36,30 @@ EPOCHS_MAX = 1 << 16
 
 @dataclass(slots=True)
 class _WritePartition:
-    """What the pointers of one write partition say beside their producers."""
+    """What the pointers of one write partition say beside their producers.
+
+    When retention took something, its pointers up to the queue time `copies_ms` may be copies of that, landed late: the
+    queue refuses what is older than the topic's bound. `starts` has by epoch the batch from which on all must be here.
+    """
 
     read_partition: int
-    first_epoch: int
     expired: bool  # retention took something before its first pointer
+    copies_ms: int
     totals: RunningTotals
     batches: dict[int, RangeSet] = field(default_factory=dict)  # batch sequences by epoch
+    starts: dict[int, int | None] = field(default_factory=dict)
+
+    def meet(self, epoch: int, time_ms: int) -> None:
+        """Take any pointer of an epoch: one that begins behind the copies has all of its batches here."""
+        if epoch not in self.starts:
+            self.starts[epoch] = 0 if time_ms > self.copies_ms else None
+
+    def add(self, epoch: int, number: int, time_ms: int) -> None:
+        """Take a batch."""
+        self.batches.setdefault(epoch, RangeSet()).add(number, number + 1)
+        start = self.starts[epoch]
+        if time_ms > self.copies_ms:
+            self.starts[epoch] = number if start is None else min(start, number)
 
 
 @dataclass(slots=True)
@@ -62,9 +79,9 @@ class Auditor:
     def __init__(self, topic: Topic, *, through: str = THROUGH_STORE) -> None:
         settings = topic.settings
         self._topic = topic
-        late_ms = settings.stale_publish_ms + CLOCK_ERROR_MS
-        self._window_ms = settings.dedup_window_ms + late_ms
-        self._active_ms = settings.delivery_timeout_ms + late_ms
+        self._late_ms = settings.stale_publish_ms + CLOCK_ERROR_MS
+        self._window_ms = settings.dedup_window_ms + self._late_ms
+        self._active_ms = settings.delivery_timeout_ms + self._late_ms
         self._coverage = Coverage(through=through)
         self._reads: dict[int, PartitionCoverage] = {}
         self._unread: dict[int, None] = {}  # read partitions where something that may hold any sequence was not read
@@ -99,14 +116,14 @@ class Auditor:
 
     def take_control(self, partition: int, offset: int, time_ms: int, pointer: Pointer) -> None:
         """Take a pointer without a batch; `time_ms` is its queue time."""
-        self._meet(partition, offset, pointer)
+        self._meet(partition, offset, time_ms, pointer)
         for end in pointer.ended:
             self._account(pointer.partition, end.producer).close(end, time_ms)
 
     def take_batch(self, partition: int, offset: int, time_ms: int, pointer: Pointer, check: BatchCheck) -> None:
         """Take a pointer with what its batch was found to hold."""
-        write = self._meet(partition, offset, pointer)
-        write.batches.setdefault(pointer.epoch, RangeSet()).add(pointer.batch_sequence, pointer.batch_sequence + 1)
+        write = self._meet(partition, offset, time_ms, pointer)
+        write.add(pointer.epoch, pointer.batch_sequence, time_ms)
         if len(write.batches) > EPOCHS_MAX:
             raise TooLargeError(f"partition {pointer.partition} has over {EPOCHS_MAX} epochs")
         for fault in check.faults:
@@ -117,7 +134,7 @@ class Auditor:
         for block in check.blocks:
             place = _place_of(block, pointer.partition, offset, check.key)
             if block.cause is not None:
-                self._take_unsound(pointer.partition, block, block.cause, place)
+                self._take_unsound(pointer.partition, block, block.cause, time_ms, place)
             elif block.number in skip:
                 self._count(blocks=1, copies_dropped=block.next - block.first)
             else:
@@ -177,7 +194,7 @@ class Auditor:
 
     # ---- inside --------------------------------------------------------------------------------------
 
-    def _meet(self, partition: int, offset: int, pointer: Pointer) -> _WritePartition:
+    def _meet(self, partition: int, offset: int, time_ms: int, pointer: Pointer) -> _WritePartition:
         self._count_pointer(partition)
         if pointer.topic_id != self._topic.id:
             cause = f"pointer belongs to topic id {pointer.topic_id}, not to {self._topic.id}"
@@ -186,9 +203,11 @@ class Auditor:
         if write is None:
             begin = self._reads[partition].begin
             expired = begin > 0 and pointer.totals.records > 0
-            write = _WritePartition(partition, pointer.epoch, expired, RunningTotals(begin))
+            copies_ms = time_ms + self._late_ms if expired else -1
+            write = _WritePartition(partition, expired, copies_ms, RunningTotals(begin))
             self._writes[pointer.partition] = write
-        missing = write.totals.take(pointer)
+        write.meet(pointer.epoch, time_ms)
+        missing = write.totals.take(pointer, follows_copies=time_ms <= write.copies_ms)
         if missing:
             cause = f"its totals count {missing} records that no pointer before it shows"
             self._find(Kind.TOTALS, missing, Place(pointer.partition, offset=offset, cause=cause))
@@ -205,15 +224,15 @@ class Auditor:
         if account is None:
             if len(self._accounts) >= ACCOUNTS_MAX:
                 raise TooLargeError(f"topic '{self._topic.name}' has over {ACCOUNTS_MAX} producers")
-            account = self._accounts[partition, producer] = Account(RecentRanges(self._window_ms))
+            recent = RecentRanges(self._window_ms)
+            account = self._accounts[partition, producer] = Account(recent, self._writes[partition].copies_ms)
         return account
 
-    def _take_unsound(self, partition: int, block: BlockCheck, cause: MemqError, place: Place) -> None:
+    def _take_unsound(self, partition: int, block: BlockCheck, cause: MemqError, time_ms: int, place: Place) -> None:
         damaged = isinstance(cause, CorruptDataError)
         self._find(Kind.CORRUPT if damaged else Kind.UNREAD, 1, place)
         if block.producer:
-            account = self._account(partition, block.producer)
-            (account.corrupt if damaged else account.unread).add(block.first, block.next)
+            self._account(partition, block.producer).miss(block.first, block.next, time_ms, damaged=damaged)
 
     def _deliver(self, partition: int, block: BlockCheck, time_ms: int, place: Place) -> None:
         account = self._account(partition, block.producer)
@@ -266,10 +285,10 @@ def _tell_balance(balance: Balance, tallies: dict[Kind, _Tally]) -> None:
 def _tell_batches(partition: int, write: _WritePartition, tallies: dict[Kind, _Tally]) -> None:
     """Batch sequences are dense within an epoch: a hole is a batch whose pointer is gone.
 
-    They start at 0, except in epochs whose start retention took: that of the first pointer, and late ones below it.
+    They start at 0, except in epochs whose start retention may have taken.
     """
     for epoch, numbers in sorted(write.batches.items()):
-        start = numbers.least if write.expired and epoch <= write.first_epoch else 0
-        for first, next_ in numbers.holes(start, numbers.next):
+        start = write.starts[epoch]
+        for first, next_ in numbers.holes(numbers.next if start is None else start, numbers.next):
             cause = f"epoch {epoch} has no pointer of batch {first}" + (f" to {next_ - 1}" if next_ > first + 1 else "")
             tallies.setdefault(Kind.BATCH_HOLE, _Tally()).add(next_ - first, Place(partition, cause=cause))

@@ -21,8 +21,11 @@ class RunningTotals:
         """Begin anew with the next pointer: one was met that can't be read."""
         self._shown = None
 
-    def take(self, pointer: Pointer) -> int:
-        """Return how many records the pointer counts that were not shown before it; each is told once."""
+    def take(self, pointer: Pointer, *, follows_copies: bool) -> int:
+        """Return how many records the pointer counts that were not shown before it; each is told once.
+
+        None while it follows what may be copies of pointers that retention took: with them went what it counts.
+        """
         stated = pointer.totals.records
         if self._shown is None:
             self._shown = stated
@@ -30,4 +33,4 @@ class RunningTotals:
             self._shown += sum(late.records for late in pointer.adopted if late.offset < self._begin)
         missing = max(stated - self._shown, 0)
         self._shown += missing + pointer.records
-        return missing
+        return 0 if follows_copies else missing

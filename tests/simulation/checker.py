@@ -73,6 +73,7 @@ class Checker:
         self._now = now
         self._parts: dict[tuple[str, int], OwnerRules] = {}
         self._named: dict[str, int] = {}  # key: how many pointers name it
+        self._freed_s: dict[str, float] = {}  # key: when its last pointer was taken
 
     # ---- producers ---------------------------------------------------------------------------
 
@@ -142,6 +143,7 @@ class Checker:
         for entry in taken:
             for location in entry.pointer.locations:
                 self._named[location.key] -= 1
+                self._freed_s[location.key] = self._now()
         log.begin = max(log.begin, before)
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
@@ -228,9 +230,10 @@ class Checker:
             and not topic[record.stream[1]].may_lose(record.sent_s, record.held_s)
         ]
 
-    def check_store(self) -> None:
-        """Check, when the sweep had its time, that every object is named by a pointer."""
-        left = [key for key in self._objects if not self._named.get(key)]
+    def check_store(self, sweep_s: float) -> None:
+        """Check that every object is named by a pointer, or was until less than the sweep's time ago."""
+        since_s = self._now() - sweep_s
+        left = [key for key in self._objects if not self._named.get(key) and self._freed_s.get(key, since_s) <= since_s]
         if left:
             self._fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")
 

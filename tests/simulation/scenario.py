@@ -108,8 +108,9 @@ class Scenario:
         if shape.housekeeping_s:
             for number in range(len(self.plan.consumers)):
                 self.world.nodes[f"consumer-{number}"].kill()
-            self.world.run((shape.sweep_age_ms + CLOCK_ERROR_MS) / 1000 + 3 * shape.housekeeping_s)
-            self.checker.check_store()
+            sweep_s = (shape.sweep_age_ms + CLOCK_ERROR_MS) / 1000 + 3 * shape.housekeeping_s
+            self.world.run(sweep_s)
+            self.checker.check_store(sweep_s)
 
     def _check_audit(self) -> None:
         """Let the audit look at what is left, and compare what it says with what is known."""

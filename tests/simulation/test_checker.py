@@ -343,7 +343,7 @@ def last_pointer_taken(log: Log) -> None:
 
 def object_left(log: Log) -> None:
     log.objects["k"] = b""
-    log.checker.check_store()
+    log.checker.check_store(1.0)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from memq.errors import CorruptDataError, StoreError, UnsupportedFormatError
 from memq.format.pointer import Adopted, ProducerEnd
 from memq.format.ranges import Range, RangeSet
 from memq.notification import Span
-from memq.topic import Totals
+from memq.topic import CLOCK_ERROR_MS, Totals
 from tests.unit.audited import KEY, TOPIC, data_pointer, pointer
 
 NOW_MS = 1_000_000_000_000
+LATE_MS = TOPIC.settings.stale_publish_ms + CLOCK_ERROR_MS  # what is older is refused by the queue
 LONG_MS = 10 * TOPIC.settings.dedup_window_ms
 DEEDS = ("keep", "keep", "keep", "drop", "burn", "corrupt", "unread", "copy", "late copy", "overlap")
 
@@ -164,14 +165,27 @@ def test_holes_in_batch_sequences_are_found_in_every_epoch() -> None:
 def test_retention_explains_what_lies_before_the_first_pointer_and_nothing_else() -> None:
     auditor = Auditor(TOPIC)
     auditor.open_partition(0, Span(7, 10))
-    for batch, first in ((4, 40), (5, 50), (7, 70)):
+    for batch, first in ((2, 20), (4, 40), (5, 50), (7, 70)):  # the first one may be a copy of what retention took
         pointer_ = data_pointer([(5, first, first + 10)], batch_sequence=batch, totals=Totals(first, 1))
-        auditor.take_batch(0, 3 + batch, NOW_MS, pointer_, BatchCheck(KEY, (BlockCheck(0, 5, first, first + 10),)))
+        check = BatchCheck(KEY, (BlockCheck(0, 5, first, first + 10),))
+        auditor.take_batch(0, 5 + batch, NOW_MS + batch * LATE_MS, pointer_, check)
     end = ProducerEnd(producer=5, next_sequence=80)
-    auditor.take_control(0, 11, NOW_MS, pointer(kind="ended", ended=(end,)))
+    auditor.take_control(0, 13, NOW_MS + 8 * LATE_MS, pointer(kind="ended", ended=(end,)))
     verdict = auditor.verdict(NOW_MS)
     assert verdict.finding(Kind.LOST).count == 10
-    assert (verdict.finding(Kind.BATCH_HOLE).count, verdict.coverage.expired) == (1, 40)
+    assert (verdict.finding(Kind.BATCH_HOLE).count, verdict.coverage.expired) == (1, 30)
+
+
+def test_what_lies_among_late_copies_of_what_retention_took_is_not_missing() -> None:
+    auditor = Auditor(TOPIC)
+    auditor.open_partition(0, Span(7, 10))
+    for batch in (2, 4, 7):
+        pointer_ = data_pointer([(5, batch, batch + 1)], batch_sequence=batch, totals=Totals(batch, 1))
+        auditor.take_batch(0, 5 + batch, NOW_MS, pointer_, BatchCheck(KEY, (BlockCheck(0, 5, batch, batch + 1),)))
+    end = ProducerEnd(producer=5, next_sequence=8)
+    auditor.take_control(0, 13, NOW_MS, pointer(kind="ended", ended=(end,)))
+    verdict = auditor.verdict(NOW_MS)
+    assert (verdict.outcome, verdict.coverage.expired) == (Outcome.CLEAN, 5)
 
 
 def test_totals_show_a_batch_whose_pointer_is_gone_without_any_other_trace() -> None:
@@ -202,7 +216,7 @@ def test_an_epoch_that_began_behind_the_first_pointer_must_begin_at_batch_0() ->
     auditor.open_partition(0, Span(7, 9))
     for offset, (epoch, batch) in enumerate([(3, 8), (4, 1)], 7):
         named = data_pointer([(5, 0, 1)], epoch=epoch, batch_sequence=batch, totals=Totals(9, 1))
-        auditor.take_batch(0, offset, NOW_MS, named, BatchCheck(KEY, ()))
+        auditor.take_batch(0, offset, NOW_MS + 2 * offset * LATE_MS, named, BatchCheck(KEY, ()))
     (place,) = auditor.verdict(NOW_MS).finding(Kind.BATCH_HOLE).places
     assert place.cause == "epoch 4 has no pointer of batch 0"
 
