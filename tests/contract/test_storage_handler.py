@@ -9,8 +9,6 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, ObjectExistsError
 from memq.storage_handlers import Buffer, StorageHandler
-from memq.storage_handlers.memory import MemoryHandler
-from tests.contract.manual_clock import ManualClock
 from tests.contract.stores import over_stores
 
 KEY = "c/topics/clicks/0a0b0c0d/7f/2026-01-02/03/0-1-5"
@@ -194,15 +192,3 @@ async def test_closing_twice_is_fine(store: StorageHandler) -> None:
 @over_stores
 async def test_the_url_names_a_scheme(store: StorageHandler) -> None:
     assert store.url.split(":")[0] in ("memory", "file", "s3")
-
-
-def test_a_second_put_in_memory_makes_the_time_of_writing_new() -> None:
-    async def work() -> None:
-        clock = ManualClock()
-        store = MemoryHandler(clock)
-        await put(store, KEY, b"one")
-        clock.advance(1_000)
-        await put(store, KEY, b"one")
-        assert [entry.modified_ms async for entry in store.list()] == [clock.wall_ms()]
-
-    asyncio.run(work())

@@ -14,6 +14,7 @@ from memq.broker.hot import HotBatches
 from memq.broker.intake import Intake
 from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
 from memq.broker.ownership import Ownership
+from memq.broker.rate_limit import Limiters
 from memq.broker.ring import Ring, RingLimits
 from memq.broker.services import Services
 from memq.broker.slabs import Slab, SlabPool
@@ -45,6 +46,7 @@ class HoldingPartition:
         self.scope = scope_of(TOPIC.id_bytes, 0)
         self.delivery_timeout_ms = TOPIC.settings.delivery_timeout_ms
         self.draining = False
+        self.limiters: Limiters = ()
         self.own: Ownership | None = None
         self.ring = Ring(RingLimits(1 << 20, 200_000, 7, 1.0, seal_when_idle=True, uploads_in_flight_max=1))
 

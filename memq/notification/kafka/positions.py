@@ -38,6 +38,7 @@ class Positions:
         self._complaints = complaints
         self._pool = ThreadPool("kafka-positions", 1)
         self._consumers: OrderedDict[str, Consumer] = OrderedDict()
+        self._closed = False
 
     async def of(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
         """Return what a Kafka group has stored for those of the places that have something.
@@ -50,8 +51,10 @@ class Positions:
         return found
 
     async def close(self) -> None:
-        """End the consumers and the thread."""
-        await self._pool.run(self._close)
+        """End the consumers and the thread; closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            await self._pool.run(self._close)
         await self._pool.close()
 
     # ---- in the thread -------------------------------------------------------------------------
