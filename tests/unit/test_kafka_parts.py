@@ -190,6 +190,8 @@ def test_what_came_back_needs_the_new_generation() -> None:
     holdings.assign([A])
     with pytest.raises(GenerationFencedError):
         holdings.check_commit(old, at(A))
+    with pytest.raises(GenerationFencedError):
+        holdings.check(old)  # by a heartbeat: who does not ask in between would read on as if nobody else had had it
     holdings.check_commit(holdings.generation, at(A))
     holdings.rejoin()
     for generation in (old, holdings.generation - 1, holdings.generation + 1, 1):

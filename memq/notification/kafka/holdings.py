@@ -47,10 +47,15 @@ class Holdings:
                 self._holds[partition].revoking = self.generation
 
     def lose(self, partitions: Iterable[ReadPartition]) -> None:
-        """Drop what Kafka took without asking, or what was not released in time."""
+        """Drop what Kafka took without asking, or what was not released in time.
+
+        The member is to join again: it may be given a partition back before it asks what it holds, and would read on
+        where it stood while others had it.
+        """
         self.generation += 1
         for partition in partitions:
-            self._holds.pop(partition, None)
+            if self._holds.pop(partition, None) is not None:
+                self._joined = self.generation
 
     def release(self, generation: int, partitions: Sequence[ReadPartition]) -> None:
         """Drop what the member gives back; what is not revoked, or was revoked later, stays."""

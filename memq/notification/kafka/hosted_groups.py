@@ -29,8 +29,14 @@ from memq.topic import Committed, ReadPartition
 
 JOIN_S = 3.0  # how long a join waits for what Kafka gives; later news come with heartbeats
 EXPIRY_S = 0.5  # how often silent members are looked for
-# A commit may be repeated after these: the group is being balanced, or its coordinator moves.
-_PASSING = (KafkaError.REBALANCE_IN_PROGRESS, KafkaError.STALE_MEMBER_EPOCH, KafkaError._NO_OFFSET)
+# A commit may be repeated after these: the group is being balanced, its coordinator moves, or the client has not heard
+# yet of the group's next generation. Who loses a partition by that is told so by the client, and refused here.
+_PASSING = (
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError._NO_OFFSET,
+)
 _ACTIVE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH)
 
 
