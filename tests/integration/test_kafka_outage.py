@@ -20,7 +20,7 @@ from memq.network import Runtime
 from memq.notification.kafka.queue import KafkaQueue
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
-from tests.contract.queues import HANG_S
+from tests.contract.queues import HANG_S, part
 from tests.integration.kafka import kafka_queue
 from tests.soak import report, seconds
 
@@ -142,3 +142,22 @@ def test_an_outage_is_ridden_out(
         asyncio.run(run())
     finally:
         mend(kafka)
+
+
+def test_ends_are_known_at_once_when_kafka_was_started_again(kafka: Server) -> None:
+    """Kafka leads its partitions in a new epoch then, and the library asks in the old one until somebody looks anew."""
+
+    async def run() -> None:
+        queue = kafka_queue(kafka.address)
+        parts = [part(number) for number in range(PARTITIONS)]
+        try:
+            await queue.create(parts, 30_000)
+            before = [await queue.span(each) for each in parts]
+            kafka.kill()
+            await asyncio.to_thread(kafka.restart)
+            await queue.wait({}, 1.0)  # at once the library would still be about to connect, and learn it from that
+            assert [await queue.span(each) for each in parts] == before
+        finally:
+            await queue.close()
+
+    asyncio.run(run())

@@ -12,7 +12,8 @@ from memq.errors import MemqError, NotFoundError
 from memq.notification.kafka.complaints import Complaints
 from memq.tasks import TaskOwner
 
-_NOT_KNOWN = (KafkaError._NOENT, KafkaError._UNKNOWN_PARTITION)
+# The library knows the topic as it was before it was widened, or its leader as it was before Kafka was started again.
+_NOT_KNOWN = (KafkaError._NOENT, KafkaError._UNKNOWN_PARTITION, KafkaError.FENCED_LEADER_EPOCH)
 REQUESTS_MAX = 4  # at once; who comes later shares the next one
 _SPECS = {"begin": "earliest", "end": "latest"}
 Place = tuple[str, int]  # a Kafka topic and the number of a partition
