@@ -15,13 +15,17 @@ def owners_of(broker: BrokerProcess) -> Owners:
         return {owner.partition: (owner.broker, owner.epoch) for owner in admin.topic(TOPIC).owners}
 
 
-def settled(sender: Sender, broker: BrokerProcess) -> Owners:
-    """Wait until owners and epochs stay: each partition has an owner, who opened it."""
+def settled(sender: Sender, *brokers: BrokerProcess) -> Owners:
+    """Wait until owners and epochs stay, and all of these brokers know the same: each partition's owner opened it.
+
+    One broker alone may not yet know what the governor has just changed.
+    """
+    found: list[Owners] = []
     while True:
-        found = owners_of(broker)
-        sender.wait_for_all(10)
-        if owners_of(broker) == found:
-            return found
+        before, found = found, [owners_of(broker) for broker in brokers]
+        if before == found and all(owners == found[0] for owners in found):
+            return found[0]
+        sender.wait_for_all(20)
 
 
 def owner_of(partition: int, owners: Owners, brokers: list[BrokerProcess]) -> tuple[BrokerProcess, BrokerProcess]:

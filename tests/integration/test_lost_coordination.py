@@ -65,7 +65,7 @@ def test_without_governor_zookeeper_and_sessions_clients_go_on(brokers: list[Bro
             sender.wait_until(lambda: entered_again(governor) > times)  # noqa: B023 - called here alone
             sender.wait_until(lambda: one_governs(brokers))
             report(f"{number + 1}: the session of '{governor.name}' expired, '{governor_of(brokers).name}' governs")
-        settled(sender, brokers[0])  # what is being moved waits for ZooKeeper
+        settled(sender, *brokers)  # what is being moved waits for ZooKeeper
         before = sender.sent
         zookeeper.kill()
         sender.go_on_for(seconds(few=3, many=180))
