@@ -121,7 +121,7 @@ KEEPING_BUGS = (
         "audit passes over damage",
         "memq.audit.auditor",
         "Auditor.take_batch",
-        "self._take_unsound(pointer.partition, block, block.cause, place)",
+        "self._take_unsound(pointer.partition, block, block.cause, time_ms, place)",
         "pass",
         level="calm",
     ),
