@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 import memq
 from tests.load import PARTITIONS, TOPIC, Sender, addresses_of
 from tests.owners import owned_by, owner_of, owners_of, settled, wait_for_takeover
 from tests.processes import BrokerProcess
+from tests.soak import SOAKING
 
 # Batches stay open for long: what is acked with 1 lies in its owner's memory, and nowhere else.
 HOLDING = {"seal_when_idle": False, "batch_age_ms_max": 10_000, "stale_publish_ms": 2_000}
@@ -18,6 +21,8 @@ def forwarded(broker: BrokerProcess) -> int:
     return broker.log.read_text().count(" forwarded: ")
 
 
+@pytest.mark.soak
+@pytest.mark.skipif(not SOAKING, reason="it takes minutes: make soak")
 def test_what_a_paused_owner_held_reaches_the_next_one_and_every_broker_may_leave(brokers: list[BrokerProcess]) -> None:
     with memq.Admin(addresses_of(brokers)) as admin:
         admin.create_topic(TOPIC, partitions=PARTITIONS, settings=dict(HOLDING))
