@@ -1,12 +1,15 @@
 """The one door to threads: a bounded pool that runs blocking calls for the parts that have no other way.
 
 Those are the filesystem store and the SQLite files. Everything else runs on the event loop, so that the simulation can
-run it on virtual time.
+run it on virtual time. Libraries may have threads of their own: the process does not end while one is inside Python.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +18,9 @@ from memq.errors import ClosedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LEAVE_CHECK_S = 0.002
+_LEAVE_CHECKS_MAX = 500
 
 
 class ThreadPool:
@@ -70,3 +76,23 @@ async def _settle(waiting: asyncio.Future[T]) -> None:
         waiting.exception()  # seen: whoever waited for it is gone
     if cancelled is not None:
         raise cancelled
+
+
+def expect_native_threads() -> None:
+    """Tell that a library's own threads call into Python from now on, as those that run obstore's requests do."""
+    atexit.unregister(wait_for_native_threads)
+    atexit.register(wait_for_native_threads)
+
+
+def wait_for_native_threads() -> None:
+    """Return when no thread but Python's own is inside Python, or after a second.
+
+    Up to Python 3.13 the interpreter ends, as soon as it is shutting down, every thread that comes back for its lock.
+    A thread of a Rust library can't be ended so: the whole process aborts, with all its work done. A request's thread
+    gives the lock away while it wakes the event loop, and may come back when the program is already through.
+    """
+    pause = threading.Event()
+    for _ in range(_LEAVE_CHECKS_MAX):
+        pause.wait(_LEAVE_CHECK_S)  # also lets in whoever is still waiting at the door
+        if sys._current_frames().keys() <= {thread.ident for thread in threading.enumerate()}:
+            return

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from memq.errors import ForkedError, InvalidRequestError, TimedOutError
+from memq.threads import wait_for_native_threads
 
 EXIT_FLUSH_S_MAX = 5.0
 _START_S_MAX = 30.0
@@ -140,6 +141,7 @@ def _flush_at_exit() -> None:
         thread.run(_finish(clients), EXIT_FLUSH_S_MAX)
     except TimedOutError:
         warnings.warn(f"memq gave up flushing at exit after {EXIT_FLUSH_S_MAX:g} s", ResourceWarning, stacklevel=1)
+    wait_for_native_threads()  # the clients that were closed just now may have given up requests
 
 
 def _forget_after_fork() -> None:

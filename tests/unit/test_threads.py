@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -97,3 +99,37 @@ def test_closing_waits_for_calls_also_when_it_is_cancelled() -> None:
         await pool.close()
 
     asyncio.run(scenario())
+
+
+# A thread that is not threading's is known by its frame alone, as a library's is. Processes of their own: the runner of
+# the tests has such threads too.
+VISIT = """
+import _thread, threading
+import memq.threads as threads
+
+threads._LEAVE_CHECKS_MAX = 1_000_000
+inside, leave = threading.Event(), threading.Event()
+_thread.start_new_thread(lambda: (inside.set(), leave.wait()), ())
+assert inside.wait(60)
+end = threading.Thread(target=threads.wait_for_native_threads)
+end.start()
+end.join(0.1)
+print(end.is_alive())
+leave.set()
+end.join(60)
+print(end.is_alive())
+"""
+TWO_STORES = """
+import memq.threads as threads
+
+threads.wait_for_native_threads = lambda: print("waited")
+threads.expect_native_threads()
+threads.expect_native_threads()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(("program", "printed"), [(VISIT, ["True", "False"]), (TWO_STORES, ["done", "waited"])])
+def test_the_process_does_not_end_while_a_native_thread_is_inside_python(program: str, printed: list[str]) -> None:
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert ran.stdout.split() == printed

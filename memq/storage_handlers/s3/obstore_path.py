@@ -14,6 +14,7 @@ from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.credentials import authority_of, check_keys, missing_extra, open_session, region_of
 from memq.storage_handlers.s3.data_path import Found, PutOrder, found_of
 from memq.storage_handlers.s3.settings import Bucket
+from memq.threads import expect_native_threads
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config, S3Store
@@ -37,6 +38,7 @@ class ObstorePath:
 
     def __init__(self, bucket: Bucket) -> None:
         self._store = _open_store(bucket)
+        expect_native_threads()
         self._attributes = {"Content-Type": "application/octet-stream"}
         if bucket.settings.storage_class:
             self._attributes["Storage-Class"] = bucket.settings.storage_class
