@@ -27,7 +27,7 @@ def test_what_a_paused_owner_held_reaches_the_next_one_and_every_broker_may_leav
     with memq.Admin(addresses_of(brokers)) as admin:
         admin.create_topic(TOPIC, partitions=PARTITIONS, settings=dict(HOLDING))
     with Sender(brokers, acks="1") as sender:
-        before = settled(sender, brokers[0])
+        before = settled(sender, *brokers)
         victim, witness = owner_of(0, before, brokers)
         lost = owned_by(victim, before)
         victim.pause()

@@ -21,7 +21,7 @@ def test_owners_that_are_killed_lose_and_double_nothing(brokers: list[BrokerProc
     create(brokers)
     with Sender(brokers) as one, Sender(brokers) as two:
         for number in range(repetitions(few=2, many=20)):
-            before = settled(one, brokers[0])
+            before = settled(one, *brokers)
             victim, witness = owner_of(number % PARTITIONS, before, brokers)
             lost = owned_by(victim, before)
             killed_s = clock.monotonic()
@@ -51,7 +51,7 @@ def test_an_owner_that_was_paused_finds_itself_replaced(brokers: list[BrokerProc
     create(brokers, stale_publish_ms=stale_publish_ms)
     with Sender(brokers) as one, Sender(brokers) as two:
         for number in range(repetitions(few=1, many=5)):
-            before = settled(one, brokers[0])
+            before = settled(one, *brokers)
             victim, witness = owner_of(number % PARTITIONS, before, brokers)
             lost = owned_by(victim, before)
             victim.pause()
@@ -74,7 +74,7 @@ def test_an_owner_that_is_paused_with_pointers_that_kafka_has_not_got(
     create(brokers, stale_publish_ms=stale_publish_ms)
     with Sender(brokers) as one, Sender(brokers) as two:
         for number in range(repetitions(few=1, many=5)):
-            before = settled(one, brokers[0])
+            before = settled(one, *brokers)
             victim, witness = owner_of(number % PARTITIONS, before, brokers)
             lost = owned_by(victim, before)
             kafka.kill()
