@@ -179,6 +179,14 @@ class NotFoundError(InvalidRequestError):
     default_hint = "check the name; memq topic list shows what there is"
 
 
+class PositionExpiredError(InvalidRequestError):
+    """Retention took what lies at a position: `first` is the first one that is left, as text (`0:17:0`)."""
+
+    code = "position-expired"
+    default_hint = "go on at 'beginning', or at the position that the message names"
+    first = ""
+
+
 class AlreadyExistsError(InvalidRequestError):
     """Something of that name exists already."""
 

@@ -14,13 +14,22 @@ from localstack.servers import S3Server, Server
 
 END_TIMEOUT_S = 60.0
 SESSION_TIMEOUT_MS = 1_500
+_BEHIND = """
+import sys, time
+from memq.clock import SystemClock
+SystemClock.wall_ms = lambda self: time.time_ns() // 1_000_000 - {}
+from memq.cli import main
+sys.exit(main())
+"""
 
 
 class BrokerProcess:
     """`memq broker` under one id; started again it listens on the same port."""
 
-    def __init__(self, config: Path, name: str) -> None:
+    def __init__(self, config: Path, name: str, *, behind_ms: int = 0) -> None:
+        """`behind_ms`: how far the wall clock of the process is behind."""
         self.name = name
+        self.behind_ms = behind_ms
         self.port = 0
         self.log = config.parent / f"{name}.log"
         self._config = config
@@ -45,7 +54,8 @@ class BrokerProcess:
     def launch(self) -> None:
         """Start; until it is ready, `wait_ready` is the only thing to do with it."""
         options = ["--broker-id", self.name, "--port", str(self.port), "--http-port", "-1"]
-        command = [sys.executable, "-m", "memq.cli", "broker", "--config", str(self._config), *options]
+        start = ["-c", _BEHIND.format(self.behind_ms)] if self.behind_ms else ["-m", "memq.cli"]
+        command = [sys.executable, *start, "broker", "--config", str(self._config), *options]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 

@@ -248,17 +248,22 @@ class Broker:
             except MemqError as error:
                 self.services.events.warning("refresh-failed", str(error))
                 governed = False
-            namesake = self.partitions.namesake()
-            if namesake is not None:
-                raise FencedError(
-                    f"another broker at {namesake.address} runs under the id '{namesake.id}'",
-                    hint="give each broker a broker_id of its own",
-                )
+            else:
+                self._check_id()  # what is old may show this broker's own life before
             took_s = self.services.runtime.clock.monotonic() - started_s
             await asyncio.sleep(min(FOLLOW_REST * took_s, FOLLOW_REST_S_MAX))
             if not governed:
                 await asyncio.sleep(HOUSEKEEPING_S)
                 self._refresh.set()
+
+    def _check_id(self) -> None:
+        """Raise FencedError when another broker took this one's id."""
+        namesake = self.partitions.namesake()
+        if namesake is not None:
+            raise FencedError(
+                f"another broker at {namesake.address} runs under the id '{namesake.id}'",
+                hint="give each broker a broker_id of its own",
+            )
 
     async def _tell_loads(self) -> None:
         """Report what the partitions take in, and look anew: balance depends on it, and a call may have been missed."""

@@ -54,17 +54,26 @@ class Partitions:
         self._brokers: dict[str, str] = {}
         self._heirs: list[str] = []
         self._namesake: BrokerEntry | None = None
+        self._looks = self._looks_taken = 0
         self._leaving = TaskOwner(self._leave_failed, services.events)
         self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # let go of, but still at work
 
     # ---- what the coordinator says --------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Read topics, brokers and assignments; let go of what is no longer ours."""
+        """Read topics, brokers and assignments; let go of what is no longer ours.
+
+        Of two that are under way, what the one that began first was told never replaces what the other one was.
+        """
         coordinator = self._services.coordinator
+        self._looks += 1
+        look = self._looks
         topics = await coordinator.topics()
         brokers = await coordinator.brokers()
         assignments = await coordinator.assignments()
+        if look < self._looks_taken:
+            return
+        self._looks_taken = look
         self._topics = {topic.name: topic for topic in topics}
         self._addresses = {broker.id: broker.address for broker in brokers}
         self._brokers = {broker.address: broker.zone for broker in brokers}

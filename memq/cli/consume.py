@@ -13,7 +13,7 @@ from memq.cli.output import count_text, talk
 from memq.cli.record_printer import Printer, record_printer
 from memq.cli.start_position import Last, Start, parse_start
 from memq.client.consumer import Consumer
-from memq.client.consumer_settings import OnDamaged, Point
+from memq.client.consumer_settings import OnDamaged, OnExpired, Point
 from memq.clock import SystemClock
 from memq.settings import ClientSettings, Value
 from memq.topic import Position
@@ -21,7 +21,7 @@ from memq.topic import Position
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to read, from where to where, and what to do with damage."""
+    """What to read, from where to where, and what to do with damage and gaps."""
 
     topic: str
     group: str | None
@@ -29,6 +29,7 @@ class Wish:
     start: Start
     until_end: bool
     on_damaged: OnDamaged
+    on_expired: OnExpired
 
 
 @dataclass(slots=True)
@@ -63,6 +64,12 @@ class Tally:
     default="fail",
     help="What to do with a damaged block: dead-letter sends it to TOPIC.dlq.",
 )
+@click.option(
+    "--on-expired",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    help="What to do where retention was faster: skip goes on with what is left.",
+)
 @json_option
 def consume(
     topic: str,
@@ -76,6 +83,7 @@ def consume(
     delimiter: str,
     null: bool,
     on_damaged: OnDamaged,
+    on_expired: OnExpired,
     as_json: bool,
     config: str | None,
     profile: str | None,
@@ -95,7 +103,8 @@ def consume(
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
     tally = Tally()
     try:
-        _print_all(settings, Wish(topic, group, partition, start, until_end, on_damaged), count, printer, tally)
+        wish = Wish(topic, group, partition, start, until_end, on_damaged, on_expired)
+        _print_all(settings, wish, count, printer, tally)
     except KeyboardInterrupt:
         talk(f"interrupted: {count_text(tally.records, 'record')} printed")
         raise
@@ -148,4 +157,5 @@ def _open_consumer(settings: ClientSettings, wish: Wish) -> Consumer:
         end=end,
         prefetch_bytes_max=settings.prefetch_bytes_max,
         on_damaged=wish.on_damaged,
+        on_expired=wish.on_expired,
     )

@@ -36,7 +36,9 @@ def look_up(brokers: str, topic: str, start: Start, partition: int | None) -> tu
 
 def _start_of(consumer: Consumer, place: TopicPartition, start: Start, end: Position) -> Position:
     if isinstance(start, Last):
-        offset, before = last_offset(end.pointer_offset, start.records, partial(_lag_at, consumer, place))
+        consumer.seek(place.topic, place.partition, "beginning")
+        ends = consumer.position()[place].pointer_offset, end.pointer_offset
+        offset, before = last_offset(*ends, start.records, partial(_lag_at, consumer, place))
         return Position(place.partition, offset, before)
     consumer.seek(place.topic, place.partition, start)
     return consumer.position()[place]
@@ -47,18 +49,18 @@ def _lag_at(consumer: Consumer, place: TopicPartition, offset: int) -> int:
     return consumer.lag()[place].records
 
 
-def last_offset(end: int, records: int, lag_at: Callable[[int], int]) -> tuple[int, int]:
+def last_offset(begin: int, end: int, records: int, lag_at: Callable[[int], int]) -> tuple[int, int]:
     """Return the greatest offset behind which at least `records` records lie, and how many more there are.
 
     `lag_at(offset)` counts the records from `offset` on; it never grows with the offset, and is 0 at `end`. Where
-    there are fewer than `records` in all, the answer is the start: (0, 0).
+    there are fewer than `records` in all, the answer is the start: (`begin`, 0).
     """
-    low, high = 0, end
+    low, high = begin, end
     if records == 0:
         return end, 0
     at_low = lag_at(low)
     if at_low <= records:
-        return 0, 0
+        return begin, 0
     while high - low > 1:
         middle = (low + high) // 2
         lag = lag_at(middle)

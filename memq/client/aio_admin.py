@@ -170,7 +170,7 @@ class AsyncAdmin:
         resets: dict[ReadPartition, Committed] = {}
         for partition in partitions:
             point = point_of(to, place_of(partition))
-            position = await self._places.position_of(point, partition, found.settings)
+            position = await self._places.start_at(point, partition, found.settings)
             resets[partition] = Committed(position, await self._totals_before(found, partition, position))
         if not dry_run and resets:
             await self._queue.commit(group, "", -1, resets)

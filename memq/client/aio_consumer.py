@@ -10,7 +10,7 @@ from typing import Self
 
 from memq.client.batch import Batch
 from memq.client.consumer_core import ConsumerCore, ConsumerStats
-from memq.client.consumer_settings import ConsumerSettings, OnDamaged, Point
+from memq.client.consumer_settings import ConsumerSettings, OnDamaged, OnExpired, Point
 from memq.client.fetcher import ReadMode
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.membership import Changes
@@ -43,6 +43,7 @@ class AsyncConsumer:
         session_timeout_ms: int = 10_000,
         prefetch_bytes_max: int = 64 * MIB,
         on_damaged: OnDamaged = "fail",
+        on_expired: OnExpired = "fail",
         read: ReadMode = "auto",
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         client_id: str = "",
@@ -62,6 +63,7 @@ class AsyncConsumer:
             session_timeout_ms=session_timeout_ms,
             prefetch_bytes_max=prefetch_bytes_max,
             on_damaged=on_damaged,
+            on_expired=on_expired,
             read=read,
             connect_timeout_ms=connect_timeout_ms,
             client_id=client_id,

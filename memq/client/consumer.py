@@ -11,7 +11,7 @@ from memq.client.aio_consumer import told
 from memq.client.background import Background
 from memq.client.batch import Batch
 from memq.client.consumer_core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
-from memq.client.consumer_settings import ConsumerSettings, OnDamaged, Point
+from memq.client.consumer_settings import ConsumerSettings, OnDamaged, OnExpired, Point
 from memq.client.fetcher import ReadMode
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.membership import Changes
@@ -43,6 +43,8 @@ class Consumer:
         prefetch_bytes_max: how many stored bytes are fetched ahead; one batch at least.
         on_damaged: "fail": raise CorruptDataError and stay before it; "skip": count it and go on; "dead-letter": send
             the raw block to `<topic>.dlq` and go on.
+        on_expired: where retention was faster, "fail": raise PositionExpiredError, which names the first position that
+            is left, and stay until a seek; "skip": count what is gone and go on there.
         read: "direct" from the store, "broker" through one, "auto": directly where the store opens.
         connect_timeout_ms: how long the first use tries to reach a broker; a restart later on is waited for.
         client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
@@ -68,6 +70,7 @@ class Consumer:
         session_timeout_ms: int = 10_000,
         prefetch_bytes_max: int = 64 * MIB,
         on_damaged: OnDamaged = "fail",
+        on_expired: OnExpired = "fail",
         read: ReadMode = "auto",
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         client_id: str = "",
@@ -87,6 +90,7 @@ class Consumer:
             session_timeout_ms=session_timeout_ms,
             prefetch_bytes_max=prefetch_bytes_max,
             on_damaged=on_damaged,
+            on_expired=on_expired,
             read=read,
             connect_timeout_ms=connect_timeout_ms,
             client_id=client_id,

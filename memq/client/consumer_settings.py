@@ -16,6 +16,7 @@ from memq.topic import Position, check_name
 
 Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], Position]
 OnDamaged = Literal["fail", "skip", "dead-letter"]
+OnExpired = Literal["fail", "skip"]
 BEGINNING, END = "beginning", "end"
 
 
@@ -32,6 +33,7 @@ class ConsumerSettings:
     session_timeout_ms: int = 10_000
     prefetch_bytes_max: int = 64 * MIB
     on_damaged: OnDamaged = "fail"
+    on_expired: OnExpired = "fail"
     read: ReadMode = "auto"
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
     client_id: str = ""
@@ -59,6 +61,8 @@ class ConsumerSettings:
         check_zone(self.zone)
         if self.on_damaged not in ("fail", "skip", "dead-letter"):
             raise InvalidSettingError(f"on_damaged = {self.on_damaged!r} is not 'fail', 'skip' or 'dead-letter'")
+        if self.on_expired not in ("fail", "skip"):
+            raise InvalidSettingError(f"on_expired = {self.on_expired!r} is not 'fail' or 'skip'")
         if self.read not in ("auto", "direct", "broker"):
             raise InvalidSettingError(f"read = {self.read!r} is not 'auto', 'direct' or 'broker'")
         for name, point in (("start", self.start), ("end", self.end)):

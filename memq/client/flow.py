@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 
 from memq.client.batch import Slice
+from memq.client.expiry import Gap, expired_error
 from memq.client.lookback import Lookback, Verdict
 from memq.client.pieces import Piece, is_whole
 from memq.client.progress import Progress
@@ -73,7 +74,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Slot:
-    """One pointer on its way: planned, being fetched, or with its pieces."""
+    """One pointer on its way: planned, being fetched, or with its pieces; or a gap where retention took pointers."""
 
     offset: int
     time_ms: int
@@ -81,7 +82,7 @@ class Slot:
     cause: MemqError | None = None  # the pointer itself can't be read
     pieces: Sequence[Piece] | None = None
     fetching: bool = False
-    expired: bool = False  # retention took it after its pointer was read
+    gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
     damaged: bool = False  # its pointer, or some of its pieces
     judged: int = 0  # pieces before this one were delivered or passed over
 
@@ -93,7 +94,7 @@ class Slot:
     @property
     def ready(self) -> bool:
         """Whether it can be delivered."""
-        return self.bytes == 0 or self.pieces is not None or self.expired
+        return self.bytes == 0 or self.pieces is not None or self.gap is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,9 @@ class _Assembly:
 class PartitionFlow:
     """The machine of one read partition, from `start` on, to `end` when there is one.
 
-    With `pass_damage` damaged blocks are passed over, else the flow stays before the first one.
+    With `pass_damage` damaged blocks are passed over, else the flow stays before the first one; `pass_expired` says the
+    same of what retention took. `known` is what is known to lie before the start (none of it when it is a place that
+    somebody named), None where the start is what there is: what goes before its first record is no loss.
     """
 
     def __init__(
@@ -137,6 +140,8 @@ class PartitionFlow:
         window_ms: int,
         end: Position | None = None,
         pass_damage: bool = False,
+        pass_expired: bool = False,
+        known: Totals | None = None,
     ) -> None:
         self.partition = partition
         self.position = start
@@ -146,6 +151,9 @@ class PartitionFlow:
         self.paused = False
         self.held_bytes = 0  # stored bytes that are here or on their way
         self._pass_damage = pass_damage
+        self._pass_expired = pass_expired
+        self._start = start
+        self._known = known
         self._lookback = Lookback(window_ms)
         self._progress = Progress()
         self._slots: deque[Slot] = deque()
@@ -201,14 +209,21 @@ class PartitionFlow:
             self._full = False  # not before: else each delivery would ask for one pointer
         return None if self.state is not FlowState.READING or self._end_reached or self._full else self._next_offset
 
+    def misses(self, span: Span, entries: Sequence[Entry]) -> int | None:
+        """Return where reading can go on when a poll shows that retention has passed `poll_offset`, else None."""
+        first = entries[0].offset if entries else span.begin
+        return min(first, span.begin) if min(first, span.begin) > self._next_offset else None
+
+    def take_gap(self, first: int, before: Totals) -> None:
+        """Note that retention took all before offset `first`, from `poll_offset` on; `before` is what lay there."""
+        if self.state is FlowState.READING:
+            self._append(Slot(self._next_offset, 0, gap=Gap(first, before), damaged=True))
+            self._next_offset = first
+
     def take_entries(self, span: Span, entries: Sequence[Entry]) -> None:
         """Take what a poll from `poll_offset` on has brought, and the partition's span at that moment."""
         if self.state is not FlowState.READING:
             return
-        if span.begin > self._next_offset and not self._slots:
-            self.counts.expired_offsets += span.begin - self._next_offset
-            self._next_offset = span.begin
-            self.position = max(self.position, Position(self.partition.partition, span.begin))
         for entry in entries:
             if entry.offset < self._next_offset:
                 continue
@@ -241,10 +256,10 @@ class PartitionFlow:
         if slot.fetching:
             slot.fetching, slot.pieces, slot.damaged = False, pieces, not is_whole(pieces)
 
-    def expire(self, slot: Slot) -> None:
-        """Pass over a batch that was being fetched: its pointer is gone from the queue."""
+    def expire(self, slot: Slot, first: int) -> None:
+        """Note that a batch that was being fetched is gone, with its pointer; the first that is left is `first`."""
         if slot.fetching:
-            slot.fetching, slot.expired = False, True
+            slot.fetching, slot.damaged, slot.gap = False, True, Gap(first)
             self.held_bytes -= slot.bytes
 
     def drop_fetched(self) -> None:
@@ -307,12 +322,12 @@ class PartitionFlow:
         """Deliver the first slot, or as much of it as the damage policy and the end allow."""
         if slot.cause is not None:
             return self._deliver_unreadable(slot, slot.cause)
+        if slot.gap is not None:
+            return self._deliver_gap(slot, slot.gap)
         pointer = slot.pointer
         assert pointer is not None
         self._lookback.advance(slot.time_ms)
         self._progress.start_at(pointer)
-        if slot.expired:
-            self.counts.expired_records += pointer.records
         if not slot.pieces:
             self._pass(slot)
             return None
@@ -334,6 +349,33 @@ class PartitionFlow:
             return None
         self.counts.records += sum(high - low for _, low, high in found.slices)
         return Delivery(first, self.behind, totals, pointer, tuple(found.slices), tuple(found.damaged))
+
+    def _deliver_gap(self, slot: Slot, gap: Gap) -> Delivery | None:
+        """Pass over what retention took, or stay before it when there is a record in it that was to be delivered."""
+        pointer, lost = slot.pointer, self._records_lost(slot, gap)
+        if lost and not self._pass_expired:
+            error = expired_error(self.partition, self.position, gap.first, lost)
+            return Delivery(self.position, self.behind, failure=error)
+        self.counts.expired_records += lost
+        if pointer is not None:
+            self._progress.start_at(pointer)
+            self._pass(slot)
+            return None
+        self.counts.expired_offsets += gap.first - slot.offset
+        self._release(slot)
+        self.position = max(self.position, Position(self.partition.partition, gap.first))
+        return None
+
+    def _records_lost(self, slot: Slot, gap: Gap) -> int:
+        """A look back can't tell what lay before a start that retention has passed: whoever gave the start can."""
+        here = self.behind.totals
+        if self.position == self._start:
+            if self._known is None:
+                return 0
+            here = self._known
+        if slot.pointer is not None:
+            return slot.pointer.records - max(self.position, Position(0, slot.offset)).record_index
+        return max(0, gap.before.records - here.records)
 
     def _end_index(self, offset: int) -> int | None:
         """Return the record index at which the flow ends in this batch; None when it ends elsewhere."""

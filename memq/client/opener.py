@@ -10,9 +10,9 @@ from memq.client.flow import PartitionFlow
 from memq.client.places import Places, window_ms
 from memq.client.reading import Assigned, Reading
 from memq.client.record import place_of
-from memq.errors import MemqError, NotFoundError, RetryableError
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, RetryableError
 from memq.notification.remote import RemoteQueue
-from memq.topic import Committed, Position, ReadPartition, Topic
+from memq.topic import Committed, Position, ReadPartition, Topic, Totals
 
 _RETRY_S = 0.2
 
@@ -64,12 +64,17 @@ class Opener:
             await self._kicked.wait()
 
     async def seek(self, partition: ReadPartition, to: Point) -> None:
-        """Read a partition, which is read, from another place."""
+        """Read a partition, which is read, from another place. Raises: InvalidRequestError when it goes meanwhile."""
         assigned = self._reading.assigned[partition]
         point = point_of(to, place_of(partition))
-        position = await self._places.position_of(point, partition, assigned.settings)
+        position = await self._places.start_at(point, partition, assigned.settings)
+        if assigned.removed:
+            raise InvalidRequestError(
+                f"partition {partition.partition} of topic '{partition.topic}' was taken from this consumer meanwhile",
+                hint="poll until on_assigned was called with it, then seek again",
+            )
         paused = assigned.flow.paused
-        self._read(partition, position)
+        self._read(partition, position, _known_before(point))
         if paused:
             self._reading.pause(partition, paused=True)
 
@@ -99,17 +104,18 @@ class Opener:
         if self._settings.end is not None and partition not in self._ends:
             end = point_of(self._settings.end, place)
             self._ends[partition] = await self._places.position_of(end, partition, settings)
+        known: Totals | None
         if stored is not None:
-            position = stored.position
+            position, known = stored.position, stored.totals
         else:
             start = point_of(self._settings.start, place)
-            position = await self._places.position_of(start, partition, settings)
+            position, known = await self._places.start_at(start, partition, settings), _known_before(start)
         if partition in self._wanted():  # else it was given back meanwhile
-            assigned = self._read(partition, position)
+            assigned = self._read(partition, position, known)
             if stored is not None:
                 assigned.ledger.stored(stored)
 
-    def _read(self, partition: ReadPartition, position: Position) -> Assigned:
+    def _read(self, partition: ReadPartition, position: Position, known: Totals | None) -> Assigned:
         topic = self._topics[partition.topic]
         flow = PartitionFlow(
             partition,
@@ -117,5 +123,12 @@ class Opener:
             window_ms=window_ms(topic.settings),
             end=self._ends.get(partition),
             pass_damage=self._settings.on_damaged != "fail",
+            pass_expired=self._settings.on_expired == "skip",
+            known=known,
         )
         return self._reading.add(flow, topic)
+
+
+def _known_before(point: str | int | Position) -> Totals | None:
+    """Return what `PartitionFlow` is to know of what lies before a start: see there."""
+    return Totals() if isinstance(point, Position) else None

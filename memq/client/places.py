@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from memq.client.expiry import expired_error
 from memq.client.flow import FlowState, PartitionFlow
 from memq.client.progress import Progress
 from memq.clock import Clock
@@ -53,7 +54,7 @@ class Places:
 
         `beginning` is what retention left, `end` is behind all that is there. A time in Unix ms is the first batch
         that was sealed at or after it, so that ranges that follow on each other in time share no record and
-        leave none out.
+        leave none out. A position is taken as it is. Raises: InvalidRequestError for one of another partition.
         """
         number = partition.partition
         if isinstance(point, Position):
@@ -64,6 +65,20 @@ class Places:
             return Position(number, await self._offset_at(partition, point, settings))
         span = await self._queue.span(partition)
         return Position(number, span.begin if point == "beginning" else span.end)
+
+    async def start_at(
+        self, point: str | int | Position, partition: ReadPartition, settings: TopicSettings
+    ) -> Position:
+        """Return the position that a point means now, for who wants to read all from there on.
+
+        Raises: PositionExpiredError for one that retention has passed; as `position_of`.
+        """
+        position = await self.position_of(point, partition, settings)
+        if isinstance(point, Position):
+            begin = (await self._queue.span(partition)).begin
+            if position.pointer_offset < begin:
+                raise expired_error(partition, position, begin)
+        return position
 
     async def look_back(
         self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf

@@ -200,6 +200,12 @@ class Reading:
             entries = tuple(await self._queue.read(polled.partition, offsets[polled.partition], POLL_BYTES_MAX))
             if assigned.removed:
                 return
+        first = flow.misses(polled.span, entries)
+        if first is not None:
+            before = await self._places.totals_before(polled.partition, first, assigned.settings, assigned.writers)
+            if assigned.removed:
+                return
+            flow.take_gap(first, before)
         flow.take_entries(polled.span, entries)
 
     async def _back_off(self, error: MemqError, failures: int) -> None:
@@ -279,7 +285,8 @@ class Reading:
         except NotFoundError as error:
             ahead = await self._queue.read(assigned.flow.partition, slot.offset, 1)
             if not ahead or ahead[0].offset != slot.offset:
-                assigned.flow.expire(slot)  # retention took pointer and object
+                first = (await self._queue.span(assigned.flow.partition)).begin
+                assigned.flow.expire(slot, max(first, slot.offset + 1))  # retention took pointer and object
                 return
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
         assigned.flow.fetched(slot, pieces)

@@ -204,6 +204,7 @@ class Checker:
             "doubles": stored - sum(len(log.stream) for log in self.logs.values()),
             "retired": sum(log.begin for log in self.logs.values()),
             "commits": self.groups.commits,
+            "expired_seeks": self.groups.expired_seeks,
         }
 
     # ---- the end -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import asyncio
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.batch import Batch
 from memq.client.record import TopicPartition
-from memq.errors import MemqError
+from memq.errors import MemqError, PositionExpiredError
 from memq.network import Runtime
 from memq.topic import Position, ReadPartition
 from tests.simulation.cluster import PORT, SimCluster
@@ -60,7 +60,11 @@ class Reader:
         )
         async with consumer:
             while True:
-                batch = await consumer.poll(timeout=draw.uniform(0.1, 2.0))
+                try:
+                    batch = await consumer.poll(timeout=draw.uniform(0.1, 2.0))
+                except PositionExpiredError as error:
+                    await self._go_on(consumer, error)
+                    continue
                 if batch is not None:
                     await self._take(batch)
                     if not auto_commit and draw.random() < 0.5:
@@ -69,6 +73,19 @@ class Reader:
                 if self._wanders:
                     self._resume(consumer, loop.time())
                     await self._wander(consumer, loop.time())
+
+    async def _go_on(self, consumer: AsyncConsumer, error: PositionExpiredError) -> None:
+        """Go on with the first that retention left; it may be faster once more."""
+        while True:
+            first = Position.parse(error.first)
+            partition = self._partition(first.read_partition)
+            try:
+                await consumer.seek(partition.topic, partition.partition, first)
+            except PositionExpiredError as again:
+                error = again
+            else:
+                self._groups.expired(self.name, partition, first)
+                return
 
     async def _wander(self, consumer: AsyncConsumer, now_s: float) -> None:
         """Now and then pause a partition for a while, or go back to what the group has iterated."""
@@ -88,7 +105,10 @@ class Reader:
         if iterated:
             record = self._cluster.checker.logs[partition].stream[self._draw.choice(iterated)]
             position = Position(place.partition, record.offset, record.record_index)
-            await consumer.seek(place.topic, place.partition, position)
+            try:
+                await consumer.seek(place.topic, place.partition, position)
+            except PositionExpiredError:
+                return  # retention was faster
             self._groups.seek(self.name, partition, (record.offset, record.record_index))
 
     def _resume(self, consumer: AsyncConsumer, now_s: float) -> None:

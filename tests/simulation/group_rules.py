@@ -1,8 +1,9 @@
 """What a consumer group is promised, checked on each record that it delivers and each position that it stores. Pure.
 
-A group skips nothing but what retention took. It stores only what it has iterated, as a contiguous prefix. Whoever
-takes a partition over goes on exactly at a position that was read from the queue since it was last assigned to it:
-so it re-reads at most what was not stored. What is paused delivers nothing, what is sought goes on where it was sought.
+A group skips nothing but what retention took, and is told so when there was a record in it. It stores only what it has
+iterated, as a contiguous prefix. Whoever takes a partition over goes on exactly at a position that was read from the
+queue since it was last assigned to it: so it re-reads at most what was not stored. What is paused delivers nothing,
+what is sought goes on where it was sought.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class GroupRules:
     ) -> None:
         self.consumed = 0
         self.commits = 0
+        self.expired_seeks = 0
         self._logs = logs
         self._fail = fail
         self._now = now
@@ -39,6 +41,7 @@ class GroupRules:
         self._since_s: dict[Reader, float] = {}  # when it was assigned the last time
         self._cursors: dict[Reader, int] = {}
         self._starts: dict[Reader, list[int]] = {}  # where it may begin after it was assigned
+        self._sought: dict[Reader, int] = {}  # and has delivered nothing since
         self._paused: dict[Reader, None] = {}
 
     # ---- what consumers do -----------------------------------------------------------------------
@@ -48,19 +51,32 @@ class GroupRules:
         self._born_s[consumer] = self._now()
 
     def assign(self, consumer: str, group: str, partition: ReadPartition) -> None:
-        """A consumer gets a partition: it goes on where its group stood, as it was read since the last time."""
+        """A consumer gets a partition: it goes on where its group stood, as it was read since the last time.
+
+        Or where it sought before it was told: that it had lost the partition and got it back it did not know then.
+        """
         reader = (consumer, partition)
         since_s = self._since_s.get(reader, self._born_s.get(consumer, 0.0))
         self._since_s[reader] = self._now()
         self._starts[reader] = [at for when, at in self._fetched.get((group, partition), []) if when >= since_s]
+        if reader in self._sought:
+            self._starts[reader].append(self._sought[reader])
         self._cursors.pop(reader, None)
         self._paused.pop(reader, None)
 
     def seek(self, consumer: str, partition: ReadPartition, place: Place) -> None:
         """A consumer goes on elsewhere, at what its group has iterated or behind that."""
         reader = (consumer, partition)
-        self._cursors[reader] = self._log(partition).index_of(*place)
+        self._cursors[reader] = self._sought[reader] = self._log(partition).index_of(*place)
         self._starts.pop(reader, None)
+
+    def expired(self, consumer: str, partition: ReadPartition, first: Position) -> None:
+        """A consumer was told that retention was faster, and goes on at the first that is left."""
+        self.expired_seeks += 1
+        log = self._log(partition)
+        if first.pointer_offset > log.begin:
+            self._fail(f"{consumer} is told to go on at {first} of {partition}, retention left all from {log.begin} on")
+        self.seek(consumer, partition, (first.pointer_offset, first.record_index))
 
     def pause(self, consumer: str, partition: ReadPartition, *, paused: bool) -> None:
         """A consumer wants nothing of a partition, or wants it again."""
@@ -85,6 +101,7 @@ class GroupRules:
                 self._fail(f"{consumer} delivers {words}, which is not what lies there")
             return
         self._check_next(log, reader, at)
+        self._sought.pop(reader, None)
         reached = self._reached.get((group, partition), 0)
         if at > max(reached, log.begin_index):
             self._fail(f"group {group} skips records {reached} to {at} of {partition}")
@@ -92,10 +109,10 @@ class GroupRules:
         self._cursors[reader] = at + 1
 
     def _check_next(self, log: ReadLog, reader: Reader, at: int) -> None:
-        """Check that a reader goes on where it was, or where its group stood; over what retention took it may go."""
+        """Check that a reader goes on where it was, or where its group stood."""
         consumer, partition = reader
         cursor = self._cursors.get(reader)
-        if cursor is not None and at != max(cursor, min(at, log.begin_index)):
+        if cursor is not None and at != cursor:
             self._fail(f"{consumer} delivers record {at} of {partition}, the next one is {cursor}")
         starts = self._starts.pop(reader, None)
         if cursor is None and starts is not None and not any(_may_start(log, start, at) for start in starts):
@@ -141,5 +158,5 @@ def _place(log: ReadLog, at: int) -> Place:
 
 
 def _may_start(log: ReadLog, start: int, at: int) -> bool:
-    """Whether who starts at a stored place begins with record `at`: all between them was taken by retention."""
-    return at == max(start, 0) or (max(start, 0) < at <= log.begin_index)
+    """Whether who starts at a stored place begins with record `at`; at the beginning is what retention has left."""
+    return at == max(start, 0) or (start == NOTHING and at <= log.begin_index)

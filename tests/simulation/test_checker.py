@@ -324,6 +324,15 @@ def sought_and_missed(log: Log) -> None:
     consume(log, "c", values[1:])
 
 
+def retained_and_not_told(log: Log) -> None:
+    values = log.send(0, 1, 2)
+    for number, value in enumerate(values):
+        log.batch([block(number, [value])], number)
+    consume(log, "c", values[:1])
+    log.checker.logs[PARTITION].begin = 3
+    log.checker.groups.consume("c", "g", PARTITION, (3, 0), values[2])
+
+
 def held_and_lost(log: Log) -> None:
     log.checker.ack_held(log.send(0)[0])
 
@@ -379,6 +388,7 @@ def object_left(log: Log) -> None:
         (commit_of_more_than_was_iterated, "it has iterated 2"),
         (paused_and_consumed, "which it has paused"),
         (sought_and_missed, "the next one is 0"),
+        (retained_and_not_told, "delivers record 2 of ReadPartition"),
         (held_and_lost, "is acked with 1, and lost"),
         (taken_too_young, "must stay"),
         (last_pointer_taken, "the last pointer of write partition 0"),

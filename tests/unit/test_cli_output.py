@@ -69,7 +69,7 @@ def test_the_last_records(sizes: list[int], wanted: int) -> None:
     """`sizes` are the records of each pointer; what is found must be exactly the last ones."""
     before = [0, *accumulate(sizes)]
     total = before[-1]
-    offset, skip = last_offset(len(sizes), wanted, lambda at: total - before[at])
+    offset, skip = last_offset(0, len(sizes), wanted, lambda at: total - before[at])
     assert before[offset] + skip == max(0, total - wanted)
 
 

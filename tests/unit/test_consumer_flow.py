@@ -13,11 +13,11 @@ from memq.client import flow as flow_module
 from memq.client.batch import Batch
 from memq.client.flow import SUCCESSORS, Delivery, FlowState, PartitionFlow
 from memq.client.record import TopicPartition
-from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.errors import CorruptDataError, PositionExpiredError, UnsupportedFormatError
 from memq.format.block import parse_header
 from memq.format.columns import BlockReader
 from memq.format.object import BlockEntry
-from memq.format.pointer import Adopted
+from memq.format.pointer import Adopted, decode_pointer
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification import Entry, Span
 from memq.topic import Position, Totals
@@ -33,7 +33,11 @@ def read(log: Log, flow: PartitionFlow, *, page: int = 3) -> list[Delivery]:
     while True:
         offset = flow.poll_offset
         if offset is not None:
-            flow.take_entries(log.span(), [entry for entry in log.entries if entry.offset >= offset][:page])
+            entries = [entry for entry in log.entries if entry.offset >= offset][:page]
+            first = flow.misses(log.span(), entries)
+            if first is not None:
+                flow.take_gap(first, decode_pointer(log.entries[0].body).totals)
+            flow.take_entries(log.span(), entries)
         while (slot := flow.next_fetch()) is not None:
             flow.start_fetch(slot)
             assert slot.pointer is not None
@@ -250,29 +254,91 @@ def test_ranges_that_a_pointer_could_not_name_come_from_the_index() -> None:
     assert [value for _, value in records(read(log, flow))] == Block(1, 3).values()
 
 
-def test_what_retention_took_is_passed_over_and_counted() -> None:
+def retained(known: Totals | None, *, skip: bool = False) -> PartitionFlow:
+    return PartitionFlow(PARTITION, BEGINNING, window_ms=WINDOW_MS, pass_expired=skip, known=known)
+
+
+def test_what_retention_took_before_a_named_start_is_an_error_that_stays() -> None:
     log = Log()
     for first in (0, 3, 6):
         log.batch(Block(1, first))
     del log.entries[:2]
-    flow = flow_from(BEGINNING)
+    flow = retained(Totals())
+    for _ in range(2):
+        (delivery,) = read(log, flow)
+        assert isinstance(delivery.failure, PositionExpiredError)
+        assert delivery.failure.first == "0:2:0"
+        assert "position 0:0:0 of topic 'clicks' is before 0:2:0" in str(delivery.failure)
+        assert "6 records are gone" in str(delivery.failure)
+    assert (flow.position, flow.counts.expired_offsets) == (BEGINNING, 0)
+
+
+@pytest.mark.parametrize(("known", "lost"), [(Totals(), 6), (Totals(4), 2), (Totals(6), 0), (None, 0)])
+def test_what_retention_took_is_passed_over_and_counted(known: Totals | None, lost: int) -> None:
+    log = Log()
+    for first in (0, 3, 6):
+        log.batch(Block(1, first))
+    del log.entries[:2]
+    flow = retained(known, skip=True)
     assert [value for _, value in records(read(log, flow))] == Block(1, 6).values()
-    assert flow.counts.expired_offsets == 2
+    assert (flow.counts.expired_offsets, flow.counts.expired_records) == (2, lost)
 
 
-def test_a_batch_that_expired_while_it_was_fetched_is_passed_over() -> None:
+@pytest.mark.parametrize("known", [Totals(6), None])
+def test_where_no_record_was_lost_nothing_is_said(known: Totals | None) -> None:
+    log = Log()
+    for first in (0, 3, 6):
+        log.batch(Block(1, first))
+    del log.entries[:2]
+    assert [value for _, value in records(read(log, retained(known)))] == Block(1, 6).values()
+
+
+def test_a_reader_that_was_overtaken_is_told() -> None:
     log = Log()
     log.batch(Block(1, 0))
-    flow = flow_from(BEGINNING)
+    flow = retained(None)
+    assert len(records(read(log, flow))) == 3
+    for first in (3, 6, 9):
+        log.batch(Block(1, first))
+    del log.entries[:3]
+    (delivery,) = read(log, flow)
+    assert isinstance(delivery.failure, PositionExpiredError)
+    assert delivery.failure.first == "0:3:0"
+    assert "6 records are gone" in str(delivery.failure)
+
+
+def test_control_pointers_that_go_are_no_loss() -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    flow = retained(Totals())
+    assert len(records(read(log, flow))) == 3
+    log.control(epoch=2)
+    log.control(epoch=3)
+    log.batch(Block(1, 3), epoch=3)
+    del log.entries[:3]
+    assert [value for _, value in records(read(log, flow))] == Block(1, 3).values()
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_batch_that_expired_while_it_was_fetched(*, skip: bool) -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    flow = retained(Totals(), skip=skip)
     flow.begin()
     flow.take_entries(log.span(), log.entries)
     slot = flow.next_fetch()
     assert slot is not None
     flow.start_fetch(slot)
-    flow.expire(slot)
-    assert flow.deliver() is None
-    assert flow.position == place(1)
-    assert (flow.counts.expired_records, flow.held_bytes) == (3, 0)
+    flow.expire(slot, 7)
+    delivery = flow.deliver()
+    assert flow.held_bytes == 0
+    if skip:
+        assert delivery is None
+        assert (flow.position, flow.counts.expired_records) == (place(1), 3)
+    else:
+        assert delivery is not None
+        assert isinstance(delivery.failure, PositionExpiredError)
+        assert (delivery.failure.first, flow.position) == ("0:7:0", BEGINNING)
 
 
 def test_totals_follow_late_pointers_until_they_are_adopted() -> None:

@@ -1,0 +1,127 @@
+"""Retention by age and by bytes in S3 and Kafka: pointers go first, then their objects, and nothing that is named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+import memq
+from localstack.s3 import BUCKET
+from localstack.servers import S3Server, Server
+from memq.broker.pointers import keys_of, pointers_of
+from memq.clock import SystemClock
+from memq.errors import PositionExpiredError
+from memq.topic import Position, read_partitions
+from tests.integration.kafka import kafka_queue
+from tests.processes import BrokerProcess, broker_processes
+
+BATCHES = 6
+BEHIND_MS = 50 * 60_000
+SLOW = {"delivery_timeout_ms": 1_000, "stale_publish_ms": 3_600_000, "dedup_window_ms": 7_300_000, "retention_ms": 0}
+QUICK = {"delivery_timeout_ms": 1_000, "stale_publish_ms": 1_000, "dedup_window_ms": 43_000}
+HANG_S = 120
+
+
+class View:
+    """What lies in Kafka and in S3 of one topic."""
+
+    def __init__(self, folder: Path, kafka: Server, s3: S3Server, broker: BrokerProcess, topic: str) -> None:
+        self._kafka = kafka.address
+        self._prefix = f"{folder.name}."
+        self._s3 = s3
+        self._root = f"{folder.name}/"
+        with memq.Admin(broker.address) as admin:
+            self.topic = admin.topic(topic).topic
+
+    def named(self) -> dict[str, int]:
+        """Return the keys that pointers name, with the offsets of these."""
+        return asyncio.run(self._named())
+
+    async def _named(self) -> dict[str, int]:
+        queue = kafka_queue(self._kafka, prefix=self._prefix)
+        try:
+            (partition,) = read_partitions(self.topic)
+            found = pointers_of(queue, partition, pytest.fail)
+            return {key: entry.offset async for entry, pointer in found for key in keys_of(pointer)}
+        finally:
+            await queue.close()
+
+    def stored(self) -> set[str]:
+        """Return the keys of the objects."""
+        client = boto3.client("s3", endpoint_url=self._s3.endpoint, region_name=self._s3.region)
+        prefix = f"{self._root}memq/topics/{self.topic.name}/"
+        listed: list[Any] = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+        client.close()
+        return {str(entry["Key"]).removeprefix(self._root) for entry in listed}
+
+    def wait_for(self, batches: int) -> dict[str, int]:
+        """Wait until so many batches are left, and nothing but they; what is named throughout is there all the time."""
+        clock, before = SystemClock(), self.named()
+        until_s = clock.monotonic() + HANG_S
+        while clock.monotonic() < until_s:
+            stored = self.stored()
+            after = self.named()
+            assert set(before) & set(after) <= stored, "an object went before its pointer"
+            if len(after) == batches and stored == set(after):
+                return after
+            assert len(after) >= batches, f"{batches - len(after)} batches too many are gone"
+            before = after
+        raise AssertionError(f"{len(before)} batches are named, {len(self.stored())} stored, {batches} were to be left")
+
+
+def send(broker: BrokerProcess, topic: str, count: int) -> None:
+    """Send batches of one record of 1 KB each."""
+    with memq.Producer(broker.address, codec="none") as producer:
+        for _ in range(count):
+            producer.send(topic, b"v" * 1_000).result(timeout=HANG_S)
+
+
+@contextmanager
+def old_batches(folder: Path, zookeeper: Server, kafka: Server, s3: S3Server) -> Iterator[BrokerProcess]:
+    """Run a broker on two topics that hold batches of the last hour: its clock was behind when it took them."""
+    with broker_processes(folder, zookeeper, kafka, s3, count=0):
+        config = folder / "memq.toml"
+        config.write_text('retention_interval_ms = "200ms"\n' + config.read_text())
+        broker = BrokerProcess(config, "b1", behind_ms=BEHIND_MS)
+        try:
+            broker.start()
+            with memq.Admin(broker.address) as admin:
+                for topic in ("aged", "sized"):
+                    admin.create_topic(topic, settings=SLOW)
+                    send(broker, topic, BATCHES)
+            assert broker.stop() == 0, broker.log.read_text()
+            broker.behind_ms = 0
+            broker.start()
+            yield broker
+        finally:
+            broker.close()
+
+
+def test_what_is_too_old_or_too_much_goes_and_its_reader_is_told(
+    tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
+) -> None:
+    with old_batches(tmp_path, zookeeper, kafka, reads_s3) as broker, memq.Admin(broker.address) as admin:
+        aged, sized = (View(tmp_path, kafka, reads_s3, broker, topic) for topic in ("aged", "sized"))
+        assert len(aged.wait_for(BATCHES)) == len(sized.wait_for(BATCHES)) == BATCHES
+        for topic in ("aged", "sized"):
+            with memq.Consumer(broker.address, topic, group="report", auto_commit=False) as consumer:
+                consumer.commit(consumer.poll(HANG_S))  # the first record
+        admin.alter_topic("sized", settings={**QUICK, "retention_bytes": 2_500})
+        send(broker, "sized", 1)
+        left = sized.wait_for(3)  # the third last brings what is left to 2,500 bytes
+        admin.alter_topic("aged", settings={**QUICK, "retention_ms": QUICK["dedup_window_ms"]})
+        send(broker, "aged", 1)
+        (last,) = aged.wait_for(1).values()
+        for topic, first, records in (("sized", min(left.values()), 3), ("aged", last, 1)):
+            with memq.Consumer(broker.address, topic, group="report", end="end") as consumer:
+                with pytest.raises(PositionExpiredError, match=f"{BATCHES - records} records are gone") as told:
+                    consumer.poll(HANG_S)
+                assert Position.parse(told.value.first).pointer_offset <= first
+                consumer.seek(topic, 0, Position.parse(told.value.first))
+                assert sum(len(batch) for batch in consumer) == records
