@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, Tail
 from memq.audit.batch_check import NO_NUMBER, BatchCheck, BlockCheck
+from memq.audit.checked import Checked
 from memq.audit.totals import RunningTotals
 from memq.audit.verdict import (
     BALANCES_MAX,
@@ -103,6 +104,20 @@ class Auditor:
         self._forget_totals(partition)
         self._find(Kind.UNREAD, 1, Place(partition, cause=str(error)))
 
+    def take(self, partition: int, checked: Checked) -> None:
+        """Take an entry that was read and checked."""
+        offset, time_ms, pointer = checked.entry.offset, checked.entry.time_ms, checked.pointer
+        for size in checked.object_bytes:
+            self._count(objects=1, bytes=size)
+        if checked.error is not None and checked.expired:
+            self.fail_partition(partition, checked.error)
+        elif checked.error is not None:
+            self.take_unreadable(partition, offset, checked.error)
+        elif pointer is not None and checked.check is not None:
+            self.take_batch(partition, offset, time_ms, pointer, checked.check)
+        elif pointer is not None:
+            self.take_control(partition, offset, time_ms, pointer)
+
     def take_unreadable(self, partition: int, offset: int, error: MemqError) -> None:
         """Take an entry whose pointer can't be read: damaged, or newer than this version."""
         self._count_pointer(partition)
@@ -139,10 +154,6 @@ class Auditor:
                 self._count(blocks=1, copies_dropped=block.next - block.first)
             else:
                 self._deliver(pointer.partition, block, time_ms, place)
-
-    def count_object(self, size: int) -> None:
-        """Note that an object of `size` bytes was read."""
-        self._count(objects=1, bytes=size)
 
     # ---- the verdict -------------------------------------------------------------------------------
 

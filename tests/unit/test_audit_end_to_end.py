@@ -330,7 +330,7 @@ def test_what_retention_takes_while_the_audit_runs_is_not_called_lost(moment: st
 
 
 def test_a_store_that_is_away_makes_the_verdict_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memq.audit.collector.RETRY_S", 0.0)
+    monkeypatch.setattr("memq.audit.checker.RETRY_S", 0.0)
 
     async def away(key: str, *, checked: bool = True) -> bytes:
         raise StoreError("away")
