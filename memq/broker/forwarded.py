@@ -58,7 +58,7 @@ async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end:
             if not processor.ring.append(stream, first, header.count, slab, start, end, now_s):
                 raise ThrottledError("the ring of the partition is full", retry_after_ms=FULL_RETRY_MS)
             stream.producer.next = max(stream.producer.next, next_)
-            processor.pump_soon()
+        processor.hurry()  # who waits gives up before a batch may come of age
         await waiter.acked
     finally:
         processor.close_stream(stream)

@@ -60,6 +60,7 @@ class Slot:
     __slots__ = (
         "bytes",
         "extents",
+        "hurried",
         "late",
         "later_acks",
         "number",
@@ -83,6 +84,7 @@ class Slot:
         self.records = 0
         self.opened_s = now_s
         self.put_s = 0.0
+        self.hurried = False  # sealed as soon as no other batch is on its way, whatever the settings say
         self.late = False  # its own key may not be used any more
         self.sealed_ms = 0
 
@@ -200,15 +202,10 @@ class Ring:
         self.batches.append(slot)
         self.open = None
 
-    def hurry(self) -> bool:
-        """Memory is short: seal the open batch when no other is on its way that would bring some back.
-
-        Return whether it was sealed.
-        """
-        if self.open is None or self.batches:
-            return False
-        self.seal()
-        return True
+    def hurry(self) -> None:
+        """Let the open batch wait for others on their way, but neither for its age nor for more blocks."""
+        if self.open is not None:
+            self.open.hurried = True
 
     def find(self, producer_id: int, first: int, next_: int) -> Slot | None:
         """Return the slot that holds these sequences of a producer, the youngest one when several do."""
@@ -253,7 +250,7 @@ class Ring:
         if slot is None:
             return None
         due_s = slot.opened_s + self.limits.batch_age_s_max
-        idle = self.limits.seal_when_idle and len(self.batches) < self.limits.uploads_in_flight_max
+        idle = (self.limits.seal_when_idle or slot.hurried) and len(self.batches) < self.limits.uploads_in_flight_max
         idle = idle and not (growing and now_s - slot.opened_s < GROUP_S_MAX)
         idle = idle and (slot.bytes * WORTH_SHARE >= self.limits.batch_bytes_max or not self.batches)
         if self.flushing or idle or (now_s >= due_s and len(self.batches) < self.limits.slots - 1):

@@ -271,9 +271,9 @@ class TopicProcessor:
         self.pump()
 
     def hurry(self) -> None:
-        """Memory is short: do not wait for more blocks before the open batch is stored."""
-        if self.ring.hurry():
-            self.pump_soon()
+        """Memory is short, or another broker waits: do not wait for more blocks before the open batch is stored."""
+        self.ring.hurry()
+        self.pump_soon()
 
     # ---- the ring's work -------------------------------------------------------------------------
 

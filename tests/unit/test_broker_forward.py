@@ -22,6 +22,7 @@ from tests.brokers import PRODUCER, BareClient, block_of, write_frame
 from tests.unit.test_broker_cluster import Rig, rig
 
 QUICK = TopicSettings(stale_publish_ms=1_000)  # how long a lost epoch waits before it is read on
+PATIENT = TopicSettings(stale_publish_ms=1_000, seal_when_idle=False, batch_age_ms_max=600_000)
 
 
 def gate_of(cluster: Rig) -> asyncio.Event:
@@ -180,6 +181,29 @@ def test_who_is_handed_a_block_answers_when_its_pointer_is_in_the_queue_and_judg
             with pytest.raises(NotFoundError):
                 await peer.forward(topic, 5, block, now_s)
             peer.close()
+
+    asyncio.run(work())
+
+
+def test_who_is_handed_blocks_waits_for_no_others_however_long_the_topic_would() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, PATIENT, exist_ok=False)
+            client = await BareClient.connect(one)
+            await client.open(topic, acks=AckLevel.ONE)
+            client.write(write_frame(block_of(topic, 0, [b"a", b"b"])))
+            assert (await client.frame()).argument == 2
+            peer = await connect_peer(cluster.runtime, one.address)
+            now_s = cluster.runtime.clock.monotonic()
+            handed = [
+                block_of(topic, first, [b"c"], producer=77) for first in range(20)
+            ]  # more than the ring has slots
+            own = block_of(topic, 0, [b"a", b"b"])  # it is there already, in the open batch
+            await asyncio.gather(*(peer.forward(topic, 0, memoryview(block), now_s) for block in (*handed, own)))
+            assert sum(each.records for each in await pointers(cluster, topic)) == 22
+            peer.close()
+            await client.close()
 
     asyncio.run(work())
 
