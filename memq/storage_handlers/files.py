@@ -17,6 +17,7 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.storage_handlers import Buffer, ObjectEntry
+from memq.storage_handlers.direct_files import DirectFiles
 from memq.storage_handlers.folders import Folders, sync_folder
 from memq.storage_handlers.keys import check_size
 
@@ -37,19 +38,18 @@ class ObjectFiles:
         self.root = root
         self.tmp = tmp
         self._folders = Folders(root)
+        self._direct = DirectFiles()
         self._numbers = itertools.count()
 
     def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         """Write a temporary file, sync it, link it to its name if that is free, sync the name.
 
-        The checksum is taken of the buffers after they were written: bytes that changed in memory, before or
-        meanwhile, become no object.
+        The checksum is taken of what is written: bytes that changed in memory before become no object.
         """
         temporary, handle = self._create_temporary()
         try:
             try:
-                size = write_all(handle, buffers)
-                found = joined_crc(buffers)
+                size, found = self._write(temporary, handle, buffers)
                 if found != checksum:
                     raise CorruptDataError(
                         f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}"
@@ -61,6 +61,14 @@ class ObjectFiles:
         finally:
             with suppress(OSError):  # what is left is swept at the next start
                 temporary.unlink()
+
+    def _write(self, temporary: Path, handle: int, buffers: Sequence[Buffer]) -> tuple[int, int]:
+        """Return size and crc32c. In the page cache it is taken afterwards, in case something changes meanwhile."""
+        if self._direct.suit(buffers):
+            written = self._direct.write(str(temporary), buffers)
+            if written is not None:
+                return written
+        return write_all(handle, buffers), joined_crc(buffers)
 
     def _create_temporary(self) -> tuple[Path, int]:
         while True:

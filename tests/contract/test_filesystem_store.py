@@ -6,13 +6,17 @@ import asyncio
 import errno
 import multiprocessing
 import os
+import random
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from awscrt.checksums import crc32c
@@ -23,14 +27,18 @@ from memq.errors import (
     DeniedError,
     InvalidRequestError,
     MemqError,
+    NotFoundError,
     ObjectExistsError,
     StoreError,
 )
+from memq.storage_handlers.direct_files import DIRECT_BYTES_MIN
 from memq.storage_handlers.filesystem import FilesystemHandler, TempSweep
 from tests.contract.stores import open_filesystem
 
 SPAWN = multiprocessing.get_context("spawn")
 NOBODY = 65_534
+WRITES: dict[str, Callable[..., int]] = {"writev": os.writev, "pwrite": os.pwrite}
+DIRECT = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="direct writes are Linux's")
 
 
 @pytest.fixture
@@ -55,6 +63,68 @@ def temporary_files(folder: Path) -> list[str]:
 
 async def put(store: FilesystemHandler, key: str, body: bytes) -> None:
     await store.put(key, [body], crc32c(body))
+
+
+# ---- around the page cache -------------------------------------------------------------------
+
+
+@DIRECT
+@pytest.mark.parametrize("size", [DIRECT_BYTES_MIN, DIRECT_BYTES_MIN + 1, (1 << 20) - 1, 1 << 20, (3 << 20) + 4_097])
+@pytest.mark.parametrize("buffers", [1, 7])
+def test_a_large_object_is_written_directly_and_whole(
+    store: FilesystemHandler, size: int, buffers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "writev")  # the other way
+    body = random.Random(size).randbytes(size)
+    cuts = [size * number // buffers for number in range(buffers + 1)]
+    views = [memoryview(body)[start:end] for start, end in pairwise(cuts)]
+    asyncio.run(store.put("a", views, crc32c(body)))
+    assert asyncio.run(store.get("a")) == body
+    asyncio.run(store.put("a", views, crc32c(body)))
+    with pytest.raises(CorruptDataError, match="its bytes have crc32c"):
+        asyncio.run(store.put("b", views, crc32c(body) ^ 1))
+    with pytest.raises(NotFoundError):
+        asyncio.run(store.get("b"))
+
+
+@DIRECT
+@pytest.mark.parametrize("refuser", ["open", "pwrite"])
+def test_a_file_system_without_direct_writes_is_asked_once(
+    store: FilesystemHandler, tmp_path: Path, refuser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, real = 0, getattr(os, refuser)
+
+    def refuse(*args: Any) -> int:
+        nonlocal asked
+        if refuser == "open" and not args[1] & os.O_DIRECT:
+            return int(real(*args))
+        asked += 1
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, refuser, refuse)
+    body = random.Random(1).randbytes(3 << 20)
+    for key in ("a", "b"):
+        asyncio.run(put(store, key, body))
+        assert asyncio.run(store.get(key)) == body
+    assert (asked, temporary_files(tmp_path)) == (1, [])
+
+
+@DIRECT
+def test_a_disk_that_fills_up_in_the_midst_of_a_direct_write_leaves_nothing(
+    store: FilesystemHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, room = os.pwrite, [3 * 4_096 + 5]
+
+    def write(handle: int, data: memoryview, offset: int) -> int:
+        length = min(len(data), room[0])
+        room[0] -= length
+        return real(handle, data[: length // 512 * 512], offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(StoreError, match="no space left") as caught:
+        asyncio.run(put(store, "a", bytes(DIRECT_BYTES_MIN)))
+    assert "the disk is full" in caught.value.hint
+    assert temporary_files(tmp_path) == []
 
 
 # ---- durability ------------------------------------------------------------------------------
@@ -147,7 +217,6 @@ def test_a_cancelled_put_has_let_go_of_the_buffers(
 ) -> None:
     """The buffers change as soon as the cancellation is through: no object may show that."""
     size = 8 << 20
-    real = os.writev
 
     async def scenario() -> int:
         loop = asyncio.get_running_loop()
@@ -156,11 +225,12 @@ def test_a_cancelled_put_has_let_go_of_the_buffers(
             buffer = bytearray(size)
             writing = asyncio.Event()
 
-            def spy(handle: int, views: list[memoryview], writing: asyncio.Event = writing) -> int:
+            def spy(*args: Any, real: Callable[..., int], writing: asyncio.Event = writing) -> int:
                 loop.call_soon_threadsafe(writing.set)
-                return real(handle, views)
+                return real(*args)
 
-            monkeypatch.setattr(os, "writev", spy)
+            for name, real in WRITES.items():
+                monkeypatch.setattr(os, name, partial(spy, real=real))
             task = asyncio.create_task(store.put(f"turn/{turn}", [buffer], crc32c(bytes(size))))
             await writing.wait()
             task.cancel()
