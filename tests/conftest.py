@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from localstack.servers import Server, start_zookeeper
 
@@ -18,6 +19,19 @@ settings.register_profile(
 )
 settings.register_profile("deep", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
+
+
+class OneSparkScheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+    """Files go to whichever worker is free, but all that need Spark to one: a session takes 1 GB and long to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None]) -> OneSparkScheduling | None:
+    """Tell xdist how to share out tests by files."""
+    return OneSparkScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

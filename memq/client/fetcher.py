@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Literal, Protocol
 
-from memq.client.pieces import Piece, cut_batch, entries_of_batch, is_whole, missing_batch
+from memq.client.pieces import (
+    Piece,
+    cut_batch,
+    cut_run,
+    entries_of_batch,
+    is_whole,
+    missing_batch,
+    numbered_entries,
+)
 from memq.errors import CorruptDataError, DeniedError, MemqError, NotFoundError, RetryableError
 from memq.format.block import Buffer
 from memq.format.object import BlockEntry, index_bytes, parse_index, parse_trailer
@@ -97,6 +106,20 @@ class Fetcher:
                     failures.append(error)
         raise _worst(failures, pointer)
 
+    async def fetch_blocks(self, pointer: Pointer, wanted: Callable[[BlockEntry], bool]) -> Sequence[Piece]:
+        """Return the blocks of a batch that are wanted by their entries in the index, which is read first.
+
+        Blocks that lie side by side come in one request. Without an index to go by, all come. Raises: as `fetch`.
+        """
+        for location in pointer.locations:
+            for reader in self._readers(location.store):
+                try:
+                    entries = await _read_index(reader, location)
+                    return await _fetch_runs(reader, location, pointer, entries, wanted)
+                except (CorruptDataError, NotFoundError):
+                    continue  # what is damaged is told by who reads all of it
+        return await self.fetch(pointer)
+
     def _readers(self, store: str) -> list[RangeReader]:
         readers: list[RangeReader] = []
         if self._mode != "broker":
@@ -134,6 +157,25 @@ class Fetcher:
         except (CorruptDataError, NotFoundError):
             return pieces
         return cut_batch(pointer, data, index)
+
+
+async def _fetch_runs(
+    reader: RangeReader,
+    location: Location,
+    pointer: Pointer,
+    entries: Sequence[BlockEntry],
+    wanted: Callable[[BlockEntry], bool],
+) -> list[Piece]:
+    """Fetch the wanted blocks, each run of neighbours at once; numbers and record indexes are those in the batch."""
+    pieces: list[Piece] = []
+    for is_wanted, run in groupby(numbered_entries(entries), lambda item: wanted(item.entry)):
+        if not is_wanted:
+            continue
+        items = list(run)
+        at, last = items[0].entry.offset, items[-1].entry
+        data = await reader.get_range(location.key, location.offset + at, last.offset + last.length - at)
+        pieces += cut_run(pointer, data, items)
+    return pieces
 
 
 async def _readable_start(reader: RangeReader, location: Location) -> Buffer:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, auto
 
-from memq.format.ranges import RangeSet
+from memq.format.ranges import Range, RangeSet
 
 SLICES = 4  # the window is forgotten in quarters: at most W + W/4 is remembered
 Source = tuple[int, int]  # write partition, producer id: sequences are dense per both
@@ -78,17 +78,29 @@ class Lookback:
         self.note(partition, producer, first, next_)
         return verdict
 
+    def seen(self, partition: int, producer: int, first: int, next_: int) -> list[Range]:
+        """Return what of these sequences was seen, without remembering that it was asked for."""
+        source = (partition, producer)
+        if first >= self._next.get(source, 0):
+            return []
+        unseen = RangeSet(self._unseen(source, first, next_))
+        return unseen.holes(first, next_)
+
     @property
     def producers(self) -> int:
         """How many (write partition, producer id) are remembered."""
         return len(self._next)
 
     def _compare(self, source: Source, first: int, next_: int) -> Verdict:
+        unseen = self._unseen(source, first, next_)
+        if not unseen:
+            return Verdict.SEEN
+        return Verdict.NEW if unseen == [(first, next_)] else Verdict.PARTLY
+
+    def _unseen(self, source: Source, first: int, next_: int) -> list[Range]:
         unseen = [(first, next_)]
         for _, seen in self._slices:
             ranges = seen.get(source)
             if ranges is not None:
                 unseen = [hole for piece in unseen for hole in ranges.holes(*piece)]
-        if not unseen:
-            return Verdict.SEEN
-        return Verdict.NEW if unseen == [(first, next_)] else Verdict.PARTLY
+        return unseen

@@ -8,6 +8,7 @@ damaged piece. Record indexes count what was stored, so they stay right across d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from memq.errors import CorruptDataError, MemqError
@@ -40,8 +41,28 @@ def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None
     scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
     view = memoryview(data)
     if index is not None:
-        return list(_cut_by_index(view, index, scope))
+        return list(_cut_entries(view, numbered_entries(index), 0, scope))
     return list(_cut_by_headers(view, pointer.records, scope))
+
+
+class NumberedEntry(NamedTuple):
+    """A block's entry in the index, with its number in the batch and the record index of its first record."""
+
+    number: int
+    first: int
+    entry: BlockEntry
+
+
+def numbered_entries(entries: Sequence[BlockEntry]) -> list[NumberedEntry]:
+    """Number the entries of a batch."""
+    firsts = accumulate((entry.count for entry in entries), initial=0)
+    return [NumberedEntry(*item) for item in zip(range(len(entries)), firsts, entries, strict=False)]
+
+
+def cut_run(pointer: Pointer, data: Buffer, run: Sequence[NumberedEntry]) -> list[Piece]:
+    """Cut the bytes of blocks that lie side by side in a batch into pieces, by their entries."""
+    scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
+    return list(_cut_entries(memoryview(data), run, run[0].entry.offset, scope))
 
 
 def missing_batch(pointer: Pointer, cause: MemqError) -> list[Piece]:
@@ -60,10 +81,10 @@ def entries_of_batch(entries: Sequence[BlockEntry], offset: int, length: int) ->
     return [entry._replace(offset=entry.offset - offset) for entry in inside]
 
 
-def _cut_by_index(view: memoryview, index: Sequence[BlockEntry], scope: int) -> Iterator[Piece]:
-    first = 0
-    for number, entry in enumerate(index):
-        block = view[entry.offset : entry.offset + entry.length]
+def _cut_entries(view: memoryview, run: Sequence[NumberedEntry], at: int, scope: int) -> Iterator[Piece]:
+    """Cut `view`, which begins `at` bytes into the batch."""
+    for number, first, entry in run:
+        block = view[entry.offset - at : entry.offset - at + entry.length]
         try:
             header = check_block(block, scope)
             if header.count != entry.count:
@@ -72,7 +93,6 @@ def _cut_by_index(view: memoryview, index: Sequence[BlockEntry], scope: int) -> 
             yield Piece(number, first, entry.count, None, block, error)
         else:
             yield Piece(number, first, entry.count, header, block)
-        first += entry.count
 
 
 def _cut_by_headers(view: memoryview, records: int, scope: int) -> Iterator[Piece]:

@@ -86,14 +86,21 @@ class Places:
         """Show `flow` the pointers of the dedup window before its start, and how much lies before it."""
         partition, start = flow.partition, flow.position.pointer_offset
         span = await self._queue.span(partition)
+        async for entries in self.window_before(partition, start, span, settings):
+            for pointer in flow.look_back(entries):
+                flow.note_index(pointer, await index_of(pointer))
+        if start and not all(flow.progress.is_settled(writer) for writer in writers):
+            flow.progress.join(await self._before(partition, start, span, settings, writers))
+
+    async def window_before(
+        self, partition: ReadPartition, start: int, span: Span, settings: TopicSettings
+    ) -> AsyncIterator[list[Entry]]:
+        """Yield the entries of the dedup window before offset `start`, in pages."""
         if start > span.begin:
             base = await self._time_around(partition, start, span.begin)
             first = await self._queue.seek_time(partition, base - window_ms(settings))
-            async for entries in self._pages(partition, first, start):
-                for pointer in flow.look_back(entries):
-                    flow.note_index(pointer, await index_of(pointer))
-        if start and not all(flow.progress.is_settled(writer) for writer in writers):
-            flow.progress.join(await self._before(partition, start, span, settings, writers))
+            async for entries in self.pages(partition, first, start):
+                yield entries
 
     async def end_totals(self, partition: ReadPartition, settings: TopicSettings, writers: Sequence[int]) -> Totals:
         """Return how much the partition holds up to its end now, all that retention took included."""
@@ -129,7 +136,7 @@ class Places:
         """A queue time is at most `late_ms` older than the seal: start there, and look at the seals."""
         first = await self._queue.seek_time(partition, time_ms - late_ms(settings))
         end = (await self._queue.span(partition)).end
-        async for entries in self._pages(partition, first, end):
+        async for entries in self.pages(partition, first, end):
             for entry in entries:
                 try:
                     sealed_ms = decode_pointer(entry.body).sealed_ms
@@ -147,7 +154,7 @@ class Places:
         back = 1
         while True:
             first = max(begin, offset - back)
-            entries = [entry async for page in self._pages(partition, first, offset) for entry in page]
+            entries = [entry async for page in self.pages(partition, first, offset) for entry in page]
             if entries or first == begin:
                 return entries[-1].time_ms if entries else 0
             back *= 4
@@ -192,7 +199,7 @@ class Places:
 
     async def _pointers(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[tuple[int, Pointer]]:
         """Yield the pointers from `first` up to, not with, `end`, with their queue times."""
-        async for entries in self._pages(partition, first, end):
+        async for entries in self.pages(partition, first, end):
             for entry in entries:
                 try:
                     pointer = decode_pointer(entry.body)
@@ -200,7 +207,7 @@ class Places:
                     continue  # unreadable: nothing can be said of its batch
                 yield entry.time_ms, pointer
 
-    async def _pages(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[list[Entry]]:
+    async def pages(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[list[Entry]]:
         """Yield the entries from `first` up to, not with, `end`, in pages."""
         while first < end:
             page = await self._queue.read(partition, first, POLL_BYTES_MAX)

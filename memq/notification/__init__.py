@@ -96,6 +96,17 @@ class PointerReader(Protocol):
         ...
 
 
+class TopicFinder(Protocol):
+    """Finds topics, for who knows no broker to ask. Raises: QueueError."""
+
+    async def partitions(self, topic: str) -> list[ReadPartition]:
+        """Return the read partitions of all topics of this name, one made again after the other was dropped included.
+
+        In no promised order; none when there is no such topic.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Membership:
     """What a group member holds: its generation, what it may read, and what it must give back.

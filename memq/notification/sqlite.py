@@ -79,6 +79,10 @@ class SqliteQueue:
         """See `PointerReader.seek_time`."""
         return await self._read(sqlite_log.seek_time, partition, time_ms)
 
+    async def partitions(self, topic: str) -> list[ReadPartition]:
+        """See `TopicFinder.partitions`."""
+        return await self._read(sqlite_log.partitions, topic)
+
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""
         number, waiter = self._waiters.add(ends)

@@ -57,6 +57,12 @@ class Row(NamedTuple):
         return self.id << _OFFSET_BITS | offset
 
 
+def partitions(connection: sqlite3.Connection, topic: str) -> list[ReadPartition]:
+    """Return the read partitions of all topics of this name."""
+    found = connection.execute("SELECT topic_id, partition FROM partitions WHERE topic = ? AND dropped = 0", (topic,))
+    return [ReadPartition(topic, topic_id, number) for topic_id, number in found]
+
+
 def partition_row(connection: sqlite3.Connection, partition: ReadPartition) -> Row:
     """Return the partition's row, or raise NotFoundError."""
     found = connection.execute(

@@ -189,7 +189,7 @@ BUGS = (
     Planted(
         "reader without look-back",
         "memq.client.places",
-        "Places.look_back",
+        "Places.window_before",
         "if start > span.begin:",
         "if False:",
         seed=1002,

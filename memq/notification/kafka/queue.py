@@ -114,6 +114,15 @@ class KafkaQueue:
         found = await self._offsets.at_time(topic, number, time_ms)
         return end if found is None else found
 
+    async def partitions(self, topic: str) -> list[ReadPartition]:
+        """See `TopicFinder.partitions`."""
+        found: list[ReadPartition] = []
+        for name, count in (await self._topics.counts()).items():
+            first = self._names.read_partition(name, 0)
+            if first is not None and first.topic == topic:
+                found += [ReadPartition(topic, first.topic_id, number) for number in range(count)]
+        return found
+
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`. What this process publishes wakes at once, what others publish within 10 ms."""
         places = {partition: self._place(partition) for partition in ends}

@@ -1,0 +1,98 @@
+"""What the driver asks of a cluster: topics, pointers and stores, of any broker or of the queue itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from memq.client.any_broker import AnyBroker
+from memq.client.fetcher import Fetcher
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
+from memq.client.places import Places
+from memq.network import Runtime
+from memq.notification import PointerReader
+from memq.notification.remote import RemoteQueue
+from memq.spark.options import ReadOptions
+from memq.spark.queues import find_topic, open_queue
+from memq.spark.stores import StoreUrls, TaskStores
+from memq.topic import ReadPartition, TopicSettings, read_partitions
+
+TOPIC_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlace:
+    """A topic: its settings, and its read partitions with the write partitions of each."""
+
+    name: str
+    id: str
+    settings: TopicSettings
+    partitions: Mapping[ReadPartition, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The open ways into a cluster, for one event loop."""
+
+    queue: PointerReader
+    topics: Mapping[str, TopicPlace]
+    urls: StoreUrls
+    fetcher: Fetcher  # reads the indexes of those few batches whose pointers don't name all their producers
+
+    @property
+    def places(self) -> Places:
+        """Answers about places in the queue."""
+        return Places(self.queue)
+
+
+@asynccontextmanager
+async def open_access(options: ReadOptions, runtime: Runtime) -> AsyncIterator[Access]:
+    """Open the topics that `options` name.
+
+    Raises: UnreachableError, NotFoundError for a topic, InvalidSettingError, DeniedError.
+    """
+    async with _through_queue(options, runtime) if options.queue else _through_broker(options, runtime) as access:
+        yield access
+
+
+@asynccontextmanager
+async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterator[Access]:
+    pool = LinkPool(runtime, bootstrap_addresses(options.brokers), client_id="spark")
+    metadata = ClusterMetadata(runtime, pool)
+    ask = AnyBroker(pool)
+    stores: TaskStores | None = None
+    try:
+        await pool.reach(CONNECT_TIMEOUT_MS / 1000)
+        topics: dict[str, TopicPlace] = {}
+        for name in options.topics:
+            topic = (await metadata.topic(name, timeout_s=TOPIC_S_MAX)).topic
+            writers = {partition: topic.writers_of(partition) for partition in read_partitions(topic)}
+            topics[name] = TopicPlace(name, topic.id, topic.settings, writers)
+        urls = StoreUrls.of(options, {store.name: store.url for store in metadata.stores})
+        stores = TaskStores(urls, runtime)
+        yield Access(RemoteQueue(ask), topics, urls, Fetcher("auto", ask.read, stores.open_here))
+    finally:
+        if stores is not None:
+            await stores.close()
+        await metadata.close()
+        await pool.close()
+
+
+@asynccontextmanager
+async def _through_queue(options: ReadOptions, runtime: Runtime) -> AsyncIterator[Access]:
+    """Nobody tells the settings of topics here: the defaults are taken, and each read partition is its own writer."""
+    queue = open_queue(options, runtime)
+    urls = StoreUrls.of(options, {})
+    stores = TaskStores(urls, runtime)
+    try:
+        topics: dict[str, TopicPlace] = {}
+        for name in options.topics:
+            partitions = await find_topic(queue, name)
+            writers = {partition: [partition.partition] for partition in partitions}
+            topics[name] = TopicPlace(name, partitions[0].topic_id, TopicSettings(), writers)
+        yield Access(queue, topics, urls, stores.fetcher())
+    finally:
+        await stores.close()
+        await queue.close()

@@ -1,0 +1,151 @@
+"""A block as one Arrow batch of exactly the schema that Spark was told: it compares types, names and their order.
+
+Values and keys are not copied. A column that all records share, such as the topic, is repeated in Arrow, not in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy
+import pyarrow
+import pyarrow.compute
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from memq.errors import MemqError
+from memq.format.arrow import Rows, block_rows
+from memq.format.block import BlockHeader
+from memq.format.columns import BlockReader
+from memq.spark.columns import COLUMNS
+from memq.topic import Position
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_MILLISECONDS = pyarrow.timestamp("ms", tz="UTC")
+Decode = Callable[["pyarrow.Array"], Mapping[str, "pyarrow.Array"]]  # values to the columns of their fields
+
+
+class BlockPlace(NamedTuple):
+    """Where a block lies: topic, read partition, pointer offset, record index of its first record, and object."""
+
+    topic: str
+    partition: int
+    pointer_offset: int
+    first: int
+    object: str
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A block that was passed over, as the column `damage` tells it in JSON."""
+
+    object: str
+    block: int
+    records: int
+    position: str
+    cause: str
+
+
+class RowMaker:
+    """Makes the batches of one read. `decode`, if any, makes columns of the values."""
+
+    def __init__(self, schema: StructType, decode: Decode | None = None) -> None:
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._decode = decode
+        self._made = [name for name in self._schema.names if name in _MAKERS]
+
+    def block(self, place: BlockPlace, reader: BlockReader, low: int, high: int) -> pyarrow.RecordBatch:
+        """Return the records `low` up to, not with, `high` of a block; they keep its bytes alive.
+
+        Raises: CorruptDataError, UnsupportedFormatError; what `decode` raises.
+        """
+        rows = block_rows(reader, low, high)
+        source = _Source(place, reader.header, low, rows)
+        fields = dict(self._decode(rows.values)) if self._decode is not None else {}
+        columns = [
+            fields[field.name] if field.name in fields else _MAKERS[field.name](source, field.type)
+            for field in self._schema
+        ]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def damage(self, place: BlockPlace, block: int, records: int, cause: MemqError) -> pyarrow.RecordBatch | None:
+        """Return the row that tells of a damaged block; None when the column `damage` is not read."""
+        if "damage" not in self._schema.names:
+            return None
+        position = Position(place.partition, place.pointer_offset, place.first)
+        told = Damage(place.object, block, records, str(position), str(cause))
+        row: dict[str, object] = {
+            "damage": msgspec.json.encode(told).decode(),
+            "topic": place.topic,
+            "partition": place.partition,
+            "offset": position.offset,
+            "record_index": place.first,
+            "object": place.object,
+        }
+        columns = [pyarrow.array([row.get(field.name)], field.type) for field in self._schema]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+class _Source(NamedTuple):
+    """What the columns of a block are made of."""
+
+    place: BlockPlace
+    header: BlockHeader
+    low: int
+    rows: Rows
+
+
+def _repeated(value: object, kind: pyarrow.DataType, count: int) -> pyarrow.Array:
+    return pyarrow.repeat(pyarrow.scalar(value, kind), count)
+
+
+def _counted(first: int, count: int, kind: pyarrow.DataType) -> pyarrow.Array:
+    numbers = numpy.arange(first, first + count, dtype=kind.to_pandas_dtype())
+    return pyarrow.array(numbers, kind)
+
+
+def _or_nulls(column: pyarrow.Array | None, kind: pyarrow.DataType, count: int) -> pyarrow.Array:
+    return pyarrow.nulls(count, kind) if column is None else column
+
+
+def _timestamps(source: _Source, kind: pyarrow.DataType) -> pyarrow.Array:
+    times = source.rows.timestamps
+    if isinstance(times, int):
+        return pyarrow.repeat(pyarrow.scalar(times, _MILLISECONDS).cast(kind), source.rows.records)
+    return times.cast(kind)
+
+
+def _headers(source: _Source, kind: pyarrow.DataType) -> pyarrow.Array:
+    """Give the lists Spark's own names of fields."""
+    found = source.rows.headers
+    if found is None:
+        none = pyarrow.array([], kind.value_type)
+        return pyarrow.ListArray.from_arrays(_repeated(0, pyarrow.int32(), source.rows.records + 1), none, type=kind)
+    pairs = found.values
+    named = pyarrow.StructArray.from_arrays([pairs.field(0), pairs.field(1)], fields=list(kind.value_type))
+    return pyarrow.ListArray.from_arrays(found.offsets, named, type=kind)
+
+
+_MAKERS: Mapping[str, Callable[[_Source, pyarrow.DataType], pyarrow.Array]] = {
+    "key": lambda source, kind: _or_nulls(source.rows.keys, kind, source.rows.records),
+    "value": lambda source, kind: source.rows.values,
+    "headers": _headers,
+    "tag": lambda source, kind: _or_nulls(source.rows.tags, kind, source.rows.records),
+    "timestamp": _timestamps,
+    "topic": lambda source, kind: _repeated(source.place.topic, kind, source.rows.records),
+    "partition": lambda source, kind: _repeated(source.place.partition, kind, source.rows.records),
+    "offset": lambda source, kind: _counted(_offset(source), source.rows.records, kind),
+    "record_index": lambda source, kind: _counted(source.place.first + source.low, source.rows.records, kind),
+    "producer_id": lambda source, kind: _repeated(source.header.producer_id, kind, source.rows.records),
+    "sequence": lambda source, kind: _counted(source.header.first_sequence + source.low, source.rows.records, kind),
+    "object": lambda source, kind: _repeated(source.place.object, kind, source.rows.records),
+    "damage": lambda source, kind: pyarrow.nulls(source.rows.records, kind),
+}
+assert _MAKERS.keys() == COLUMNS.keys()
+
+
+def _offset(source: _Source) -> int:
+    place = source.place
+    return Position(place.partition, place.pointer_offset, place.first + source.low).offset

@@ -1,0 +1,215 @@
+"""The options of `format("memq")`: one table of names and meanings, read into a value that tasks can carry. Pure.
+
+Names are case-insensitive, as everywhere in Spark. There are no options for keys and passwords: options stand in plans
+and logs. Those come from where clients find them, on every machine: the environment, the settings file, the role.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.limits import KIB, MIB
+from memq.settings import did_you_mean, parse_size
+from memq.spark.columns import COLUMNS, DEFAULT_COLUMNS
+from memq.topic import Position, check_name
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PLACED = re.compile(r"(?:(?P<topic>[^=,]+)=)?(?P<position>\d+:\d+:\d+)\Z")
+_SECRET = re.compile(r"secret|password|token|access.?key|sasl", re.IGNORECASE)
+
+DESCRIPTIONS = {
+    "brokers": "HOST:PORT of a broker, several with commas: they know topics, pointers and stores; else MEMQ_BROKERS",
+    "queue": "sqlite:FILE or kafka://HOST:PORT,…: pointers are read there, and no broker is asked; needs store",
+    "store": "file:FOLDER or s3://BUCKET/PREFIX?endpoint=…: where the objects are, instead of what brokers say",
+    "config": "settings file on every machine, for the sections [s3] and [kafka]; else as `memq` finds it",
+    "profile": "profile of the settings file",
+    "topics": "names of topics, with commas",
+    "path": "objects by listing alone, of a folder or s3://BUCKET/…/topics/NAME: no queue is asked",
+    "columns": "columns to read, with commas; damage can only be had so",
+    "start": "beginning, end, a time (RFC 3339 or epoch ms), or positions 0:17:3, with commas; topic=0:17:3 of several",
+    "end": "where to stop, as start; a stream has none",
+    "schema": "DDL of the values' fields: they are decoded, and stand in place of the column value",
+    "valueformat": "what values are with schema: json or avro",
+    "avroschema": "the schema that values were written with, as JSON, for avro",
+    "onmalformed": "a value that is not what schema says: fail, or null in all its fields",
+    "ondamaged": "a block that is damaged, cut or missing: fail, or skip: all others are read",
+    "dedup": "on: what was sent again is read once; raw: all that is stored",
+    "partitionbytes": "stored bytes of one Spark partition, about",
+    "prefetchbytes": "stored bytes that a task holds ahead",
+    "maxbytespertrigger": "stored bytes of one micro-batch, at least one batch of memq",
+    "maxrecordspertrigger": "stored records of one micro-batch",
+    "onexpired": "retention took what a stream was to read next: fail, or skip",
+}
+_SPELLED: tuple[str, ...] = ("valueFormat", "avroSchema", "onMalformed", "onDamaged", "partitionBytes", "prefetchBytes")
+_SPELLED += ("maxBytesPerTrigger", "maxRecordsPerTrigger", "onExpired")
+SPELLING = {name: name for name in DESCRIPTIONS} | {name.lower(): name for name in _SPELLED}  # for people
+Kind = Literal["batch", "streaming"]
+_NOT_FOR: dict[Kind, tuple[str, ...]] = {
+    "streaming": ("end", "path"),
+    "batch": ("maxbytespertrigger", "maxrecordspertrigger", "onexpired"),
+}
+
+Point = str | int | dict[tuple[str, int], Position]  # beginning, end; Unix ms; positions by topic and read partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What was asked for. `start` and `end` are points; bounds are in bytes and records, 0 for none."""
+
+    brokers: str | None = None
+    queue: str = ""
+    store: str = ""
+    config: str | None = None
+    profile: str | None = None
+    topics: tuple[str, ...] = ()
+    path: str = ""
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    start: Point = "beginning"
+    end: Point = "end"
+    schema: str = ""
+    value_format: str = "json"
+    avro_schema: str = field(default="", repr=False)
+    fail_malformed: bool = True
+    skip_damaged: bool = False
+    dedup: bool = True
+    partition_bytes: int = 128 * MIB
+    prefetch_bytes: int = 64 * MIB
+    trigger_bytes_max: int = 0
+    trigger_records_max: int = 0
+    skip_expired: bool = False
+
+
+def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOptions:
+    """Read the options of a batch read or of a stream; of either when it is not known yet which it will be.
+
+    Raises: UnknownSettingError with a "did you mean", InvalidSettingError; InvalidNameError for topics.
+    """
+    told = {name.lower(): value.strip() for name, value in given.items()}
+    for name in told:
+        if name not in DESCRIPTIONS:
+            raise _unknown(name)
+        if kind is not None and name in _NOT_FOR[kind]:
+            raise InvalidSettingError(f"option '{SPELLING[name]}' is not for a {kind} read", hint="leave it out")
+    _check_together(told)
+    topics = tuple(check_name(name.strip(), internal=True) for name in told.get("topics", "").split(",") if name)
+    return ReadOptions(
+        brokers=told.get("brokers") or None,
+        queue=told.get("queue", ""),
+        store=told.get("store", ""),
+        config=told.get("config") or None,
+        profile=told.get("profile") or None,
+        topics=topics,
+        path=told.get("path", ""),
+        columns=_columns(told.get("columns", "")),
+        start=_point("start", told.get("start", "beginning"), topics),
+        end=_point("end", told.get("end", "end"), topics),
+        schema=told.get("schema", ""),
+        value_format=_choice(told, "valueformat", ("json", "avro")),
+        avro_schema=told.get("avroschema", ""),
+        fail_malformed=_choice(told, "onmalformed", ("fail", "null")) == "fail",
+        skip_damaged=_choice(told, "ondamaged", ("fail", "skip")) == "skip",
+        dedup=_choice(told, "dedup", ("on", "raw")) == "on",
+        partition_bytes=_size(told, "partitionbytes", 128 * MIB, 64 * KIB),
+        prefetch_bytes=_size(told, "prefetchbytes", 64 * MIB, 64 * KIB),
+        trigger_bytes_max=_size(told, "maxbytespertrigger", 0, 1),
+        trigger_records_max=_number(told, "maxrecordspertrigger"),
+        skip_expired=_choice(told, "onexpired", ("fail", "skip")) == "skip",
+    )
+
+
+def _unknown(name: str) -> UnknownSettingError:
+    if _SECRET.search(name):
+        return UnknownSettingError(
+            f"option '{name}' is not taken: options stand in plans and logs",
+            hint="give keys by the environment of every machine, or by the settings file that option 'config' names",
+        )
+    return UnknownSettingError(f"unknown option '{name}'", hint=did_you_mean(name, tuple(SPELLING.values())))
+
+
+def _check_together(told: Mapping[str, str]) -> None:
+    """Check that it is said where records are, and only once."""
+    if bool(told.get("topics")) == bool(told.get("path")):
+        raise InvalidSettingError("one of the options 'topics' and 'path' is needed", hint="topics = clicks")
+    if told.get("queue") and told.get("brokers"):
+        raise InvalidSettingError("options 'brokers' and 'queue' exclude each other", hint="brokers know the queue")
+    if told.get("queue") and not told.get("store"):
+        raise InvalidSettingError("option 'queue' needs 'store': no broker is asked", hint="store = s3://BUCKET/PREFIX")
+    if told.get("valueformat") == "avro" and not (told.get("avroschema") and told.get("schema")):
+        raise InvalidSettingError("valueFormat = avro needs the options 'schema' and 'avroSchema'", hint="give both")
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip().lower() for name in text.split(",") if name.strip()) or DEFAULT_COLUMNS
+    for name in names:
+        if name not in COLUMNS:
+            raise InvalidSettingError(f"option 'columns' has '{name}'", hint=did_you_mean(name, tuple(COLUMNS)))
+    if len(set(names)) < len(names):
+        raise InvalidSettingError(f"option 'columns' has a name twice: {', '.join(names)}", hint="name each once")
+    return names
+
+
+def _point(name: str, text: str, topics: tuple[str, ...]) -> Point:
+    """Read a place: a word, a time, or positions."""
+    if text in ("beginning", "end"):
+        return text
+    parts = [_PLACED.match(part.strip()) for part in text.split(",")]
+    if all(parts):
+        return dict(_placed(name, part, topics) for part in parts if part is not None)
+    if text.isdigit():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidSettingError(
+            f"option '{name}' = '{text[:60]}' is no place",
+            hint="write beginning, end, 2026-01-31T12:00:00Z, epoch milliseconds, or positions such as 0:17:3",
+        )
+    return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _placed(name: str, part: re.Match[str], topics: tuple[str, ...]) -> tuple[tuple[str, int], Position]:
+    topic = (part["topic"] or "").strip() or (topics[0] if len(topics) == 1 else "")
+    if topic not in topics:
+        raise InvalidSettingError(
+            f"option '{name}' has position {part['position']} of no topic that is read", hint="write TOPIC=0:17:3"
+        )
+    position = Position.parse(part["position"])
+    return (topic, position.read_partition), position
+
+
+def _choice(told: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = told.get(name, choices[0]).lower()
+    if value not in choices:
+        raise InvalidSettingError(
+            f"option '{SPELLING[name]}' = '{value[:60]}' is none of {', '.join(choices)}",
+            hint=did_you_mean(value, choices),
+        )
+    return value
+
+
+def _size(told: Mapping[str, str], name: str, default: int, low: int) -> int:
+    return _bounded(told, name, default, low, parse_size, "a size such as 128MiB")
+
+
+def _number(told: Mapping[str, str], name: str) -> int:
+    return _bounded(told, name, 0, 1, lambda text: int(text) if text.isdigit() else None, "a whole number")
+
+
+def _bounded(
+    told: Mapping[str, str], name: str, default: int, low: int, parse: Callable[[str], int | None], what: str
+) -> int:
+    if not told.get(name):
+        return default
+    value = parse(told[name])
+    if value is None or not low <= value <= 1 << 52:
+        raise InvalidSettingError(
+            f"option '{SPELLING[name]}' = '{told[name][:60]}' is not from {low} to {1 << 52}", hint=f"write {what}"
+        )
+    return value

@@ -1,0 +1,158 @@
+"""Cuts a topic into what Spark's tasks read, by pointers alone: which batches, which of them twice, how many together.
+
+What was sent again lies in the queue twice for as long as the dedup window W, and is read once (DESIGN, rule 9). Tasks
+see a few batches each, so the sequences that earlier batches had are compared here, where all pointers pass in order,
+and a task is told which sequences of its batch were seen: nearly always none. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from pyspark.sql.datasource import InputPartition
+
+from memq.client.lookback import Lookback
+from memq.errors import CorruptDataError, MemqError
+from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
+from memq.format.ranges import Range
+from memq.notification import Entry
+from memq.spark.pruning import Wanted
+from memq.spark.stores import StoreUrls
+from memq.topic import Position
+
+PARTS_MAX = 4_096  # batches of one task
+Seen = tuple[int, Range]  # producer, sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a task reads of one batch: the records from `low` up to, not with, `high` (None: to its end).
+
+    `seen` are the sequences that batches before it had; with `by_index` blocks that can't match are not fetched.
+    `cause` is why the pointer itself can't be read.
+    """
+
+    partition: int
+    offset: int
+    pointer: Pointer | None
+    low: int = 0
+    high: int | None = None
+    seen: tuple[Seen, ...] = ()
+    by_index: bool = False
+    cause: MemqError | None = None
+
+    @property
+    def bytes(self) -> int:
+        """How many stored bytes it takes."""
+        return self.pointer.locations[0].length if self.pointer is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """What every task of a read is told. There are no keys in it."""
+
+    urls: StoreUrls
+    wanted: Wanted
+    prefetch_bytes: int
+    skip_damaged: bool
+    dedup: bool
+
+
+class Split(InputPartition):
+    """The batches that one task reads, in order, and how; without settings there is nothing to read.
+
+    The settings are here since PySpark sends the reader to tasks as it is before `partitions` is called.
+    """
+
+    def __init__(self, parts: Sequence[Part], settings: TaskSettings | None) -> None:
+        super().__init__(None)
+        self.parts = tuple(parts)
+        self.settings = settings
+
+
+class PartitionPlan:
+    """One read partition from `start` up to, not with, `end`: first the window before it, then pointers in order."""
+
+    def __init__(self, start: Position, end: Position, window_ms: int, wanted: Wanted, *, dedup: bool) -> None:
+        self._start = start
+        self._end = end
+        self._wanted = wanted
+        self._dedup = dedup
+        self._lookback = Lookback(window_ms)
+
+    def needs_index(self, pointer: Pointer) -> bool:
+        """Whether the pointer does not name all producers of its batch, and it matters."""
+        return self._dedup and not pointer.producers_complete
+
+    def look_back(self, time_ms: int, pointer: Pointer) -> None:
+        """Take a pointer of the window before the start."""
+        self._lookback.advance(time_ms)
+        self._note(pointer)
+
+    def take(self, entry: Entry, pointer: Pointer | MemqError) -> Part | None:
+        """Take the next entry; return what is to be read of it, if anything."""
+        low = self._start.record_index if entry.offset == self._start.pointer_offset else 0
+        high = self._end.record_index if entry.offset == self._end.pointer_offset else None
+        partition = self._start.read_partition
+        if not isinstance(pointer, Pointer):
+            return Part(partition, entry.offset, None, cause=pointer)
+        if pointer.kind != "data":
+            return None
+        self._lookback.advance(entry.time_ms)
+        seen = self._seen(pointer) if self._dedup else ()
+        self._note(pointer)
+        if not self._wanted.may_match(pointer):
+            return None
+        by_index = not self._wanted.surely_matches(pointer)
+        return Part(partition, entry.offset, self._slim(pointer), low, high, seen, by_index)
+
+    def _seen(self, pointer: Pointer) -> tuple[Seen, ...]:
+        return tuple(
+            (producer.producer, seen)
+            for producer in pointer.producers
+            for first, next_ in producer.ranges
+            for seen in self._lookback.seen(pointer.partition, producer.producer, first, next_)
+        )
+
+    def _note(self, pointer: Pointer) -> None:
+        if self._dedup:
+            for producer in pointer.producers:
+                for first, next_ in producer.ranges:
+                    self._lookback.note(pointer.partition, producer.producer, first, next_)
+
+    def _slim(self, pointer: Pointer) -> Pointer:
+        """Leave out what a task does not need. Whoever reads all that is stored passes over nothing."""
+        return replace(
+            pointer, producers=(), adopted=(), ended=(), named=(), extra={}, skip=pointer.skip if self._dedup else ()
+        )
+
+
+def read_pointer(entry: Entry) -> Pointer | MemqError:
+    """Return the pointer of an entry, or why it can't be read."""
+    try:
+        return decode_pointer(entry.body)
+    except CorruptDataError as error:
+        return error
+
+
+def with_blocks(pointer: Pointer, blocks: Iterable[tuple[int, int, int]]) -> Pointer:
+    """Return the pointer with all producers of its batch: (producer, first, next) of each block."""
+    return replace(pointer, producers=tuple(ProducerRanges(each, ((first, next_),)) for each, first, next_ in blocks))
+
+
+def split_parts(parts: Iterable[Part], bytes_max: int, settings: TaskSettings) -> list[Split]:
+    """Put parts together, in order, to splits of about `bytes_max` stored bytes."""
+    splits: list[Split] = []
+    held: list[Part] = []
+    size = 0
+    for part in parts:
+        if held and (size + part.bytes > bytes_max or len(held) >= PARTS_MAX):
+            splits.append(Split(held, settings))
+            held, size = [], 0
+        held.append(part)
+        size += part.bytes
+    if held:
+        splits.append(Split(held, settings))
+    return splits

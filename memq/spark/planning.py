@@ -1,0 +1,94 @@
+"""Reads the pointers of what is to be read, on the driver, and lets the planner cut them into parts for tasks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from memq.client.places import window_ms
+from memq.errors import MemqError
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Entry
+from memq.spark.access import Access, TopicPlace
+from memq.spark.options import Point, ReadOptions
+from memq.spark.planner import Part, PartitionPlan, read_pointer, with_blocks
+from memq.spark.pruning import Wanted
+from memq.topic import Position, ReadPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One read partition from `start` up to, not with, `end`."""
+
+    partition: ReadPartition
+    start: Position
+    end: Position
+
+
+async def stretches(access: Access, options: ReadOptions, wanted: Wanted) -> list[Stretch]:
+    """Return what a batch read covers, as far as the queue goes now. Raises: as the queue; InvalidRequestError."""
+    found: list[Stretch] = []
+    for topic in access.topics.values():
+        for partition in topic.partitions:
+            if wanted.has(partition.topic, partition.partition):
+                start = await place_of(access, topic, partition, options.start, "beginning")
+                end = await place_of(access, topic, partition, options.end, "end")
+                span = await access.queue.span(partition)
+                found.append(Stretch(partition, start, min(end, Position(partition.partition, span.end))))
+    return [stretch for stretch in found if stretch.start < stretch.end]
+
+
+async def place_of(
+    access: Access, topic: TopicPlace, partition: ReadPartition, point: Point, otherwise: str
+) -> Position:
+    """Return where a point lies in a read partition; `otherwise` is for those that positions don't name."""
+    if isinstance(point, Mapping):
+        named = point.get((partition.topic, partition.partition))
+        if named is not None:
+            return named
+        point = otherwise
+    return await access.places.position_of(point, partition, topic.settings)
+
+
+async def parts_of(access: Access, stretch: Stretch, plan: PartitionPlan, *, seen: bool = False) -> AsyncIterator[Part]:
+    """Yield what is to be read of a stretch; when `seen`, the plan has the window before it already.
+
+    Raises: as the queue, and the store for those few batches whose index is needed.
+    """
+    partition = stretch.partition
+    settings = access.topics[partition.topic].settings
+    if not seen:
+        span = await access.queue.span(partition)
+        async for entries in access.places.window_before(partition, stretch.start.pointer_offset, span, settings):
+            for entry in entries:
+                await _look_back(access, plan, entry)
+    last = stretch.end.pointer_offset + (1 if stretch.end.record_index else 0)
+    async for entries in access.places.pages(partition, stretch.start.pointer_offset, last):
+        for entry in entries:
+            pointer = read_pointer(entry)
+            if isinstance(pointer, Pointer) and plan.needs_index(pointer):
+                pointer = await _complete(access, pointer)
+            part = plan.take(entry, pointer)
+            if part is not None:
+                yield part
+
+
+def plan_of(access: Access, stretch: Stretch, wanted: Wanted, *, dedup: bool) -> PartitionPlan:
+    """Return the plan of a stretch."""
+    settings = access.topics[stretch.partition.topic].settings
+    return PartitionPlan(stretch.start, stretch.end, window_ms(settings), wanted, dedup=dedup)
+
+
+async def _look_back(access: Access, plan: PartitionPlan, entry: Entry) -> None:
+    try:
+        pointer = decode_pointer(entry.body)
+    except MemqError:
+        return  # unreadable: whoever read there dealt with it
+    if plan.needs_index(pointer):
+        pointer = await _complete(access, pointer)
+    plan.look_back(entry.time_ms, pointer)
+
+
+async def _complete(access: Access, pointer: Pointer) -> Pointer:
+    blocks = await access.fetcher.index_of(pointer)
+    return with_blocks(pointer, ((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks))

@@ -1,0 +1,150 @@
+"""What a query's filters leave of a topic: partitions, batches by their pointers, blocks by the index. Pure.
+
+A pointer and an index entry bound times and have a bit for each tag's hash: they tell for sure what can't match, never
+what does. So Spark filters again by tag and time; only topic and partition are settled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from memq.format.block import tag_bit
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer
+from memq.limits import TIME_MS_END
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What may match: topics and read partitions (None: all), any of these tag bits (0: all), times in Unix ms."""
+
+    topics: frozenset[str] | None = None
+    partitions: tuple[range, ...] = ()  # each of them must hold the number
+    numbers: frozenset[int] | None = None
+    tag_bits: int = 0
+    least_ms: int = -TIME_MS_END
+    greatest_ms: int = TIME_MS_END
+
+    def has(self, topic: str, partition: int) -> bool:
+        """Whether records of this read partition may match."""
+        return (
+            (self.topics is None or topic in self.topics)
+            and (self.numbers is None or partition in self.numbers)
+            and all(partition in part for part in self.partitions)
+        )
+
+    def may_match(self, batch: Pointer | BlockEntry) -> bool:
+        """Whether a batch, or a block, may have a record that matches."""
+        return (
+            (not self.tag_bits or bool(batch.tag_bits & self.tag_bits))
+            and batch.least_ms <= self.greatest_ms
+            and batch.greatest_ms >= self.least_ms
+        )
+
+    def surely_matches(self, batch: Pointer) -> bool:
+        """Whether none of its blocks can be left out, as far as its pointer tells."""
+        return (
+            (not self.tag_bits or batch.tag_bits & ~self.tag_bits == 0)
+            and self.least_ms <= batch.least_ms
+            and batch.greatest_ms <= self.greatest_ms
+        )
+
+
+def take_filters(filters: Sequence[Filter]) -> tuple[Wanted, list[Filter]]:
+    """Return what a query wants, all `filters` taken together, and those that are still to be applied to records."""
+    wanted, left = Wanted(), []
+    for one in filters:
+        taken = _take(wanted, one)
+        if taken is not None:
+            wanted = taken
+        if taken is None or not _is_settled(one):
+            left.append(one)
+    return wanted, left
+
+
+def _is_settled(one: Filter) -> bool:
+    return getattr(one, "attribute", ()) in (("topic",), ("partition",))
+
+
+def _take(wanted: Wanted, one: Filter) -> Wanted | None:
+    """Return `wanted` with one more filter; None for a filter that can't be used."""
+    column = getattr(one, "attribute", ())
+    values = _values(one)
+    if column == ("topic",) and values is not None:
+        topics = frozenset(values)
+        return replace(wanted, topics=topics if wanted.topics is None else topics & wanted.topics)
+    if column == ("tag",) and values is not None and not wanted.tag_bits:
+        bits = 0
+        for value in values:
+            bits |= tag_bit(value)
+        return replace(wanted, tag_bits=bits)
+    if column == ("partition",):
+        return _take_partition(wanted, one, values)
+    if column == ("timestamp",):
+        return _take_time(wanted, one, values)
+    return None
+
+
+def _values(one: Filter) -> list[Any] | None:
+    """Return the values that a column must have one of; None when it is another kind of filter."""
+    if isinstance(one, In):
+        return [value for value in one.value if value is not None] or None
+    if isinstance(one, EqualTo | EqualNullSafe) and one.value is not None:
+        return [one.value]
+    return None
+
+
+def _take_partition(wanted: Wanted, one: Filter, values: list[Any] | None) -> Wanted | None:
+    if values is not None:
+        numbers = frozenset(map(int, values))
+        return replace(wanted, numbers=numbers if wanted.numbers is None else numbers & wanted.numbers)
+    bound = getattr(one, "value", None)
+    if not isinstance(bound, int):
+        return None
+    part = _range_of(one, bound)
+    return None if part is None else replace(wanted, partitions=(*wanted.partitions, part))
+
+
+def _range_of(one: Filter, bound: int) -> range | None:
+    end = 1 << 31
+    match one:
+        case GreaterThan():
+            return range(bound + 1, end)
+        case GreaterThanOrEqual():
+            return range(bound, end)
+        case LessThan():
+            return range(bound)
+        case LessThanOrEqual():
+            return range(bound + 1)
+    return None
+
+
+def _take_time(wanted: Wanted, one: Filter, values: list[Any] | None) -> Wanted | None:
+    bounds = values if values is not None else [getattr(one, "value", None)]
+    moments = [bound for bound in bounds if isinstance(bound, datetime)]
+    if len(moments) < len(bounds):
+        return None
+    times = [(moment - _EPOCH) // timedelta(milliseconds=1) for moment in moments]
+    if values is not None or isinstance(one, GreaterThan | GreaterThanOrEqual):
+        wanted = replace(wanted, least_ms=max(wanted.least_ms, min(times)))
+    elif not isinstance(one, LessThan | LessThanOrEqual):
+        return None
+    if values is not None or isinstance(one, LessThan | LessThanOrEqual):
+        wanted = replace(wanted, greatest_ms=min(wanted.greatest_ms, max(times)))
+    return wanted

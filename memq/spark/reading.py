@@ -1,0 +1,28 @@
+"""What batch and streaming reads share: the settings of tasks, and how a task makes rows of its split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memq.spark.options import ReadOptions
+from memq.spark.planner import Split, TaskSettings
+from memq.spark.pruning import Wanted
+from memq.spark.stores import StoreUrls
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+
+def settings_of(options: ReadOptions, urls: StoreUrls, wanted: Wanted) -> TaskSettings:
+    """Return what tasks are told."""
+    return TaskSettings(urls, wanted, options.prefetch_bytes, options.skip_damaged, options.dedup)
+
+
+def read_task(split: Split, options: ReadOptions, schema: StructType) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the records of a split. Raises: as `read_split`."""
+    from memq.spark.arrow_rows import RowMaker  # it imports pyarrow, which takes its time
+    from memq.spark.task import read_split
+
+    return read_split(split, RowMaker(schema)) if split.settings is not None else iter(())

@@ -1,0 +1,37 @@
+"""The data source `memq` as PySpark meets it: from options to readers. Every process of Spark imports this file.
+
+It imports neither pyarrow nor the client before it is used: PySpark looks here for every data source, also for others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class MemqSource(DataSource):
+    """Reads topics; `docs/spark.md` has the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "memq"
+
+    def schema(self) -> str:
+        """Return the DDL of what the options ask for. Raises: as `read_options`, whose table has all options."""
+        from memq.spark.columns import table_ddl
+        from memq.spark.options import read_options
+
+        options = read_options(self.options)
+        return table_ddl(options.columns, options.schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of what there is. Raises: as `read_options`."""
+        from memq.spark.batch_reader import MemqReader
+        from memq.spark.options import read_options
+
+        return MemqReader(read_options(self.options, "batch"), schema)

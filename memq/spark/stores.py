@@ -1,0 +1,94 @@
+"""Opens stores in a task of Spark: by their addresses, with the keys of the machine that the task runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from memq.client.fetcher import Fetcher
+from memq.errors import DeniedError, InvalidSettingError, MemqError
+from memq.format.block import Buffer
+from memq.network import Runtime
+from memq.settings import environment_settings
+from memq.spark.options import ReadOptions
+from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.filesystem import FilesystemHandler
+
+_THREADS_MAX = 4
+ANY = ""  # the name of a store that stands for all
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrls:
+    """Where stores are, by name, and which settings file knows more. There are no keys in it: tasks carry it."""
+
+    urls: Mapping[str, str]
+    config: str | None = None
+    profile: str | None = None
+
+    @classmethod
+    def of(cls, options: ReadOptions, known: Mapping[str, str]) -> StoreUrls:
+        """Return what options and brokers say; the option `store` stands for all stores."""
+        return cls({ANY: options.store} if options.store else dict(known), options.config, options.profile)
+
+
+class TaskStores:
+    """The stores of one task, opened on demand. `close` ends their threads and connections."""
+
+    def __init__(self, urls: StoreUrls, runtime: Runtime) -> None:
+        self._urls = urls
+        self._runtime = runtime
+        self._opened: dict[str, StorageHandler] = {}
+
+    def fetcher(self) -> Fetcher:
+        """Return what brings batches straight from the stores."""
+        return Fetcher("direct", _no_broker, self.open)
+
+    def open(self, store: str) -> StorageHandler:
+        """Return a store. Raises: DeniedError when it is not known or not here; MemqError of its settings."""
+        if store not in self._opened:
+            url = self._urls.urls.get(store) or self._urls.urls.get(ANY)
+            if not url:
+                raise DeniedError(f"nobody says where store '{store}' is", hint="set the option 'store'")
+            self._opened[store] = self._open(store, url)
+        return self._opened[store]
+
+    def open_here(self, store: str) -> StorageHandler | None:
+        """Return a store; None when it can't be opened here."""
+        try:
+            return self.open(store)
+        except MemqError:
+            return None
+
+    async def close(self) -> None:
+        """End what was opened."""
+        for handler in self._opened.values():
+            await handler.close()
+        self._opened.clear()
+
+    def _open(self, name: str, url: str) -> StorageHandler:
+        scheme = urlsplit(url).scheme
+        if scheme == "file":
+            root = Path(url2pathname(urlsplit(url).path))
+            if not root.is_dir():
+                raise DeniedError(
+                    f"store '{name}' is the folder '{root}', which is not on this machine",
+                    hint="let all machines share the folder, or set the option 'store'",
+                )
+            return FilesystemHandler(root, root, _THREADS_MAX)
+        if scheme == "s3":
+            from memq.storage_handlers.s3 import open_store  # it takes its time
+
+            parts = environment_settings({}, self._urls.config, self._urls.profile).parts()
+            return open_store(url, self._runtime, parts.section("s3"))
+        raise InvalidSettingError(
+            f"store '{name}' at '{url[:120]}' can't be opened by tasks", hint="use file:/FOLDER or s3://BUCKET/PREFIX"
+        )
+
+
+async def _no_broker(store: str, key: str, offset: int, length: int) -> Buffer:
+    """Stand where a client has a broker to read through: tasks have none. Raises: DeniedError."""
+    raise DeniedError(f"store '{store}' can't be read through a broker by a task of Spark")

@@ -1,0 +1,158 @@
+"""What a task of Spark does: fetches its batches ahead, straight from the store, and makes Arrow batches of blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from memq.client.fetcher import Fetcher
+from memq.client.io_thread import io_thread
+from memq.client.lookback import Lookback, Verdict
+from memq.client.pieces import Piece, missing_batch
+from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
+from memq.format.columns import BlockReader
+from memq.format.pointer import Pointer
+from memq.memory import keep_freed_blocks
+from memq.network import Runtime
+from memq.spark.arrow_rows import BlockPlace, RowMaker
+from memq.spark.planner import Part, Split, TaskSettings
+from memq.spark.stores import TaskStores
+from memq.topic import Position
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FETCHES_MAX = 16
+
+
+def read_split(split: Split, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the records of a split, one Arrow batch for each block.
+
+    Raises: CorruptDataError naming object and block, unless damage is skipped; UnsupportedFormatError; RetryableError
+    of the store, which Spark answers with another try of the task; DeniedError.
+    """
+    settings = split.settings
+    assert settings is not None, "a split without settings has nothing to read"
+    keep_freed_blocks()
+    thread = io_thread()
+    stores = TaskStores(settings.urls, Runtime())
+    ahead = _Ahead(stores.fetcher(), split.parts, settings)
+    try:
+        while (found := thread.run(ahead.next())) is not None:
+            yield from _rows_of(*found, settings, rows)
+    finally:
+        thread.run(_close(ahead, stores))
+
+
+async def _close(ahead: _Ahead, stores: TaskStores) -> None:
+    await ahead.close()
+    await stores.close()
+
+
+class _Ahead:
+    """Fetches batches in parallel within a byte budget, and hands them out in order. It lives on the I/O thread."""
+
+    def __init__(self, fetcher: Fetcher, parts: Sequence[Part], settings: TaskSettings) -> None:
+        self._fetcher = fetcher
+        self._parts = deque(parts)
+        self._settings = settings
+        self._fetches: deque[tuple[Part, asyncio.Task[Sequence[Piece]]]] = deque()
+        self._held_bytes = 0
+
+    async def next(self) -> tuple[Part, Sequence[Piece]] | None:
+        """Return the next batch in pieces; None at the end."""
+        self._fill()
+        if not self._fetches:
+            return None
+        part, fetch = self._fetches.popleft()
+        pieces = await fetch
+        self._held_bytes -= part.bytes
+        self._fill()
+        return part, pieces
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        fetches = [fetch for _, fetch in self._fetches]
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    def _fill(self) -> None:
+        """Start fetches while there is room: at least one, whatever its size."""
+        while self._parts and len(self._fetches) < FETCHES_MAX:
+            size = self._parts[0].bytes
+            if self._fetches and self._held_bytes + size > self._settings.prefetch_bytes:
+                return
+            part = self._parts.popleft()
+            self._held_bytes += size
+            fetch = asyncio.get_running_loop().create_task(self._fetch(part), name="spark fetches")
+            self._fetches.append((part, fetch))
+
+    async def _fetch(self, part: Part) -> Sequence[Piece]:
+        if part.pointer is None:
+            return [Piece(0, 0, 0, None, memoryview(b""), part.cause)]
+        try:
+            if part.by_index:
+                return await self._fetcher.fetch_blocks(part.pointer, self._settings.wanted.may_match)
+            return await self._fetcher.fetch(part.pointer)
+        except NotFoundError as error:
+            return missing_batch(part.pointer, CorruptDataError(f"its object is missing: {error}"))
+
+
+def _rows_of(
+    part: Part, pieces: Sequence[Piece], settings: TaskSettings, rows: RowMaker
+) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the records of one batch, after what was seen before it and what its pointer says to pass over."""
+    seen = Lookback(1)
+    pointer = part.pointer
+    writer, skip = (pointer.partition, frozenset(pointer.skip)) if pointer is not None else (0, frozenset())
+    for producer, (first, next_) in part.seen:
+        seen.note(writer, producer, first, next_)
+    for piece in pieces:
+        low, high = max(0, part.low - piece.first), piece.records
+        if part.high is not None:
+            high = min(high, part.high - piece.first)
+        if piece.number in skip or (low >= high and piece.records):
+            if piece.header is not None and piece.number not in skip:
+                _judge(seen, writer, piece)
+            continue
+        if piece.header is None:
+            yield from _damaged(part, piece, settings, rows)
+        elif not settings.dedup or _judge(seen, writer, piece) is not Verdict.SEEN:
+            try:
+                batch = rows.block(_place_of(part, piece), BlockReader(piece.data, piece.header), low, high)
+            except CorruptDataError as error:
+                yield from _damaged(part, piece._replace(header=None, cause=error), settings, rows)
+            else:
+                yield batch
+
+
+def _judge(seen: Lookback, writer: int, piece: Piece) -> Verdict:
+    header = piece.header
+    assert header is not None
+    return seen.judge(writer, header.producer_id, header.first_sequence, header.next_sequence)
+
+
+def _damaged(part: Part, piece: Piece, settings: TaskSettings, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
+    """Pass over a damaged block, telling of it in the column `damage` if that is read. Raises: see `read_split`."""
+    cause = piece.cause
+    assert cause is not None
+    place = _place_of(part, piece)
+    if not settings.skip_damaged or isinstance(cause, UnsupportedFormatError):
+        at = Position(part.partition, part.offset, piece.first)
+        raise type(cause)(
+            f"block {piece.number} of object '{place.object}' at {at} of topic '{place.topic}': {cause}",
+            hint="run memq verify; with onDamaged = skip all others are read",
+        ) from cause
+    told = rows.damage(place, piece.number, piece.records, cause)
+    if told is not None:
+        yield told
+
+
+def _place_of(part: Part, piece: Piece) -> BlockPlace:
+    pointer = part.pointer
+    if not isinstance(pointer, Pointer):
+        return BlockPlace("", part.partition, part.offset, 0, "")
+    return BlockPlace(pointer.topic, part.partition, part.offset, piece.first, pointer.locations[0].key)

@@ -1,0 +1,50 @@
+"""The Spark session that all tests of this folder share, and a broker on a folder whose objects tasks can read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from localstack.java import java_home
+from tests.servers import DevServer, dev_server
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "768m",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Start Spark once; its Python processes run this Python, and find this tree's packages."""
+    folder = tmp_path_factory.mktemp("spark")
+    os.environ["JAVA_HOME"] = str(java_home(folder / "java"))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master("local[2]").appName("memq's tests")
+    for name, value in CONFIG.items():
+        builder = builder.config(name, value)
+    session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
+    """One broker for all tests that only use it; each has topics of its own."""
+    with dev_server(tmp_path_factory.mktemp("spark-broker") / "data") as server:
+        yield server

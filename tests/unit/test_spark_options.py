@@ -1,0 +1,83 @@
+"""The options of `format("memq")`: names in any case, bounds, mistakes in one line, and no way in for keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.spark.columns import COLUMNS, DEFAULT_COLUMNS, table_ddl
+from memq.spark.options import DESCRIPTIONS, SPELLING, read_options
+from memq.topic import Position
+
+
+def test_names_are_read_in_any_case() -> None:
+    options = read_options({"Topics": "a, b", "PARTITIONBYTES": "1MiB", "onDamaged": "SKIP"})
+    assert options.topics == ("a", "b")
+    assert options.partition_bytes == 1 << 20
+    assert options.skip_damaged
+    assert options.columns == DEFAULT_COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "one of the options 'topics' and 'path'"),
+        ({"topics": "a", "path": "b"}, "one of the options 'topics' and 'path'"),
+        ({"topics": "a", "brokers": "b:1", "queue": "sqlite:q", "store": "file:s"}, "exclude each other"),
+        ({"topics": "a", "queue": "sqlite:q"}, "needs 'store'"),
+        ({"topics": "a", "columns": "key, valu"}, "'valu'"),
+        ({"topics": "a", "columns": "key,key"}, "twice"),
+        ({"topics": "a", "start": "yesterday"}, "no place"),
+        ({"topics": "a", "start": "2026-01-01T00:00:00"}, "no place"),
+        ({"topics": "a,b", "start": "0:17:3"}, "of no topic"),
+        ({"topics": "a", "partitionBytes": "1"}, "not from"),
+        ({"topics": "a", "partitionBytes": "many"}, "not from"),
+        ({"topics": "a", "dedup": "off"}, "none of on, raw"),
+        ({"topics": "a", "valueFormat": "avro"}, "needs the options"),
+    ],
+)
+def test_a_mistake_is_named(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidSettingError, match=said):
+        read_options(given)
+
+
+def test_an_unknown_name_is_answered_with_a_near_one() -> None:
+    with pytest.raises(UnknownSettingError) as caught:
+        read_options({"topics": "a", "partition_bytes": "1MiB"})
+    assert "partitionBytes" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["secret_access_key", "s3.access_key_id", "kafka.sasl.password", "sessionToken"])
+def test_keys_are_refused_and_not_repeated(name: str) -> None:
+    with pytest.raises(UnknownSettingError) as caught:
+        read_options({"topics": "a", name: "hunter2"})
+    assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+    assert "environment" in caught.value.hint
+
+
+def test_options_belong_to_batch_reads_or_to_streams() -> None:
+    with pytest.raises(InvalidSettingError, match="maxBytesPerTrigger"):
+        read_options({"topics": "a", "maxBytesPerTrigger": "1MiB"}, "batch")
+    with pytest.raises(InvalidSettingError, match="'end'"):
+        read_options({"topics": "a", "end": "end"}, "streaming")
+    assert read_options({"topics": "a", "maxBytesPerTrigger": "1MiB"}).trigger_bytes_max == 1 << 20
+
+
+def test_places_are_words_times_and_positions() -> None:
+    assert read_options({"topics": "a", "start": "end"}).start == "end"
+    assert read_options({"topics": "a", "start": "1767225600000"}).start == 1_767_225_600_000
+    assert read_options({"topics": "a", "start": "2026-01-01T00:00:00Z"}).start == 1_767_225_600_000
+    found = read_options({"topics": "a,b", "start": "a=0:17:3, b=1:2:0"}).start
+    assert found == {("a", 0): Position(0, 17, 3), ("b", 1): Position(1, 2, 0)}
+    assert read_options({"topics": "a", "end": "2:5:1"}).end == {("a", 2): Position(2, 5, 1)}
+
+
+def test_fields_of_values_stand_in_place_of_the_value() -> None:
+    assert table_ddl(("key", "value", "tag"), "a INT") == "key BINARY, a INT, tag STRING"
+    with pytest.raises(InvalidSettingError, match="lacks"):
+        table_ddl(("key",), "a INT")
+
+
+def test_each_option_has_a_spelling_and_a_meaning() -> None:
+    assert {name.lower() for name in SPELLING.values()} == DESCRIPTIONS.keys()
+    assert "damage" in COLUMNS
