@@ -295,6 +295,13 @@ class EpochFencedError(FencedError):
     default_hint = "open the partition again, or leave it to its new owner"
 
 
+class ProducerFencedError(FencedError):
+    """A newer instance of the named producer has begun: this one sends nothing any more."""
+
+    code = "producer-fenced"
+    default_hint = "stop this instance; two that run at once need two names"
+
+
 class TermFencedError(FencedError):
     """Another governor was elected: this one changes nothing any more."""
 

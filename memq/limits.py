@@ -37,6 +37,8 @@ OBJECT_BYTES_MAX = 512 * MIB  # the largest batch has 256 MiB, the largest index
 # Pointer.
 POINTER_BYTES_MAX = 64 * KIB
 POINTER_RANGES_MAX = 512
+NAMED_PRODUCERS_MAX = 128  # that a write partition remembers: all go into one pointer
+BATCH_ID_CHARS_MAX = 64
 
 # Topics.
 NAME_CHARS_MAX = 249  # of clusters, brokers and groups too

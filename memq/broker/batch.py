@@ -12,7 +12,15 @@ from memq.format.block import CHECKED_FROM
 from memq.format.header_table import HeaderTable
 from memq.format.key import object_key
 from memq.format.object import BatchEntry, ObjectMeta, ObjectTopic, encode_packed_index
-from memq.format.pointer import Adopted, Location, Pointer, ProducerEnd, ProducerRanges, bounded_ranges
+from memq.format.pointer import (
+    Adopted,
+    Location,
+    NamedProducer,
+    Pointer,
+    ProducerEnd,
+    ProducerRanges,
+    bounded_ranges,
+)
 from memq.format.ranges import RangeSet
 from memq.limits import BLOCK_HEADER_BYTES, KIB, POINTER_RANGES_MAX
 from memq.topic import Topic, Totals
@@ -145,6 +153,7 @@ def data_pointer(
     totals: Totals,
     adopted: tuple[Adopted, ...],
     skip: tuple[int, ...],
+    named_ms: int = 0,
 ) -> Pointer:
     """Return the pointer of a stored batch."""
     headers = sealed.headers
@@ -170,6 +179,8 @@ def data_pointer(
         slots=headers.slots,
         tag_bits=headers.tag_bits,
         checksum=sealed.checksum,
+        named=named_of(slot),
+        named_ms=named_ms,
     )
 
 
@@ -192,9 +203,23 @@ def control_pointer(
     )
 
 
-def ended_pointer(origin: Origin, totals: Totals, ends: tuple[ProducerEnd, ...], now_ms: int) -> Pointer:
+def ended_pointer(
+    origin: Origin, totals: Totals, ends: tuple[ProducerEnd, ...], now_ms: int, named_ms: int = 0
+) -> Pointer:
     """Return the pointer that says where producers ended, so that an audit can prove their tails."""
-    return control_pointer("ended", origin, totals, (), now_ms, ended=ends)
+    return control_pointer("ended", origin, totals, (), now_ms, ended=ends, named_ms=named_ms)
+
+
+def named_of(slot: Slot) -> tuple[NamedProducer, ...]:
+    """Return how far the named producers of a batch come with it."""
+    found: dict[int, NamedProducer] = {}
+    for run in slot.runs:
+        stream = run.stream
+        if stream.producer_epoch:
+            found[stream.producer_id] = NamedProducer(
+                producer=stream.producer_id, epoch=stream.producer_epoch, last_sequence=run.next
+            )
+    return tuple(found.values())
 
 
 def sequences_of(slot: Slot) -> list[tuple[int, int, int]]:

@@ -31,8 +31,8 @@ from memq.limits import (
 from memq.protocol.frames import Api
 
 # A WRITE's prefix: length | api, flags, stream as one | first sent. The header: magic, checksum | version, codec, flags
-# as one | payload, raw, count | (producer epoch) scope | producer, first sequence, base | (delta) slots | (tag bits)
-_HEAD = struct.Struct("<IIq II I III 4xI QQq 4xHH 8x")
+# as one | payload, raw, count | producer epoch, scope | producer, first sequence, base | (delta) slots | (tag bits)
+_HEAD = struct.Struct("<IIq II I III II QQq 4xHH 8x")
 _HEAD_BYTES = FRAME_PREFIX_BYTES + BLOCK_HEADER_BYTES
 assert _HEAD.size == _HEAD_BYTES
 _unpack = _HEAD.unpack_from
@@ -72,13 +72,13 @@ def sound_run(
     if next_ < stream.producer.next or next_ >= _FIRST_END:
         return Run(extents, next_, at)  # it may hold duplicates, or the last sequences of all
     view, producer_id, scope = slab.view, stream.producer_id, stream.processor.scope
-    kind = Api.WRITE | stream.number << 16
+    kind, producer_epoch = Api.WRITE | stream.number << 16, stream.producer_epoch
     last = min(end - _HEAD_BYTES, at + bytes_max - 1)
     for _ in range(blocks_max):
         if at > last:
             break
         # fmt: off
-        (length, frame_kind, sent_ms, magic, checksum, block_kind, payload, raw, count, block_scope,
+        (length, frame_kind, sent_ms, magic, checksum, block_kind, payload, raw, count, epoch, block_scope,
          producer, first, base_ms, slot_first, slot_last) = _unpack(view, at)
         # fmt: on
         stop = at + FRAME_PREFIX_BYTES + length
@@ -87,6 +87,7 @@ def sound_run(
             and stop <= end
             and first == next_
             and producer == producer_id
+            and epoch == producer_epoch
             and block_scope == scope
             and magic == _MAGIC
             and block_kind in _KINDS

@@ -438,6 +438,8 @@ def _checked_block(stream: Stream, block: memoryview) -> BlockHeader:
     header = check_block(block, stream.processor.scope)
     if header.producer_id != stream.producer_id:
         raise ProtocolError(f"block of producer {header.producer_id:016x} on a stream of {stream.producer_id:016x}")
+    if header.producer_epoch != stream.producer_epoch:
+        raise ProtocolError(f"block of instance {header.producer_epoch} on a stream of {stream.producer_epoch}")
     return header
 
 

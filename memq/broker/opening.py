@@ -55,6 +55,7 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
         else:
             if own.phase is Phase.OPENING:
                 own.become(Phase.OWNING)
+                own.owned_s = services.runtime.clock.monotonic()
                 services.counters.openings += 1
                 return own
             seen = max(seen, own.highest_epoch)
@@ -114,10 +115,11 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
     if own.highest_epoch >= own.epoch:  # a coordinator that was set back: its keys lie in the store already
         raise EpochFencedError(f"the queue shows epoch {own.highest_epoch}")
     own.state()
+    if topic.settings.retention_ms:
+        own.named.forget(clock.wall_ms() - topic.settings.retention_ms)
     adopted = own.next_adopted()
-    pointer = control_pointer(
-        "opened", _origin(services, topic, own), own.totals_with(adopted), adopted, clock.wall_ms()
-    )
+    origin, named = _origin(services, topic, own), own.named.entries()
+    pointer = control_pointer("opened", origin, own.totals_with(adopted), adopted, clock.wall_ms(), named=named)
     handed_over_s = clock.monotonic()
     own.prove(handed_over_s)
     publication = Publication(
@@ -140,7 +142,8 @@ def _origin(services: Services, topic: Topic, own: Ownership) -> Origin:
 async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
     """Read the queue from W ago to its end, from earlier on while that does not settle the partition's totals.
 
-    The last pointer of the partition may be older than W; the totals want those shortly before it too.
+    The last pointer of the partition may be older than W; the totals want those shortly before it too, and what is
+    remembered of named producers all since the last `opened`.
     """
     queue, read = services.queue, publisher.partition
     span = await queue.span(read)
@@ -153,8 +156,8 @@ async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher
         if start <= span.begin:
             return
         if own.highest_epoch:
-            settled_ms = own.tail.last_ms - contended_ms(topic.settings.stale_publish_ms)
-            enough = await queue.seek_time(read, settled_ms)
+            known_ms = min(own.tail.last_ms, own.tail.named_ms or own.tail.last_ms)
+            enough = await queue.seek_time(read, known_ms - contended_ms(topic.settings.stale_publish_ms))
             if start <= enough:
                 return
             start = enough
@@ -171,7 +174,15 @@ async def release_partition(services: Services, publisher: Publisher, topic: Top
     closed_ms = services.runtime.clock.wall_ms()
     try:
         await publisher.publish(
-            lambda: control_pointer("closed", origin, own.totals_with(adopted), adopted, closed_ms), None
+            lambda: control_pointer(
+                "closed",
+                origin,
+                own.totals_with(adopted),
+                adopted,
+                closed_ms,
+                named_ms=own.named_since_ms(),
+            ),
+            None,
         )
         current = await services.coordinator.assignment(topic.id, own.partition)
         if current.session == services.session and current.epoch == own.epoch:

@@ -13,9 +13,10 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from memq.broker.named import NamedProducers
 from memq.broker.streams import Producer
 from memq.broker.tail import Tail
-from memq.format.pointer import Adopted, Pointer, ProducerRanges
+from memq.format.pointer import Adopted, NamedProducer, Pointer, ProducerRanges
 from memq.format.totals import adopted_of
 from memq.topic import Totals
 
@@ -60,6 +61,9 @@ class Ownership:
     landed: dict[int, Pointer] = field(default_factory=dict)  # own batches met by reading, by batch sequence
     highest_epoch: int = 0
     unread: bool = False  # something may lie between the own pointers: read before the next publish
+    named: NamedProducers = field(default_factory=NamedProducers)
+    named_ms: int = 0  # queue time of the last own `opened`, which says what is remembered of all names
+    owned_s: float = math.inf  # when the opening was over: before, its `opened` had landed
     handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, whatever came of it
     _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
     _published: int = -1  # highest own batch sequence that is counted
@@ -104,6 +108,7 @@ class Ownership:
             self.become(Phase.FENCED)
         if pointer.kind == "data":
             self.join(pointer.producers, time_ms)
+        self.learn(pointer.named, time_ms)
         if not self.stated:
             self.tail.add(offset, time_ms, pointer)
         elif pointer.kind == "data":
@@ -114,6 +119,7 @@ class Ownership:
         """Begin to read the tail at `offset`; nothing is known yet."""
         self.read_to = offset
         self.producers.clear()
+        self.named = NamedProducers()
         self.tail = Tail()
 
     def join(self, producers: Iterable[ProducerRanges], time_ms: int) -> None:
@@ -124,6 +130,16 @@ class Ownership:
             for first, next_ in entry.ranges:
                 producer.queued.add(first, next_)
                 producer.next = max(producer.next, next_)
+
+    def learn(self, named: Iterable[NamedProducer], time_ms: int) -> None:
+        """Note what a pointer of queue time `time_ms` says of named producers."""
+        for entry in named:
+            self.named.learn(entry, time_ms)
+            producer = self.producer(entry.producer)
+            producer.seen_ms = max(producer.seen_ms, time_ms)
+            producer.epoch = max(producer.epoch, entry.epoch)
+            producer.queued.add(0, entry.last_sequence)
+            producer.next = max(producer.next, entry.last_sequence)
 
     def _count_met(self, offset: int, pointer: Pointer) -> None:
         """Count a pointer that came between the own ones: an own try that landed late, or a late owner's."""
@@ -139,6 +155,14 @@ class Ownership:
         self.totals = self.tail.counted()
         self.adopted = self.tail.uncounted()
         self.tail = Tail()
+
+    def named_since_ms(self) -> int:
+        """Return from when on an opening must read for all names, as pointers say it; 0 when there are none."""
+        return self.named_ms if len(self.named) else 0
+
+    def must_restate(self) -> bool:
+        """Whether `opened` is to be published again, so that an opening has no more than W to read for the names."""
+        return len(self.named) > 0 and self.queue_time_ms() - self.named_ms > self.dedup_window_ms // 2
 
     # ---- what is published -------------------------------------------------------------------
 
@@ -162,6 +186,9 @@ class Ownership:
             self.unread = True
         self._count_own(pointer)
         self.join(pointer.producers, time_ms)
+        self.learn(pointer.named, time_ms)
+        if pointer.kind == "opened":
+            self.named_ms = time_ms
 
     def take_landed(self, batch_sequence: int) -> None:
         """Count an earlier try of an own pointer, met by reading: what it says is what the queue holds."""
@@ -180,15 +207,20 @@ class Ownership:
         """Whether nothing can lie between what is known and a pointer published at `offset`."""
         return offset == self.read_to
 
-    def forget(self, now_ms: int, busy: Container[int] = ()) -> None:
+    def forget(self, now_ms: int, busy: Container[int] = (), retention_ms: int = 0) -> None:
         """Drop producers that were silent for the dedup window, have no stream and no block in the ring (`busy`).
 
-        A ring may hold blocks for longer than the window, of a producer that the queue has never seen.
+        A ring may hold blocks for longer than the window, of a producer that the queue has never seen. A named one
+        goes after the topic's retention, 0: never.
         """
         horizon = now_ms - self.dedup_window_ms
+        if retention_ms:
+            writing = [number for number, producer in self.producers.items() if producer.streams or number in busy]
+            self.named.forget(now_ms - retention_ms, writing)
         for producer_id in [
             number
             for number, producer in self.producers.items()
-            if producer.seen_ms < horizon and not producer.streams and number not in busy
+            if producer.seen_ms < horizon
+            and not (producer.streams or number in busy or self.named.get(number) is not None)
         ]:
             del self.producers[producer_id]

@@ -38,6 +38,7 @@ from memq.protocol.messages import (
     AdminAnswer,
     AdminRequest,
     AlterTopic,
+    BeginProducer,
     Close,
     CreateTopic,
     DeleteTopic,
@@ -53,6 +54,7 @@ from memq.protocol.messages import (
     ReadRequest,
     StoreMetadata,
     TopicMetadata,
+    WireInstance,
     decode_message,
     encode_message,
     nack_of,
@@ -232,18 +234,32 @@ class Requests:
             old.processor.close_stream(old)
         if len(connection.streams) >= STREAMS_PER_CONNECTION_MAX:
             raise ThrottledError(f"connection has {STREAMS_PER_CONNECTION_MAX} streams already")
-        processor = await self._processor(ask.topic, ask.topic_id, ask.partition)
+        if ask.producer_epoch and ask.acks != AckLevel.ALL:
+            raise InvalidRequestError("a named producer has acks=all")
+        processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
+        if ask.producer_epoch:
+            await processor.admit_producer(producer, ask.producer_epoch, ask.sequence)
+        if connection.closed or frame.stream in connection.streams:
+            raise NotReadyError(f"stream {frame.stream} was closed or opened again meanwhile")
+        stream = processor.open_stream(frame.stream, connection, producer, ask.acks, ask.sequence, ask.producer_epoch)
+        connection.bind(stream)
+        assert processor.own is not None, "ready without an epoch"
+        return OpenAnswer(epoch=processor.own.epoch, sequence=ask.sequence)
+
+    async def _begin_producer(self, ask: BeginProducer) -> AdminAnswer:
+        processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
+        begun = await processor.begin_producer(_producer_id(ask.producer))
+        return AdminAnswer(instance=WireInstance(epoch=begun.epoch, next_sequence=begun.last_sequence))
+
+    async def _open_processor(self, topic: str, topic_id: str, partition: int) -> TopicProcessor:
+        """Return the processor of a partition of ours, ready to take blocks."""
+        processor = await self._processor(topic, topic_id, partition)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await processor.ready()
         except TimeoutError as error:
             raise NotReadyError(f"{processor.name} is still being opened", retry_after_ms=NOT_READY_MS) from error
-        if connection.closed or frame.stream in connection.streams:
-            raise NotReadyError(f"stream {frame.stream} was closed or opened again meanwhile")
-        stream = processor.open_stream(frame.stream, connection, producer, ask.acks, ask.sequence)
-        connection.bind(stream)
-        assert processor.own is not None, "ready without an epoch"
-        return OpenAnswer(epoch=processor.own.epoch, sequence=ask.sequence)
+        return processor
 
     async def _forward(self, connection: Connection, frame: Frame, slab: Slab, start: int) -> Answer:
         message, head_bytes = decode_forward(frame.body)
@@ -349,6 +365,8 @@ class Requests:
             await self._topic(ask.name)
             await self._partitions.delete(ask.name)
             return AdminAnswer()
+        if isinstance(ask, BeginProducer):
+            return await self._begin_producer(ask)
         if isinstance(ask, DescribeCluster | DrainBroker):
             return await self._cluster.admin(ask)
         return await self._groups.admin(ask)

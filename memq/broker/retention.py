@@ -11,7 +11,7 @@ from memq.broker.services import Services
 from memq.broker.sweep import Sweep
 from memq.errors import MemqError
 from memq.format.key import shared_prefix
-from memq.format.pointer import Pointer
+from memq.format.pointer import Pointer, named_since_ms
 from memq.format.totals import contended_ms
 from memq.limits import TIME_MS_END
 from memq.notification import Entry
@@ -35,9 +35,10 @@ class Expired:
 def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSettings, now_ms: int) -> Expired:
     """Decide what of a partition's entries (all of them, in order) is too old or too much. Pure.
 
-    The last pointer of each write partition stays, with what settles its totals (`memq.format.totals`): these and the
-    epoch are what the next opening needs. So does what is younger than the dedup window, however much it is: an
-    opening rebuilds the window from it. Damaged entries (None) go with what is around them.
+    The last pointer of each write partition stays, with what settles its totals (`memq.format.totals`), and so does its
+    last `opened` that names producers: these and the epoch are what the next opening needs. So does what is younger
+    than the dedup window, however much it is: an opening rebuilds the window from it. Damaged entries (None) go with
+    what is around them.
     """
     window_ms = now_ms - settings.dedup_window_ms - CLOCK_ERROR_MS
     known = list(entries)
@@ -61,12 +62,16 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
 def _bounds(known: list[tuple[Entry, Pointer | None]], settled_ms: int) -> dict[int, int]:
     """Return, per write partition, the index of the first entry that is as young as its last pointers want."""
     last_ms: dict[int, int] = {}
+    newest: dict[int, tuple[int, int]] = {}  # epoch, and what its last pointer says of named producers
     for entry, pointer in known:
         if pointer is not None:
             last_ms[pointer.partition] = max(entry.time_ms, last_ms.get(pointer.partition, entry.time_ms))
+            if pointer.epoch >= newest.get(pointer.partition, (0, 0))[0]:
+                newest[pointer.partition] = (pointer.epoch, named_since_ms(pointer, entry.time_ms))
+    wanted_ms = {partition: min(time_ms, newest[partition][1] or time_ms) for partition, time_ms in last_ms.items()}
     return {
         partition: next(n for n, (entry, _) in enumerate(known) if entry.time_ms >= time_ms - settled_ms)
-        for partition, time_ms in last_ms.items()
+        for partition, time_ms in wanted_ms.items()
     }
 
 

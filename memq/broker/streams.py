@@ -27,13 +27,15 @@ class Producer:
     """One producer in one partition: which of its sequences the queue holds, and how far it came.
 
     `next` is above every sequence that the queue or the ring has seen: a block that starts there or
-    later is new, and no search is needed. `seen_ms` is the queue time of its last pointer.
+    later is new, and no search is needed. `seen_ms` is the queue time of its last pointer. `epoch` is that of the
+    newest instance of a named producer, 0 of one without a name.
     """
 
-    __slots__ = ("id", "next", "queued", "seen_ms", "streams")
+    __slots__ = ("epoch", "id", "next", "queued", "seen_ms", "streams")
 
     def __init__(self, producer_id: int) -> None:
         self.id = producer_id
+        self.epoch = 0
         self.queued = RangeSet()
         self.next = 0
         self.seen_ms = 0
@@ -50,6 +52,7 @@ class Stream:
         "open",
         "processor",
         "producer",
+        "producer_epoch",
         "producer_id",
         "run",
         "run_slot",
@@ -57,13 +60,21 @@ class Stream:
     )
 
     def __init__(
-        self, number: int, sink: AckSink, processor: TopicProcessor, producer: Producer, acks: int, sequence: int
+        self,
+        number: int,
+        sink: AckSink,
+        processor: TopicProcessor,
+        producer: Producer,
+        acks: int,
+        sequence: int,
+        producer_epoch: int = 0,
     ) -> None:
         self.number = number
         self.sink = sink
         self.processor = processor
         self.producer = producer
         self.producer_id = producer.id
+        self.producer_epoch = producer_epoch
         self.acks = acks
         self.expected = sequence
         self.open = True

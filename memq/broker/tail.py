@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from memq.format.pointer import Adopted, Pointer
+from memq.format.pointer import Adopted, Pointer, named_since_ms
 from memq.format.totals import TotalsFold, adopted_of
 from memq.topic import Totals
 
 
 class Tail:
-    """The pointers of one write partition, added in order of offset; `last_ms` is the latest queue time of them."""
+    """The pointers of one write partition, added in order of offset; `last_ms` is the latest queue time of them.
+
+    `named_ms` is from when on they must be read for what they say of named producers, 0: they say nothing.
+    """
 
     def __init__(self) -> None:
         self.last_ms = 0
+        self.named_ms = 0
         self._fold = TotalsFold()
         self._newest = (0, -1)  # epoch and number of the last owner's last batch
         self._uncounted: list[tuple[int, Adopted]] = []  # with the records before each, in no stated totals so far
@@ -30,6 +34,8 @@ class Tail:
         self.last_ms = max(self.last_ms, time_ms)
         if pointer.epoch > self._newest[0]:
             self._newest = (pointer.epoch, -1)
+        if pointer.epoch == self._newest[0]:
+            self.named_ms = named_since_ms(pointer, time_ms)
         if pointer.kind == "data":
             self._uncounted.append((before, adopted_of(offset, pointer)))
             self._newest = max(self._newest, (pointer.epoch, pointer.batch_sequence))

@@ -7,7 +7,7 @@ answers into calls of store, queue and connections, and decides nothing itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from memq.broker.batch import (
     Origin,
@@ -23,6 +23,7 @@ from memq.broker.batch import (
 )
 from memq.broker.held import HeldBlocks
 from memq.broker.hot import HotBatch
+from memq.broker.naming import check_instance, next_instance
 from memq.broker.opening import open_partition, release_partition
 from memq.broker.ownership import Ownership, Phase
 from memq.broker.publishing import Publisher
@@ -30,10 +31,10 @@ from memq.broker.ring import Ring, RingLimits, Slot, SlotState
 from memq.broker.services import Services
 from memq.broker.sharing import Sharing
 from memq.broker.storing import key_s, store_object
-from memq.broker.streams import AckSink, Stream
+from memq.broker.streams import AckSink, Producer, Stream
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, OutOfSequenceError
 from memq.format.block import scope_of
-from memq.format.pointer import Pointer, ProducerEnd
+from memq.format.pointer import NamedProducer, Pointer, ProducerEnd
 from memq.limits import POINTER_RANGES_MAX
 from memq.protocol.frames import AckLevel
 from memq.tasks import TaskOwner
@@ -46,6 +47,12 @@ def given_up_text(held: Sequence[str]) -> str:
     """Return what the log says of blocks that are given up, in one line: its rate must not hide any of them."""
     more = f"; and {len(held) - HELD_NAMED_MAX} more" if len(held) > HELD_NAMED_MAX else ""
     return "; ".join(held[:HELD_NAMED_MAX]) + more
+
+
+def _settle(futures: Iterable[asyncio.Future[None]], error: MemqError | None = None) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None) if error is None else future.set_exception(error)
 
 
 def _limits(topic: Topic) -> RingLimits:
@@ -90,6 +97,7 @@ class TopicProcessor:
         self._ends: list[tuple[ProducerEnd, asyncio.Future[None]]] = []
         self._streams: dict[Stream, None] = {}
         self._restate = False
+        self._stating: list[asyncio.Future[None]] = []  # who waits until what is remembered is in the queue
         self._tasks = TaskOwner(self._failed, services.events)
         self._pump_scheduled = False
         self._grew = False  # blocks came since the last round
@@ -146,6 +154,7 @@ class TopicProcessor:
         self._changed.set()
         self._redirect_streams()
         self._fail_ends(error)
+        _settle(self._stating, error)
 
     async def stop(self) -> None:
         """End at once; what is not published stays unacked, or is left to the next owner."""
@@ -198,12 +207,47 @@ class TopicProcessor:
 
     # ---- from connections ----------------------------------------------------------------------
 
-    def open_stream(self, number: int, sink: AckSink, producer_id: int, acks: int, sequence: int) -> Stream:
-        """Bind a stream; only after `ready`."""
+    async def begin_producer(self, producer_id: int, epoch: int = 0) -> NamedProducer:
+        """Let an instance of a named producer begin, after `ready`: older ones are fenced from now on.
+
+        Epoch 0 takes the next one. Returns its epoch, and which sequences are committed; both are in the queue by then.
+        Raises: ProducerFencedError, NotReadyError, TooLargeError, MovedError.
+        """
+        own, clock = self._owned(), self.services.runtime.clock
+        by_age = self.services.queue.refuses_by_age
+        producer = own.producer(producer_id)
+        producer.epoch = begun = next_instance(own, producer, epoch, clock.monotonic(), by_age=by_age)
+        self._redirect_streams(of=producer)
+        while self.own is own and any(run.stream.producer is producer for slot in self.ring for run in slot.runs):
+            self._changed.clear()
+            await self._changed.wait()
+        if self.own is not own or self.failure is not None:
+            raise MovedError(f"{self.name} lost its epoch while a producer began")
+        own.learn([NamedProducer(producer=producer_id, epoch=begun, last_sequence=producer.next)], clock.wall_ms())
+        await self._state()
+        check_instance(producer, begun)
+        return NamedProducer(producer=producer_id, epoch=begun, last_sequence=producer.next)
+
+    async def admit_producer(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """Let an instance of a named producer go on from `sequence`, after `ready`.
+
+        The queue may know more of it than this owner has read. Raises: as `begin_producer`, OutOfSequenceError.
+        """
+        producer = self._owned().producer(producer_id)
+        if epoch > producer.epoch:
+            await self.begin_producer(producer_id, epoch)
+        elif sequence > producer.next:
+            await self._state()
+        check_instance(producer, epoch, sequence)
+
+    def open_stream(
+        self, number: int, sink: AckSink, producer_id: int, acks: int, sequence: int, producer_epoch: int = 0
+    ) -> Stream:
+        """Bind a stream; only after `ready`, and one of a named producer after `admit_producer`."""
         assert self.own is not None, "stream opened before its partition"
         producer = self.own.producer(producer_id)
         producer.streams += 1
-        stream = Stream(number, sink, self, producer, acks, sequence)
+        stream = Stream(number, sink, self, producer, acks, sequence, producer_epoch)
         self._streams[stream] = None
         return stream
 
@@ -240,7 +284,7 @@ class TopicProcessor:
         """Forget the producers that were silent for the dedup window; those in the ring are not."""
         if self.own is not None:
             busy = {run.stream.producer_id for slot in self.ring for run in slot.runs}
-            self.own.forget(now_ms, busy)
+            self.own.forget(now_ms, busy, self.topic.settings.retention_ms)
 
     async def end_producer(self, end: ProducerEnd) -> None:
         """Record in the queue where a producer ended. Raises: what stands in the way."""
@@ -256,6 +300,15 @@ class TopicProcessor:
         if self.own is not None and self.failure is None:
             self._restate = True
             self.pump()
+
+    async def _state(self) -> None:
+        """Publish `opened` again, with all that is remembered, and return when the queue is read up to it."""
+        if self.own is None or self.failure is not None:
+            raise MovedError(f"{self.name} is not open any more")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stating.append(future)
+        await self.restate()
+        await future
 
     def pump_soon(self) -> None:
         """Pump after this round of the event loop, and after each that follows while they bring blocks."""
@@ -281,7 +334,9 @@ class TopicProcessor:
         """Do what the ring says is next."""
         if self.own is None or self.failure is not None or self._released or self.own.phase is not Phase.OWNING:
             return
-        plan = self.ring.plan(self._now(), may_publish=self._publishing is None, growing=self._pump_scheduled)
+        self._restate = self._restate or self.own.must_restate()
+        may_publish = self._publishing is None and not self._restate
+        plan = self.ring.plan(self._now(), may_publish=may_publish, growing=self._pump_scheduled)
         for slot in plan.uploads:
             self._uploads[slot.number] = self._tasks.start(self._upload(slot), f"upload {slot.number}")
         if self._publishing is None and (plan.publish is not None or self._ends or self._restate):
@@ -328,8 +383,10 @@ class TopicProcessor:
         try:
             if head is not None:
                 await self._publish_batch(head)
+            elif self._restate:
+                await self._publish_opened()
             else:
-                await self._publish_control()
+                await self._publish_ends()
         except FencedError as error:
             self.services.events.warning("fenced", f"{self.name}: {error}")
             self._fenced.set()
@@ -350,7 +407,8 @@ class TopicProcessor:
         def build() -> Pointer:
             adopted = own.next_adopted()
             skip = self._skip(slot, sealed, own)
-            return data_pointer(slot, sealed, origin, own.totals_with(adopted), adopted, skip)
+            totals = own.totals_with(adopted)
+            return data_pointer(slot, sealed, origin, totals, adopted, skip, own.named_since_ms())
 
         key_until_s = slot.put_s + key_s(self.services.settings)
         if not await self._publisher().publish(build, slot.number, key_until_s):
@@ -381,23 +439,33 @@ class TopicProcessor:
             stream.sink.send_ack(stream, AckLevel.ALL, sequence, epoch)
         self.services.counters.ack_seconds.observe(self._now() - slot.opened_s)
 
-    async def _publish_control(self) -> None:
+    async def _publish_ends(self) -> None:
         ends = self._ends[: ends_that_fit([end for end, _ in self._ends])]
         own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
         facts = tuple(end for end, _ in ends)
+        await self._publisher().publish(
+            lambda: ended_pointer(origin, own.totals, facts, now_ms, own.named_since_ms()), None
+        )
+        del self._ends[: len(ends)]
+        _settle([future for _, future in ends])
+
+    async def _publish_opened(self) -> None:
+        """Say once more what `opened` says; who waits for it also wants the queue to be read up to it."""
+        own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
+        waiting = list(self._stating)
 
         def build() -> Pointer:
-            if facts:
-                return ended_pointer(origin, own.totals, facts, now_ms)
             adopted = own.next_adopted()
-            return control_pointer("opened", origin, own.totals_with(adopted), adopted, now_ms)
+            totals = own.totals_with(adopted)
+            return control_pointer("opened", origin, totals, adopted, now_ms, named=own.named.entries())
 
-        await self._publisher().publish(build, None)
-        self._restate = self._restate and bool(facts)
-        del self._ends[: len(ends)]
-        for _, future in ends:
-            if not future.done():
-                future.set_result(None)
+        publisher = self._publisher()
+        await publisher.publish(build, None)
+        if waiting and own.unread:
+            await publisher.read_to_end()
+        del self._stating[: len(waiting)]
+        self._restate = bool(self._stating)
+        _settle(waiting)
 
     # ---- the end of an epoch -----------------------------------------------------------------------
 
@@ -415,6 +483,8 @@ class TopicProcessor:
     def _empty_ring(self) -> None:
         """End the epoch, if there is one; leave what was acked with 1, and let go of the rest."""
         own, self.own = self.own, None
+        _settle(self._stating, MovedError(f"{self.name} lost its epoch"))
+        self._stating = []
         if own is None:
             return
         self._sealed.clear()
@@ -426,18 +496,17 @@ class TopicProcessor:
         if held.blocks:
             self._leave(held)
 
-    def _redirect_streams(self) -> None:
-        """Close all streams: their producers open again, here or elsewhere."""
-        streams, self._streams = self._streams, {}
-        for stream in streams:
+    def _redirect_streams(self, of: Producer | None = None) -> None:
+        """Close all streams, or those of one producer: their producers open again, here or elsewhere."""
+        for stream in [stream for stream in self._streams if of is None or stream.producer is of]:
+            if of is None:
+                del self._streams[stream]
             if stream.open:
                 stream.open = False
                 stream.sink.send_redirect(stream)
 
     def _fail_ends(self, error: MemqError) -> None:
-        for _, future in self._ends:
-            if not future.done():
-                future.set_exception(error)
+        _settle([future for _, future in self._ends], error)
         self._ends = []
 
     # ---- small things ------------------------------------------------------------------------------

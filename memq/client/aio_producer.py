@@ -37,6 +37,7 @@ class AsyncProducer:
         client_id: str = "",
         zone: str = "",
         on_ack: OnAck | None = None,
+        name: str = "",
         runtime: Runtime | None = None,
     ) -> None:
         self._settings = producer_settings(
@@ -52,6 +53,7 @@ class AsyncProducer:
             client_id=client_id,
             zone=zone,
             on_ack=on_ack,
+            name=name,
         )
         addresses = bootstrap_addresses(brokers)
         runtime = runtime or Runtime()
@@ -150,6 +152,10 @@ class AsyncProducer:
         self._closed = True
         await self._core.close(timeout)
         self._core.raise_unseen()
+
+    async def stood(self, topic: str) -> dict[int, int]:
+        """Return, by partition, how many records of this name the topic held. See `memq.Producer.stood`."""
+        return (await self._route(topic)).stood()
 
     def stats(self) -> ProducerStats:
         """Return counters: what was acked, what failed, what is pending."""

@@ -203,7 +203,7 @@ class PartitionBuffer:
     `unsettled` are the first sequences of its blocks, oldest first, until they are settled. `gates` hold blocks back,
     `heirs` are those that wait for blocks of this one. `cut` keeps the order of the sequences while several threads
     seal. `backlog` is what the I/O side says: how many sealed blocks wait for the socket; while there are some, sealing
-    small blocks gains nothing.
+    small blocks gains nothing. `start` is the instance of a named producer: its epoch, and where it goes on.
     """
 
     __slots__ = (
@@ -211,23 +211,26 @@ class PartitionBuffer:
         "cut",
         "dirty",
         "first_limit",
+        "first_sequence",
         "gates",
         "heirs",
         "next_sequence",
         "open",
         "partition",
+        "producer_epoch",
         "scope",
         "slots",
         "topic",
         "unsettled",
     )
 
-    def __init__(self, topic: Topic, partition: int, slots: tuple[int, int]) -> None:
+    def __init__(self, topic: Topic, partition: int, slots: tuple[int, int], start: tuple[int, int] = (0, 0)) -> None:
         self.topic = topic
         self.partition = partition
         self.slots = slots
         self.scope = scope_of(topic.id_bytes, partition)
-        self.next_sequence = 0
+        self.producer_epoch, self.first_sequence = start
+        self.next_sequence = self.first_sequence
         self.open: RowBlock | MixedBlock | None = None
         self.cut: deque[PendingBlock] = deque()
         self.backlog = 0
@@ -280,6 +283,10 @@ class Route:
         self.lockless = lockless  # the way without the lock is open
         self.sticky: RowBlock | MixedBlock | None = None  # the block that keyless records go to
         self.turn = turn  # the place of the last one
+
+    def stood(self) -> dict[int, int]:
+        """Return, by partition, the sequence that its producer began with."""
+        return {buffer.partition: buffer.first_sequence for buffer in self.buffers}
 
     def next_turn(self) -> PartitionBuffer:
         """Return the partition whose turn it is to get records without a key."""

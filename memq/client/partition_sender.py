@@ -74,6 +74,7 @@ class PartitionSender:
         self._name = f"topic '{buffer.topic.name}' partition {buffer.partition}"
         wants_acks = parts.settings.acks is not AckLevel.NONE
         self.window = ProducerWindow(self._name, parts.runtime.random, wants_acks=wants_acks)
+        self.window.next_sequence = buffer.first_sequence
         self._session: Session | None = None
         self._stream = 0
         self._open_request = 0  # 0 while no answer to OPEN is awaited
@@ -118,7 +119,8 @@ class PartitionSender:
 
     def finish(self) -> None:
         """Report the end of the stream once all blocks are settled; `closed` is set then."""
-        self._handle(Finish(self._now_s()))
+        if self.window.state is not State.CLOSED:  # it was abandoned with its producer
+            self._handle(Finish(self._now_s()))
 
     def abandon(self, error: MemqError) -> None:
         """Settle all blocks that are left with `error`, or as unknown, and let go of everything."""
@@ -234,6 +236,7 @@ class PartitionSender:
             producer=f"{self._parts.producer_id:016x}",
             acks=int(self._parts.settings.acks),
             sequence=sequence,
+            producer_epoch=self.buffer.producer_epoch,
             map_version=self.buffer.topic.map_version,
         )
         self._open_request = session.link.open_stream(self._stream, message)

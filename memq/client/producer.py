@@ -79,6 +79,9 @@ class Producer:
         client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
         zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
         on_ack: called with the Ack or the error of every block, on the I/O thread; what it raises is logged.
+        name: of a producer that its restarts go on as. Its newest instance fences the older ones, and finds by
+            `stood` how much of it each partition holds, also days later. It has acks="all" and ends with the first
+            block that fails: the next instance sends that again, and it is there once.
         runtime: clock, randomness and network; the system's by default.
 
     Raises: InvalidSettingError, InvalidRequestError. Nothing is connected before the first record.
@@ -102,6 +105,7 @@ class Producer:
         client_id: str = "",
         zone: str = "",
         on_ack: OnAck | None = None,
+        name: str = "",
         runtime: Runtime | None = None,
     ) -> None:
         settings = producer_settings(
@@ -117,6 +121,7 @@ class Producer:
             client_id=client_id,
             zone=zone,
             on_ack=on_ack,
+            name=name,
         )
         self._runtime = runtime or Runtime()
         self._background = _ProducerBackground(settings, self._runtime, bootstrap_addresses(brokers))
@@ -238,6 +243,14 @@ class Producer:
         finally:
             self._background.leave()
         self._core.raise_unseen()
+
+    def stood(self, topic: str) -> dict[int, int]:
+        """Return, by partition, how many records of this name the topic held when this instance came to it.
+
+        A source that is sent to one partition in its order goes on at that record. For a producer without a name it is
+        0 everywhere. Raises: as `send`; ProducerFencedError.
+        """
+        return self._route(topic).stood()
 
     def stats(self) -> ProducerStats:
         """Return counters: what was acked, what failed, what is pending."""

@@ -10,11 +10,19 @@ from functools import partial
 from memq.client.delivery import Ack, AsyncDelivery, Delivery
 from memq.client.link_pool import LinkPool, Session
 from memq.client.metadata import ClusterMetadata
+from memq.client.naming import Naming, id_of_name
 from memq.client.open_block import PartitionBuffer, PendingBlock, Route
 from memq.client.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, SenderParts
 from memq.client.producer_settings import ProducerSettings
 from memq.client.send_buffer import SendBuffer
-from memq.errors import ClosedError, InvalidRequestError, MemqError, TimedOutError, UnreachableError
+from memq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    MemqError,
+    ProducerFencedError,
+    TimedOutError,
+    UnreachableError,
+)
 from memq.logs import EventLog
 from memq.network import Address, Runtime, format_address
 from memq.protocol.frames import Api
@@ -41,6 +49,15 @@ class ProducerStats:
     pending_bytes: int = 0
 
 
+def _ended_error(name: str, error: MemqError) -> ClosedError:
+    ended = ClosedError(
+        f"producer '{name}' ended with a block that failed: {error}",
+        hint="make it anew: it finds by stood() where to go on, and what failed is sent again",
+    )
+    ended.__cause__ = error
+    return ended
+
+
 class ProducerCore:
     """One producer on its event loop. All methods but the buffer's are called on that loop."""
 
@@ -54,8 +71,11 @@ class ProducerCore:
         room_made: Callable[[], None],
         producer_id: int = 0,
     ) -> None:
-        """A new producer has an id of its own; who brings `producer_id` goes on as the producer that had it before."""
-        self.producer_id = producer_id or runtime.random.randrange(1, 1 << 63)
+        """A new producer has an id of its own; who brings `producer_id` goes on as the producer that had it before.
+
+        The id of a named producer is that of its name.
+        """
+        self.producer_id = producer_id or id_of_name(settings.name) or runtime.random.randrange(1, 1 << 63)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
         self._settings = settings
         self._runtime = runtime
@@ -69,6 +89,8 @@ class ProducerCore:
         self._watch: asyncio.TimerHandle | None = None
         self._ended: MemqError | None = None
         self._asked_s: dict[str, float] = {}
+        self._naming = Naming(runtime, self._pool, self._metadata, self.producer_id, settings.open_timeout_s)
+        self._beginning = asyncio.Lock()  # an instance begins once in a partition: twice, it would fence itself
         self._parts = SenderParts(
             producer_id=self.producer_id,
             settings=settings,
@@ -92,8 +114,18 @@ class ProducerCore:
         if not self._pool.reached:
             await self._pool.reach(min(self._settings.connect_timeout_s, self._settings.metadata_timeout_s))
         found = await self._metadata.topic(topic, create=True, timeout_s=self._settings.metadata_timeout_s)
+        if self._settings.name:
+            await self._begin(found.topic)
         known = self.buffer.route(topic)
         return known if known is not None else self.buffer.add_route(found.topic)
+
+    async def _begin(self, topic: Topic) -> None:
+        """Begin this instance of a named producer in the partitions of a topic that it has not come to before."""
+        starts = self.buffer.starts
+        async with self._beginning:
+            new = [part.partition for part in topic.taking if (topic.id, part.partition) not in starts]
+            for partition, start in zip(new, await self._naming.begin(topic, new, self._settings), strict=True):
+                starts[topic.id, partition] = start
 
     def drain(self) -> None:
         """Take what callers put into the buffer since the last wake."""
@@ -200,6 +232,7 @@ class ProducerCore:
             outcome = error
             count = "1 record" if records == 1 else f"{records} records"
             self.events.error("producer.block-failed", f"{count} failed: {error.code}: {error}")
+            self._end_named(error)
         callbacks = block.delivery.settle(outcome)
         for callback in callbacks:
             self._call(callback)
@@ -209,6 +242,15 @@ class ProducerCore:
         elif error is not None and not block.delivery.observed and len(self._failures) < FAILURES_MAX:
             self._failures.append((block.delivery, error))
         block.data = b""
+
+    def _end_named(self, error: MemqError) -> None:
+        """A named producer ends with its first failure: what follows must not be there without what failed."""
+        if not self._settings.name or self._ended is not None:
+            return
+        ended = error if isinstance(error, ProducerFencedError) else _ended_error(self._settings.name, error)
+        self.buffer.refuse(ended)
+        self._ended = ended
+        asyncio.get_running_loop().call_soon(self._abandon, ended)
 
     def _call(self, callback: Callable[[], object]) -> None:
         try:
@@ -224,6 +266,20 @@ class ProducerCore:
         except MemqError:
             return  # closed
         if known is not None and known.topic != topic:
+            if self._settings.name:
+                self._tasks.start(self._follow(topic), f"begin in {topic.name}")
+            else:
+                self.buffer.add_route(topic)
+
+    async def _follow(self, topic: Topic) -> None:
+        """Begin in the partitions that a topic has gained, then put its new map in place."""
+        try:
+            await self._begin(topic)
+            known = self.buffer.route(topic.name)
+        except MemqError as error:
+            self.events.warning("producer.begin-failed", f"topic '{topic.name}': {error}")
+            return
+        if known is not None and known.topic.version < topic.version:
             self.buffer.add_route(topic)
 
     def _refresh_when_old(self, topic: str) -> None:

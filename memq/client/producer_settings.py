@@ -12,6 +12,7 @@ from memq.errors import InvalidSettingError, MemqError
 from memq.format.block import CODECS
 from memq.limits import KIB, MIB
 from memq.protocol.frames import AckLevel
+from memq.topic import check_name
 
 AcksLike: TypeAlias = Literal["all", 0, 1, "0", "1"]
 WhenFull: TypeAlias = Literal["block", "raise"] | float
@@ -45,6 +46,7 @@ class ProducerSettings:
     client_id: str = ""
     zone: str = ""
     on_ack: OnAck | None = None
+    name: str = ""
 
     @property
     def open_timeout_s(self) -> float:
@@ -75,6 +77,7 @@ def producer_settings(
     client_id: str,
     zone: str,
     on_ack: OnAck | None,
+    name: str,
 ) -> ProducerSettings:
     """Check the arguments of a producer. Raises: InvalidSettingError naming the one that is wrong; InvalidNameError."""
     if isinstance(acks, bool) or acks not in _LEVELS:
@@ -83,6 +86,8 @@ def producer_settings(
         raise InvalidSettingError(f"codec = {codec!r} is not one of {', '.join(CODECS)}")
     if on_ack is not None and not callable(on_ack):
         raise TypeError(f"on_ack is a function, not {type(on_ack).__name__}")
+    if name and acks != "all":
+        raise InvalidSettingError(f"acks = {acks!r} of producer '{name}'", hint="a named producer has acks='all'")
     _check_bounds("linger_ms", linger_ms, 0, 60_000)
     _check_bounds("block_bytes", block_bytes, KIB, MIB)  # at 1 MiB the bounds of records and names can't be met
     _check_bounds("pending_bytes_max", pending_bytes_max, 2 * block_bytes, 1 << 40)
@@ -101,6 +106,7 @@ def producer_settings(
         client_id=check_client_id(client_id),
         zone=check_zone(zone),
         on_ack=on_ack,
+        name=check_name(name, "producer") if name else "",
     )
 
 

@@ -80,6 +80,7 @@ class SendBuffer:
         self._dirty: list[PartitionBuffer] = []
         self._awake = False
         self.opened_blocks = 0
+        self.starts: dict[tuple[str, int], tuple[int, int]] = {}  # by topic id and partition: see `PartitionBuffer`
 
     # ---- routes ------------------------------------------------------------------------------
 
@@ -111,7 +112,8 @@ class SendBuffer:
             place = (topic.id, part.partition)
             if place not in self._buffers:
                 slots = (part.slot_first, part.slot_last)
-                self._buffers[place] = PartitionBuffer(topic, part.partition, slots)
+                start = self.starts.get(place, (0, 0))
+                self._buffers[place] = PartitionBuffer(topic, part.partition, slots, start)
             buffers.append(self._buffers[place])
         turn = self._runtime.random.randrange(len(buffers))
         # A record that fits into a block must be below the topic's bound: there the fast ways do not look at it.
@@ -478,6 +480,7 @@ class SendBuffer:
                     now_ms=self._runtime.clock.wall_ms(),
                     codec=self._settings.codec,
                     slot_range=pending.slots,
+                    producer_epoch=pending.home.producer_epoch,
                 )
                 .data
             )

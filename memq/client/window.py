@@ -48,6 +48,7 @@ from memq.errors import (
     OutcomeUnknownError,
     OutOfSequenceError,
     OverLimitError,
+    ProducerFencedError,
     ProtocolError,
     ThrottledError,
     TimedOutError,
@@ -340,6 +341,8 @@ class ProducerWindow:
 
 def _is_final(error: MemqError) -> bool:
     """Whether an answer to OPEN means that no later OPEN will succeed."""
+    if isinstance(error, ProducerFencedError):
+        return True
     passing = (OutOfSequenceError, TooOldError, ProtocolError, UnsupportedVersionError)
     return isinstance(error, InvalidRequestError | DeniedError) and not isinstance(error, passing)
 

@@ -86,7 +86,11 @@ class ProducerEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered beyond the dedup window of a producer that can replay after hours."""
+    """What is remembered beyond the dedup window of a producer that can replay after hours.
+
+    All its sequences below `last_sequence` are committed; `epoch` is that of its newest instance. `last_seen_ms` is the
+    queue time of its last sign, 0: that of the pointer itself.
+    """
 
     producer: int
     epoch: U32
@@ -138,6 +142,7 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checksum: U32 = 0
     broker: str = ""
     sealed_ms: Time = 0
+    named_ms: Time = 0
     requires: tuple[Text, ...] = ()
 
 
@@ -148,8 +153,10 @@ class Pointer(_Fields, frozen=True, kw_only=True):
     Unix ms, `slots`, `tag_bits`, `producers`, `checksum` = crc32c of the batch's bytes) and what lies before it in
     the write partition (`totals`, plus `adopted`). `skip` has the numbers of blocks that the queue held already.
     `producers` is cut at POINTER_RANGES_MAX ranges, and then not `producers_complete`: the index has all.
-    `opened`: a new epoch, `totals`, and the `named` producers. `closed`: the end of an epoch. `ended`: what
-    producers reported when they closed, in `ended`. `extra` has the fields that a newer writer added.
+    `opened`: a new epoch, or the same once more, `totals`, and all `named` producers that are remembered; other kinds
+    have in `named` those of their own, and in `named_ms` the queue time of the last `opened`, 0: it named nobody.
+    `closed`: the end of an epoch. `ended`: what producers reported when they closed, in `ended`. `extra` has the fields
+    that a newer writer added.
     """
 
     version: int = FORMAT_VERSION
@@ -332,6 +339,16 @@ def _check(pointer: Pointer) -> None:
         raise ValueError("numbers of blocks to skip do not ascend")
     if pointer.kind == "data" and not (pointer.locations and pointer.records):
         raise ValueError(f"batch has {len(pointer.locations)} locations and {pointer.records} records")
+
+
+def named_since_ms(pointer: Pointer, time_ms: int) -> int:
+    """Return from when on (queue time) pointers must be read to know all named producers; 0 when there are none.
+
+    `time_ms` is the pointer's own queue time; it is the last one of the highest epoch.
+    """
+    if pointer.kind == "opened":
+        return time_ms if pointer.named else 0
+    return pointer.named_ms
 
 
 def bounded_ranges(

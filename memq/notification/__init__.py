@@ -59,6 +59,11 @@ class PointerWriter(Protocol):
     QueueError (may pass), NotFoundError (no such partition), TooLargeError.
     """
 
+    @property
+    def refuses_by_age(self) -> bool:
+        """Whether what is too old is refused, and not a lower epoch: that may land behind a higher one, for S."""
+        ...
+
     async def publish(self, publication: Publication) -> int:
         """Append one entry and return its offset."""
         ...

@@ -49,6 +49,11 @@ class MemoryQueue:
 
     # ---- pointers ----------------------------------------------------------------------------
 
+    @property
+    def refuses_by_age(self) -> bool:
+        """See `PointerWriter.refuses_by_age`."""
+        return self._refuse == "age"
+
     async def publish(self, publication: Publication) -> int:
         """See `PointerWriter.publish`."""
         log = self._log(publication.partition)

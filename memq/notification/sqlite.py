@@ -60,6 +60,11 @@ class SqliteQueue:
 
     # ---- pointers ----------------------------------------------------------------------------
 
+    @property
+    def refuses_by_age(self) -> bool:
+        """See `PointerWriter.refuses_by_age`."""
+        return False
+
     async def publish(self, publication: Publication) -> int:
         """See `PointerWriter.publish`."""
         check_publication(publication)

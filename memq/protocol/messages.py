@@ -53,7 +53,8 @@ class HelloAnswer(msgspec.Struct, kw_only=True):
 class Open(msgspec.Struct, kw_only=True):
     """Bind the frame's stream to a partition for one producer, from its oldest live sequence on.
 
-    `acks` is an `AckLevel`; `map_version` is the partition map that the producer knows.
+    `acks` is an `AckLevel`; `map_version` is the partition map that the producer knows. `producer_epoch` is that of a
+    named producer, by the answer to `BeginProducer`; 0 for one without a name.
     """
 
     topic: str
@@ -345,6 +346,15 @@ class DrainBroker(msgspec.Struct, tag_field="op", tag="drain-broker", kw_only=Tr
     broker: str
 
 
+class BeginProducer(msgspec.Struct, tag_field="op", tag="begin-producer", kw_only=True):
+    """Have a new instance of a named producer begin in a partition of the asked broker; it fences the older ones."""
+
+    topic: str
+    topic_id: str
+    partition: Int64
+    producer: str  # 16 hex digits
+
+
 class AdminRequest(msgspec.Struct, kw_only=True):
     """One administrative request."""
 
@@ -357,6 +367,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | DeleteGroup
         | DescribeCluster
         | DrainBroker
+        | BeginProducer
     )
 
 
@@ -399,8 +410,15 @@ class WireChange(msgspec.Struct, kw_only=True):
     reason: str
 
 
+class WireInstance(msgspec.Struct, kw_only=True):
+    """An instance of a named producer in one partition: its epoch, and the sequence after the last committed one."""
+
+    epoch: Int64
+    next_sequence: Int64
+
+
 class AdminAnswer(msgspec.Struct, kw_only=True):
-    """Answer to an AdminRequest: the topic that was made or altered, groups, or the cluster."""
+    """Answer to an AdminRequest: the topic that was made or altered, groups, the cluster, an instance that began."""
 
     topic: Topic | None = None
     groups: list[str] = []
@@ -408,6 +426,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     brokers: list[WireBroker] = []
     changes: list[WireChange] = []
     notes: list[str] = []
+    instance: WireInstance | None = None
 
 
 def nack_of(error: MemqError) -> Nack:

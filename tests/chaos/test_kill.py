@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
@@ -62,6 +63,28 @@ def test_killed_at_any_moment_nothing_acked_is_lost_or_doubled(seed: int, tmp_pa
         assert acked.errors == []
         assert acked.records == sent
         assert read_all(server, "clicks") == [b"%d" % number for number in range(sent)]
+
+
+def test_a_named_producer_that_begins_anew_after_each_kill_has_its_records_there_once(tmp_path: Path) -> None:
+    draw, total = random.Random(5), 6_000
+    with dev_server(tmp_path / "data") as server:
+        for life in range(4):
+            acked = Acked()
+            producer = memq.Producer(server.address, name="job", on_ack=acked, linger_ms=1, block_bytes=4096)
+            stood = producer.stood("clicks")[0]
+            end = total if life == 3 else min(total, stood + draw.randint(500, 1_500))
+            for number in range(stood, end):
+                producer.send("clicks", b"%d" % number, partition=0)
+            if life == 3:
+                producer.close(timeout=TIMEOUT_S)
+                assert acked.errors == []
+                break
+            acked.wait_for(draw.randint(0, end - stood))
+            server.kill()
+            with contextlib.suppress(memq.errors.TimedOutError):
+                producer.close(timeout=0)
+            server.start()
+        assert read_all(server, "clicks") == [b"%d" % number for number in range(total)]
 
 
 def test_a_start_sweeps_what_no_pointer_names_and_says_so(tmp_path: Path) -> None:

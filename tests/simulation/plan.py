@@ -15,7 +15,7 @@ from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
 from tests.simulation.faults import LEVELS, Faults
 
-ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen")
+ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen", "named")
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 CALM_SWEEP_AGE_MS = 25_000
@@ -28,13 +28,14 @@ class Plan:
     seed: int
     faults: Faults
     shape: Shape
-    producers: tuple[str, ...] = ("plain",)  # "plain", "product", or that with acks: "one", "none"; a process each
+    producers: tuple[str, ...] = ("plain",)  # "plain", "product", or that with acks: "one", "none", or "named"
     consumers: tuple[str, ...] = ()  # the group of each
     blocks: int = 150  # per producer
     block_records_max: int = 5
     pace_s_max: float = 0.2
     rest_s: float = 0.0  # how long each producer rests in the middle, so that what it sent grows old
     wanders: bool = False  # consumers pause and seek
+    named_rest_s_max: float = 0.0  # for how long a name is silent between its instances
     keyed: bool = False  # the product's producers send by keys
 
 
@@ -184,6 +185,18 @@ def _with_shared_objects(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape)
 
 
+def _with_names(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Add named producers, whose instances follow on each other, at once or after more than the dedup window.
+
+    Retention by time leaves them their time: a name that was silent for so long is forgotten.
+    """
+    settings, rest_s = plan.shape.settings, plan.shape.settings.dedup_window_ms / 1000 * 1.2
+    if settings.retention_ms:
+        settings = msgspec.structs.replace(settings, retention_ms=settings.retention_ms + int(rest_s * 1000) + 150_000)
+    shape = replace(plan.shape, settings=settings)
+    return replace(plan, shape=shape, producers=(*plan.producers[:1], "named"), named_rest_s_max=rest_s)
+
+
 def _with_widening(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Let write partitions be split and joined, while producers send by keys: each key keeps its order."""
     before = plan.shape.settings
@@ -209,4 +222,5 @@ _CHANGES = {
     "shared": _with_shared_objects,
     "seize": _with_seizures,
     "widen": _with_widening,
+    "named": _with_names,
 }

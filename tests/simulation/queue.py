@@ -57,6 +57,11 @@ class SimQueue:
 
     # ---- pointers ----------------------------------------------------------------------------
 
+    @property
+    def refuses_by_age(self) -> bool:
+        """See `PointerWriter.refuses_by_age`."""
+        return self._queue.refuses_by_age
+
     async def publish(self, publication: Publication) -> int:
         """See `PointerWriter.publish`."""
         where = publication.partition

@@ -20,6 +20,8 @@ from tests.simulation.cloud import Doors
 from tests.simulation.cluster import CLOCK_ERROR_MS, PORT, SimCluster
 from tests.simulation.consumers import run_consumer
 from tests.simulation.faults import LEVELS
+from tests.simulation.named_producer import NamedLife
+from tests.simulation.named_rules import NamedRules
 from tests.simulation.node import Node
 from tests.simulation.plain_producer import PlainProducer
 from tests.simulation.plan import Plan
@@ -59,6 +61,7 @@ class Scenario:
         self.checker = self.cluster.checker
         if plan.faults == LEVELS["calm"]():
             self.checker.ack_s_max = CALM_ACK_S
+        self.names = NamedRules(self.checker.logs, world.fail)
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
         self._sent: dict[str, int] = {}
@@ -84,6 +87,7 @@ class Scenario:
         world.run(SETTLE_S, done=self._all_done)
         self._check_life()
         self.checker.finish(world.random("finish").randrange)
+        self.names.finish()
         self._check_sweep()
         self._check_audit()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)
@@ -158,7 +162,7 @@ class Scenario:
 
     def _start_producer(self, name: str) -> None:
         kind = self.plan.producers[int(name.rpartition("-")[2])]
-        main = self._plain_main if kind == "plain" else self._product_main
+        main = {"plain": self._plain_main, "named": self._named_main}.get(kind, self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
 
@@ -198,16 +202,32 @@ class Scenario:
                 await producer.flush()
         self.done[node.name] = True
 
-    async def _product_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
-        kind = self.plan.producers[int(node.name.rpartition("-")[2])]
-        producer = AsyncProducer(
+    async def _named_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+        life = NamedLife(
+            self.plan,
+            node,
+            self.checker,
+            self.names,
+            lambda name: self._producer(node, runtime, name=name),
+            self._lives[node.name],
+        )
+        await life.run(self._blocks_left(node.name))
+        self.done[node.name] = True
+
+    def _producer(self, node: Node, runtime: Runtime, *, acks: AcksLike = "all", name: str = "") -> AsyncProducer:
+        return AsyncProducer(
             [f"{host}:{PORT}" for host, _port in self.cluster.addresses()],
-            acks=LEVEL_OF[kind],
+            acks=acks,
             linger_ms=node.random.choice([0, 5, 100]),
             delivery_timeout_ms=self.plan.shape.settings.delivery_timeout_ms,
             codec=node.random.choice(["none", "zstd", "lz4"]),
+            name=name,
             runtime=runtime,
         )
+
+    async def _product_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+        kind = self.plan.producers[int(node.name.rpartition("-")[2])]
+        producer = self._producer(node, runtime, acks=LEVEL_OF[kind])
         keyed = self.plan.keyed and kind == "product"
         pending: dict[AsyncDelivery, list[bytes]] = {}
         watchers: list[asyncio.Task[None]] = []

@@ -72,6 +72,11 @@ class KafkaQueue:
 
     # ---- pointers ----------------------------------------------------------------------------
 
+    @property
+    def refuses_by_age(self) -> bool:
+        """See `PointerWriter.refuses_by_age`."""
+        return True
+
     async def publish(self, publication: Publication) -> int:
         """See `PointerWriter.publish`. One is under way per write partition; others of it wait."""
         check_publication(publication)

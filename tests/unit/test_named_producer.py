@@ -1,0 +1,240 @@
+"""Named producers end to end: an instance goes on where the name stood, fences the older one, and is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from memq.broker.broker import Broker
+from memq.broker.naming import check_instance, next_instance
+from memq.broker.opening import open_partition
+from memq.broker.ownership import Ownership
+from memq.client.aio_producer import AsyncProducer
+from memq.client.naming import id_of_name
+from memq.errors import (
+    ClosedError,
+    InvalidSettingError,
+    MemqError,
+    NotReadyError,
+    OutOfSequenceError,
+    ProducerFencedError,
+    TooLargeError,
+)
+from memq.format.pointer import NamedProducer, Pointer, decode_pointer
+from memq.limits import NAMED_PRODUCERS_MAX
+from memq.notification import Entry
+from memq.topic import Topic, TopicSettings, read_partitions
+from tests.brokers import TIMEOUT_S, running_broker
+
+HOUR_MS = 3_600_000
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(3 * TIMEOUT_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+async def made(broker: Broker, settings: TopicSettings | None = None) -> Topic:
+    return await broker.partitions.create("clicks", 1, settings or TopicSettings(), exist_ok=False)
+
+
+async def sent(producer: AsyncProducer, first: int, following: int) -> None:
+    for delivery in [await producer.send("clicks", b"%d" % number) for number in range(first, following)]:
+        await delivery
+
+
+def log_of(broker: Broker, topic: Topic) -> list[Entry]:
+    (read,) = read_partitions(topic)
+    entries: list[Entry] = broker.services.queue._log(read).entries  # type: ignore[attr-defined]  # the memory queue
+    return entries
+
+
+def pointers(broker: Broker, topic: Topic) -> list[Pointer]:
+    return [decode_pointer(entry.body) for entry in log_of(broker, topic)]
+
+
+def age(broker: Broker, topic: Topic, by_ms: int) -> None:
+    """Make all that lies in the queue older."""
+    log_of(broker, topic)[:] = [
+        Entry(entry.offset, entry.time_ms - by_ms, _aged(entry.body, by_ms)) for entry in log_of(broker, topic)
+    ]
+
+
+def _aged(body: bytes, by_ms: int) -> bytes:
+    fields = msgspec.json.decode(body)
+    if "named_ms" in fields:
+        fields["named_ms"] -= by_ms
+    for named in fields.get("named", ()):
+        if "last_seen_ms" in named:
+            named["last_seen_ms"] -= by_ms
+    return msgspec.json.encode(fields)
+
+
+# ---- instances -----------------------------------------------------------------------------------
+
+
+def test_an_instance_goes_on_where_the_name_stood() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await made(broker)
+            async with AsyncProducer(broker.address, name="job") as first:
+                assert await first.stood("clicks") == {0: 0}
+                await sent(first, 0, 3)
+            async with AsyncProducer(broker.address, name="job") as second:
+                assert await second.stood("clicks") == {0: 3}
+                await sent(second, 3, 5)
+            said = [each.named[0] for each in pointers(broker, topic) if each.kind == "data"]
+            assert {each.producer for each in said} == {id_of_name("job")}
+            assert [each.epoch for each in said] == sorted(each.epoch for each in said)
+            assert (said[0].epoch, said[-1].epoch, said[-1].last_sequence) == (1, 2, 5)
+
+    run(work())
+
+
+def test_a_newer_instance_fences_the_older_one() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            await made(broker)
+            old = AsyncProducer(broker.address, name="job")
+            await sent(old, 0, 2)
+            async with AsyncProducer(broker.address, name="job") as new:
+                assert await new.stood("clicks") == {0: 2}
+                with pytest.raises(MemqError) as caught:
+                    await sent(old, 2, 3)
+                cause: BaseException | None = caught.value
+                while cause is not None and not isinstance(cause, ProducerFencedError):
+                    cause = cause.__cause__
+                assert isinstance(cause, ProducerFencedError)
+                with pytest.raises((ProducerFencedError, ClosedError)):
+                    await old.send("clicks", b"more")
+                await sent(new, 2, 4)
+            await old.close()
+            async with AsyncProducer(broker.address, name="job") as newest:
+                assert await newest.stood("clicks") == {0: 4}
+
+    run(work())
+
+
+def test_a_producer_without_a_name_begins_nowhere() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await made(broker)
+            async with AsyncProducer(broker.address) as producer:
+                assert await producer.stood("clicks") == {0: 0}
+                await sent(producer, 0, 1)
+            assert not any(each.named or each.named_ms for each in pointers(broker, topic))
+
+    run(work())
+
+
+def test_a_named_producer_has_acks_all() -> None:
+    with pytest.raises(InvalidSettingError, match="acks = 1 of producer 'job'"):
+        AsyncProducer("127.0.0.1:1", name="job", acks=1)
+
+
+def test_the_id_of_a_name_never_changes() -> None:
+    assert id_of_name("job") == 0x385D45E8C1522B1
+    assert id_of_name("job") != id_of_name("job2")
+    assert id_of_name("") == 0
+
+
+# ---- what is remembered --------------------------------------------------------------------------
+
+
+def test_a_name_is_remembered_by_an_opening_long_after_its_last_pointer() -> None:
+    """Only `opened` tells of it then: what came since is of others."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await made(broker)
+            (read,) = read_partitions(topic)
+            async with AsyncProducer(broker.address, name="job") as producer:
+                await sent(producer, 0, 3)
+            age(broker, topic, HOUR_MS)
+            await open_partition(broker.services, topic, 0, read)  # says the name once more
+            async with AsyncProducer(broker.address) as other:
+                await sent(other, 0, 1)
+            age(broker, topic, HOUR_MS)
+            own = await open_partition(broker.services, topic, 0, read)
+            known = own.named.get(id_of_name("job"))
+            assert known is not None
+            assert (known.epoch, known.last_sequence) == (1, 3)
+            assert own.producer(id_of_name("job")).queued.covers(0, 3)
+
+    run(work())
+
+
+def test_a_name_is_forgotten_after_the_retention_of_its_topic() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await made(broker, TopicSettings(retention_ms=HOUR_MS))
+            (read,) = read_partitions(topic)
+            async with AsyncProducer(broker.address, name="job") as producer:
+                await sent(producer, 0, 3)
+            age(broker, topic, 2 * HOUR_MS)
+            own = await open_partition(broker.services, topic, 0, read)
+            assert len(own.named) == 0
+
+    run(work())
+
+
+def owned(by: int = 0) -> Ownership:
+    own = Ownership(0, 1, opened_s=0.0, opened_wall_ms=0, stale_publish_s=30.0, dedup_window_ms=300_000)
+    own.owned_s = 100.0
+    own.learn([NamedProducer(producer=number, epoch=1, last_sequence=5) for number in range(1, by + 1)], 1)
+    return own
+
+
+def test_a_known_name_begins_once_no_late_pointer_can_land() -> None:
+    own = owned(1)
+    producer = own.producer(1)
+    assert next_instance(own, producer, 0, 101.0, by_age=False) == 2
+    with pytest.raises(NotReadyError) as caught:
+        next_instance(own, producer, 0, 149.0, by_age=True)
+    assert 0 < caught.value.retry_after_ms <= 1_001
+    assert next_instance(own, producer, 0, 150.0, by_age=True) == 2
+    assert next_instance(own, own.producer(9), 0, 101.0, by_age=True) == 1, "nobody had this name before"
+
+
+def test_names_are_bounded() -> None:
+    own = owned(NAMED_PRODUCERS_MAX)
+    assert next_instance(own, own.producer(1), 0, 1_000.0, by_age=False) == 2
+    with pytest.raises(TooLargeError, match="remembers 128 named producers"):
+        next_instance(own, own.producer(7_777), 0, 1_000.0, by_age=False)
+
+
+def test_an_instance_leaves_no_gap_and_follows_no_newer_one() -> None:
+    own = owned(1)
+    check_instance(own.producer(1), 1, 5)
+    with pytest.raises(OutOfSequenceError):
+        check_instance(own.producer(1), 1, 6)
+    own.producer(1).epoch = 3
+    with pytest.raises(ProducerFencedError, match=r"instance 2 of named producer .* followed by instance 3"):
+        check_instance(own.producer(1), 2)
+
+
+def test_a_late_pointer_says_nothing_newer() -> None:
+    own = owned(1)
+    own.learn([NamedProducer(producer=1, epoch=3, last_sequence=9)], 50)
+    own.learn([NamedProducer(producer=1, epoch=2, last_sequence=7)], 20)
+    known = own.named.get(1)
+    assert known is not None
+    assert (known.epoch, known.last_sequence, known.last_seen_ms) == (3, 9, 50)
+
+
+def test_silence_is_forgiven_for_the_retention_and_while_a_stream_is_open() -> None:
+    own = owned(2)
+    own.producer(2).streams = 1
+    own.forget(1_000_000, retention_ms=2_000_000)
+    assert len(own.named) == 2
+    own.forget(3_000_000, retention_ms=2_000_000)
+    assert [entry.producer for entry in own.named.entries()] == [2]
+    own.forget(9_000_000, retention_ms=0)
+    assert len(own.named) == 1
