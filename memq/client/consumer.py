@@ -39,7 +39,8 @@ class Consumer:
         end: the same; there the iteration stops. "end" is what is there when the partition is opened.
         auto_commit: commit what is done; a batch is, when the next one is asked for.
         auto_commit_interval_ms: how often.
-        session_timeout_ms: after this silence the group gives the partitions to others.
+        session_timeout_ms: after this silence the group gives the partitions to others; a member speaks
+            every third of it, or 3 s.
         prefetch_bytes_max: how many stored bytes are fetched ahead; one batch at least.
         on_damaged: "fail": raise CorruptDataError and stay before it; "skip": count it and go on; "dead-letter": send
             the raw block to `<topic>.dlq` and go on.

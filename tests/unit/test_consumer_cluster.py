@@ -297,6 +297,23 @@ def test_what_is_revoked_can_be_committed_in_the_callback(cluster: Cluster) -> N
             assert revoked[0] in first.committed()
 
 
+def test_a_member_with_a_long_session_hears_soon_of_one_that_came(cluster: Cluster) -> None:
+    cluster.create_topic("clicks", partitions=2)
+    first, second = (
+        memq.Consumer(cluster.address, "clicks", group="g", session_timeout_ms=3_600_000) for _ in range(2)
+    )
+    clock = SystemClock()
+    with first:
+        while len(first.position()) < 2:
+            first.poll(0.05)
+        with second:
+            until_s = clock.monotonic() + 90  # a third of the session would be 20 minutes
+            while not second.position() and clock.monotonic() < until_s:
+                first.poll(0.05)
+                second.poll(0.05)
+            assert len(first.position()) == len(second.position()) == 1
+
+
 def test_nothing_is_committed_without_a_group(cluster: Cluster) -> None:
     send(cluster, b"0")
     with memq.Consumer(cluster.address, "clicks") as consumer:
