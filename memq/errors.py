@@ -162,6 +162,13 @@ class QueueRefusedError(RetryableError):
     default_hint = "read the queue to its end, then publish again with a new proof"
 
 
+class SpoolError(RetryableError):
+    """The broker can't keep a block on its disk, as the topic's `ack1 = "disk"` asks: it was not taken."""
+
+    code = "spool-failed"
+    default_hint = "look at the broker's disk and its settings spool and spool_bytes_max; acks=all goes on"
+
+
 class VersionConflictError(RetryableError):
     """A compare-and-set lost against another writer: read again, then decide."""
 

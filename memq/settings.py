@@ -88,6 +88,10 @@ class BrokerSettings:
     shared_age_ms_max: int = _setting(
         250, "how long batches of topics with shared_objects wait for each other", 1, 60_000
     )
+    spool: str = _setting(
+        "", "folder on a disk of this machine, for topics with ack1 = disk; memq dev has one in its data folder"
+    )
+    spool_bytes_max: int = _setting(1 << 30, "what the spool may hold; at it ack=1 is refused there", 16 * MIB, 1 << 44)
     retention_interval_ms: int = _setting(30_000, "how often retention looks", 100, 86_400_000)
     sweep_age_ms: int = _setting(3_600_000, "an object that no pointer names is deleted at this age", 1_000)
     delete_objects: bool = _setting(True, "retention and sweep delete objects; off: only memq sweep does")

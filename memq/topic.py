@@ -14,6 +14,7 @@ from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingErr
 from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, SLOTS
 
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
+Ack1 = Literal["memory", "disk"]
 LimitMode = Literal["off", "dark", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 
@@ -52,6 +53,7 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     batch_blocks_max: int = 4_096  # a batch is sealed at so many blocks
     batch_age_ms_max: int = 500  # a batch is sealed at this age at the latest
     shared_objects: bool = False  # its batches go into objects with those of other topics: few PUTs for small topics
+    ack1: Ack1 = "memory"  # where a block lies that is acked with 1: in the owner's memory, or on its disk (its spool)
     seal_when_idle: bool = True  # seal as soon as no batch is on its way: least latency, most PUTs
     uploads_in_flight_max: int = 4  # batches of one partition that are stored at once
     ring_slots: int = 16  # batches of one partition that are not yet acked; when it is full, producers are throttled

@@ -11,6 +11,9 @@ from typing import Any
 
 from memq.broker.broker import Broker
 from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits
+from memq.broker.metrics import Counters
+from memq.broker.slabs import SlabPool
+from memq.broker.spool.writer import Spool
 from memq.format.block import scope_of
 from memq.format.builder import BlockBuilder
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -56,6 +59,15 @@ async def running_broker(
     finally:
         await broker.close()
     assert broker.services.pool.leased_bytes == broker.intake.slab.size, "slabs are still leased after the close"
+
+
+def no_spool(runtime: Runtime, pool: SlabPool) -> Spool:
+    """The spool of a broker that has none."""
+
+    def failed(error: BaseException) -> None:
+        raise AssertionError("it does nothing") from error
+
+    return Spool(None, BrokerSettings(), runtime, Counters(), pool.release, failed)
 
 
 class BareClient:

@@ -11,6 +11,7 @@ from urllib.request import url2pathname
 from memq.broker.broker import Broker
 from memq.broker.limit_settings import client_limits
 from memq.broker.process import STORE_NAME, run_broker
+from memq.broker.spool.files import SpoolFiles
 from memq.errors import InvalidSettingError
 from memq.governor import Coordinator
 from memq.governor.data_folder import lock_folder, make_folder
@@ -89,7 +90,12 @@ async def serve_cluster(
         opened.append(queue.close)
         await coordinator.brokers()  # what is wrong with it is said now
         limits = client_limits(parts.section("clients"))
-        broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator, client_limits=limits)
+        spool = SpoolFiles(Path(settings.spool)) if settings.spool else None
+        if spool is not None:
+            opened.append(spool.close)
+        broker = Broker(
+            settings, runtime, {STORE_NAME: store}, queue, coordinator, client_limits=limits, spool_disk=spool
+        )
         await broker.check()
         return await run_broker(broker, settings, runtime, ready)
     finally:

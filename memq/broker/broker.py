@@ -18,6 +18,9 @@ from memq.broker.requests import Requests
 from memq.broker.services import Services
 from memq.broker.sharing import Sharing
 from memq.broker.slabs import SLAB_BYTES, SlabPool
+from memq.broker.spool import SpoolDisk
+from memq.broker.spool.replay import Replay
+from memq.broker.spool.writer import Spool
 from memq.broker.traffic import Traffic
 from memq.errors import FencedError, InvalidRequestError, MemqError, ProtocolError
 from memq.governor import BrokerEntry, Coordinator
@@ -46,7 +49,7 @@ class Broker:
     """A broker on the parts that it is given; `start` makes it reachable, `drain` and `close` end it.
 
     `stores` are the cluster's stores by name, new objects go to the first. `governs`: it may become the governor.
-    `client_limits`: what clients may have here.
+    `client_limits`: what clients may have here. `spool_disk`: for topics with `ack1 = "disk"`, closed with the broker.
     """
 
     def __init__(
@@ -59,12 +62,15 @@ class Broker:
         *,
         governs: bool = True,
         client_limits: ClientLimits = NO_CLIENT_LIMITS,
+        spool_disk: SpoolDisk | None = None,
         slab_bytes: int = SLAB_BYTES,
     ) -> None:
         pool = SlabPool(settings.memory_bytes_max, slab_bytes)
         hot = HotBatches(settings.memory_bytes_max // HOT_SHARE, pool.release)
         pool.reclaim = hot.reclaim
         pool.freed = self._memory_freed
+        counters = Counters()
+        spool = Spool(spool_disk, settings, runtime, counters, pool.release, self._task_failed)
         self.services = Services(
             settings=settings,
             session=f"{runtime.random.getrandbits(64):016x}",
@@ -76,7 +82,8 @@ class Broker:
             pool=pool,
             hot=hot,
             limits=LimitBook(runtime.clock, client_limits),
-            counters=Counters(),
+            spool=spool,
+            counters=counters,
         )
         self.governor: Governor | None = None
         if governs:
@@ -84,6 +91,7 @@ class Broker:
             self.governor = Governor(coordinator, strategy, self.services.events, runtime.clock)
         self._sharing = Sharing(self.services, self._task_failed)
         self.partitions = Partitions(self.services, self._sharing, self.govern)
+        self._replay = Replay(self.services, self.partitions.forwarder, self.partitions.topics)
         self.intake = Intake(pool)
         self.intake.starving = self._memory_short
         self.address = ""
@@ -100,6 +108,9 @@ class Broker:
         """Listen, register, and learn what is assigned. Raises: MemqError for what stands in the way."""
         settings, services = self.services.settings, self.services
         await check_queue(services)
+        if services.spool.disk is not None:
+            await self._replay.find(services.spool.disk)
+            services.spool.start()
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
         self.address = settings.advertise or format_address(self._listener.address)
         self._entry = BrokerEntry(
@@ -119,6 +130,8 @@ class Broker:
             await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
         self.partitions.serving = True
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
+        if services.spool.disk is not None:
+            self._tasks.start(self._replay.run(services.spool.disk), "replay spool")
         self._tasks.start(self._keep_house(), "keep house")
         self._tasks.start(self._tell_loads(), "tell loads")
 
@@ -184,7 +197,9 @@ class Broker:
         for reader in list(self.intake.readers):
             if isinstance(reader, Connection) and reader.ready:
                 reader.send(frame)
+        await self._replay.wait()
         await self.partitions.drain()
+        await self.services.spool.settle()
 
     async def close(self) -> None:
         """End at once: connections are closed, what is not acked stays unacked."""
@@ -198,6 +213,7 @@ class Broker:
         await self._tasks.stop()  # before what they would still refresh
         await self.partitions.stop()
         await self._sharing.stop()
+        await self.services.spool.stop()
         self.services.hot.clear()
         try:
             await self.services.coordinator.unregister(self._entry)

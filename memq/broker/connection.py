@@ -274,7 +274,8 @@ class Connection(asyncio.BufferedProtocol):
         if limiters:
             requests, size = room_of(limiters, now_s)
             blocks_max, bytes_max = min(blocks_max, requests), min(bytes_max, size)
-        if processor.draining or not blocks_max:
+        spool = processor.spool if stream.acks == AckLevel.ONE else None
+        if processor.draining or not blocks_max or (spool is not None and spool.refusal is not None):
             return 0
         run = sound_run(
             stream,
@@ -289,6 +290,8 @@ class Connection(asyncio.BufferedProtocol):
             return 0
         size = run.end - at - FRAME_PREFIX_BYTES * len(run.extents)
         processor.ring.extend(stream, stream.expected, run.next_sequence, run.extents, size, now_s)
+        if spool is not None:
+            processor.keep_on_disk(spool, stream, run.extents, stream.expected, run.next_sequence)
         self._taken(stream, run.next_sequence, len(run.extents))
         for limiter in limiters:
             limiter.take(len(run.extents), size)
@@ -313,8 +316,13 @@ class Connection(asyncio.BufferedProtocol):
             sent_ms, timeout_ms = WRITE_PREFIX.unpack_from(slab.view, at)[4], stream.processor.delivery_timeout_ms
             if (now_s - self.ready_s) * 1000 - sent_ms > timeout_ms:
                 raise TooOldError(f"block {first} was first sent over {timeout_ms} ms ago")
+            spool = stream.processor.spool if stream.acks == AckLevel.ONE else None
+            if spool is not None and spool.refusal is not None:
+                raise spool.refusal
             if first < stream.producer.next and stream.processor.duplicate(stream, first, next_):
                 stream.expected = next_
+                if spool is not None:
+                    stream.processor.keep_on_disk(spool, stream, [(slab, start, stop)], first, next_)
                 return stop
         except MemqError as error:
             self._refuse_block(stream, error)
@@ -327,6 +335,8 @@ class Connection(asyncio.BufferedProtocol):
         elif processor.draining or not processor.ring.append(stream, first, header.count, slab, start, stop, now_s):
             self._turn_away(stream, first)
         else:
+            if spool is not None:
+                processor.keep_on_disk(spool, stream, [(slab, start, stop)], first, next_)
             self._taken(stream, next_, 1)
             for limiter in limiters:
                 limiter.take(1, stop - start)
@@ -335,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
     def _after_blocks(self, touched: dict[Stream, None]) -> None:
         """Ack at level ONE what was taken in this read, once per stream, and set the ring going."""
         for stream in touched:
-            if stream.acks == AckLevel.ONE and stream.processor.own is not None:
+            if stream.acks == AckLevel.ONE and stream.processor.own is not None and stream.processor.spool is None:
                 self.send_ack(stream, AckLevel.ONE, stream.expected, stream.processor.own.epoch)
             stream.processor.pump_soon()
 
@@ -362,6 +372,10 @@ class Connection(asyncio.BufferedProtocol):
     def _refuse_block(self, stream: Stream, error: MemqError) -> None:
         """Close the stream: what follows is ignored until it is opened again."""
         stream.open = False
+        if isinstance(error, ThrottledError):
+            self._services.counters.throttled_blocks += 1
+            self._throttle(stream, stream.expected, Throttle(retry_after_ms=THROTTLE_MS, text=str(error)))
+            return
         self._services.counters.refused_blocks += 1
         text = f"{self.peer} topic '{stream.processor.topic.name}': {error}"
         self._services.events.warning("block-refused", text)
@@ -392,6 +406,12 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._services.counters.acks += 1
         self.outbox.write(encode_ack(level, stream.number, next_sequence, epoch))
+
+    def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
+        """See `memq.broker.streams.AckSink`."""
+        if stream.open and self.streams.get(stream.number) is stream:
+            stream.open = False
+            self._throttle(stream, first, Throttle(retry_after_ms=THROTTLE_MS, text=str(error)))
 
     def send_redirect(self, stream: Stream) -> None:
         """See `memq.broker.streams.AckSink`."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from memq.broker.broker import Broker
 from memq.broker.process import STORE_NAME, run_broker
 from memq.broker.retention import sweep
+from memq.broker.spool.files import SpoolFiles
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.network import Runtime
@@ -36,7 +37,8 @@ async def _serve(settings: BrokerSettings, folder: DataFolder, runtime: Runtime,
     store = FilesystemHandler(folder.objects, folder.tmp)
     queue = SqliteQueue(folder.queue, runtime.clock)
     coordinator = StandaloneCoordinator(folder.topics, settings.cluster, runtime.clock)
-    broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator)
+    spool = SpoolFiles(Path(settings.spool) if settings.spool else folder.spool)
+    broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator, spool_disk=spool)
 
     async def clean() -> None:
         """Under the lock of the folder nothing is under way: what no pointer names is of an earlier run."""
@@ -53,3 +55,4 @@ async def _serve(settings: BrokerSettings, folder: DataFolder, runtime: Runtime,
         await queue.close()
         await store.close()
         await coordinator.close()
+        await spool.close()

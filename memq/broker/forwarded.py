@@ -7,7 +7,7 @@ import asyncio
 from memq.broker.slabs import Slab
 from memq.broker.streams import Stream
 from memq.broker.topic_processor import TopicProcessor
-from memq.errors import MovedError, NotReadyError, ThrottledError, TooOldError
+from memq.errors import MemqError, MovedError, NotReadyError, ThrottledError, TooOldError
 from memq.format.block import check_block
 from memq.protocol.frames import AckLevel
 
@@ -25,6 +25,11 @@ class _Waiter:
         """See `memq.broker.streams.AckSink`."""
         if not self.acked.done():
             self.acked.set_result(None)
+
+    def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
+        """See `memq.broker.streams.AckSink`."""
+        if not self.acked.done():
+            self.acked.set_exception(error)
 
     def send_redirect(self, stream: Stream) -> None:
         """See `memq.broker.streams.AckSink`."""

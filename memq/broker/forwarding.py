@@ -39,9 +39,15 @@ class Forwarder:
     def __init__(self, services: Services, place: Place) -> None:
         self._services = services
         self._place = place
+        self.changed = asyncio.Event()  # the work for one epoch's blocks has ended
         self._work: dict[HeldBlocks, asyncio.Task[None]] = {}
         self._tasks = TaskOwner(self._failed, services.events)
         self._given_up: MemqError | None = None
+
+    @property
+    def works(self) -> int:
+        """How many epochs' blocks it is at work for."""
+        return len(self._work)
 
     def __len__(self) -> int:
         """How many blocks are held."""
@@ -73,6 +79,7 @@ class Forwarder:
 
     def _done(self, held: HeldBlocks) -> None:
         self._work.pop(held, None)
+        self.changed.set()
         _let_go_of_all(held)
 
     def _failed(self, error: BaseException) -> None:
@@ -89,6 +96,7 @@ class Forwarder:
                 await self._hand_over(held)
             except NotFoundError as error:
                 self._services.events.warning("forward-gone", f"{held.name}: {error}")
+                held.settle()
                 return
             except (RetryableError, TooOldError, TimeoutError) as error:
                 if len(held) < left:
@@ -102,6 +110,8 @@ class Forwarder:
                     return
                 delay_s = backoff_s(self._services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
                 await asyncio.sleep(delay_s)
+        if not held.given_up:
+            held.settle()
 
     async def _hand_over(self, held: HeldBlocks) -> None:
         """Find the owner, and bring it what the queue does not hold. Raises: what stands in the way."""
@@ -159,7 +169,9 @@ class Forwarder:
     def _give_up(self, held: HeldBlocks, blocks: list[HeldBlock], error: MemqError) -> None:
         self._given_up = error
         self._services.counters.given_up_blocks += len(blocks)
-        self._services.events.error("given-up", f"{error}: {given_up_text(held.describe(blocks))}")
+        held.given_up += len(blocks)
+        stays = "; the next start looks at them again, they stay in the spool" if held.tickets else ""
+        self._services.events.error("given-up", f"{error}{stays}: {given_up_text(held.describe(blocks))}")
         for block in blocks:
             held.let_go(block)
 

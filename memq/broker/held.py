@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from memq.broker.ownership import Ownership
 from memq.broker.ring import Slot
 from memq.broker.slabs import Slab
+from memq.broker.spool.segments import Ticket
 from memq.format.block import BlockHeader, parse_header
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
@@ -35,21 +36,34 @@ class HeldBlock:
 
 
 class HeldBlocks:
-    """What one epoch of one partition leaves. `release` gets the slab of each block that is let go.
+    """What one epoch of one partition leaves, in memory or on disk. `release` gets the slab of each block let go.
 
     The knowledge of the lost epoch goes on: what the queue holds of these producers, below `read_to`. `settled_s`
-    (monotonic): from then on no publish of that epoch can land any more.
+    (monotonic): from then on no publish of that epoch can land any more. `tickets` keep the blocks on disk, too.
     """
 
-    def __init__(self, topic: Topic, partition: int, own: Ownership, release: Callable[[Slab], None]) -> None:
+    def __init__(
+        self, topic: Topic, partition: int, read_to: int, settled_s: float, release: Callable[[Slab], None]
+    ) -> None:
         self.topic = topic
         self.partition = partition
-        self.read_to = own.read_to
-        self.settled_s = own.handed_over_s + own.stale_publish_s
+        self.read_to = read_to
+        self.settled_s = settled_s
         self.blocks: dict[HeldBlock, None] = {}
-        self._own = own
+        self.tickets: list[Ticket] = []
+        self.given_up = 0
         self._queued: dict[int, RangeSet] = {}
         self._release = release
+
+    @classmethod
+    def of_epoch(
+        cls, topic: Topic, partition: int, own: Ownership, slots: Iterable[Slot], release: Callable[[Slab], None]
+    ) -> HeldBlocks:
+        """Return what the ring of a lost epoch held that was acked with 1."""
+        held = cls(topic, partition, own.read_to, own.handed_over_s + own.stale_publish_s, release)
+        for slot in slots:
+            held._keep(slot, own)
+        return held
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -59,18 +73,26 @@ class HeldBlocks:
         """Its partition, for people."""
         return f"topic '{self.topic.name}' partition {self.partition}"
 
-    def keep(self, slot: Slot) -> None:
+    def add(self, block: HeldBlock, queued: RangeSet | None = None) -> None:
+        """Hold one more block; `queued` is what is known of its producer so far."""
+        self.blocks[block] = None
+        if block.producer_id not in self._queued:
+            self._queued[block.producer_id] = RangeSet() if queued is None else queued
+
+    def _keep(self, slot: Slot, own: Ownership) -> None:
         """Keep the blocks of a batch that were acked with 1; those of acks=all are sent again by their producers."""
+        self.tickets += slot.tickets
         acked: dict[int, RangeSet] = {}
         for run in slot.runs:
             if run.stream.acks == AckLevel.ONE:
                 acked.setdefault(run.stream.producer_id, RangeSet()).add(run.first, run.next)
+        for producer_id, first, next_ in slot.promised:
+            acked.setdefault(producer_id, RangeSet()).add(first, next_)
         for slab, start, end in slot.extents if acked else ():
             header = parse_header(slab.view, start)
             ranges = acked.get(header.producer_id)
             if ranges is not None and ranges.covers(header.first_sequence, header.next_sequence):
-                self.blocks[HeldBlock(header, slab, start, end)] = None
-                self._queued.setdefault(header.producer_id, self._own.producer(header.producer_id).queued)
+                self.add(HeldBlock(header, slab, start, end), own.producer(header.producer_id).queued)
 
     def meet(self, offset: int, pointer: Pointer | None) -> None:
         """Take the next entry of the queue; None when nobody can read it."""
@@ -95,6 +117,11 @@ class HeldBlocks:
         """Hold a block no longer."""
         del self.blocks[block]
         self._release(block.slab)
+
+    def settle(self) -> None:
+        """The queue holds all of them: what lies on disk of them may go."""
+        for ticket in self.tickets:
+            ticket.release()
 
     def describe(self, blocks: Iterable[HeldBlock] | None = None) -> list[str]:
         """Name each block, or some of them, for the operator who gives up waiting."""

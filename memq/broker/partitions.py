@@ -268,6 +268,7 @@ class Partitions:
     async def create(self, name: str, partitions: int, settings: TopicSettings, *, exist_ok: bool) -> Topic:
         """Make a topic and assign its partitions. Raises: InvalidNameError, InvalidSettingError, AlreadyExistsError."""
         check_name(name)
+        self._services.spool.check(settings)
         runtime = self._services.runtime
         topic = Topic(
             name=name,
@@ -290,6 +291,7 @@ class Partitions:
     async def alter(self, name: str, settings: TopicSettings) -> Topic:
         """Change a topic's settings; open partitions take them with their next epoch, retention and queue at once."""
         current = self.topic(name)
+        self._services.spool.check(settings)
         changed = Topic(
             **{part: getattr(current, part) for part in current.__struct_fields__ if part != "settings"},
             settings=settings.check(),

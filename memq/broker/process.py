@@ -149,6 +149,8 @@ def _gauges(broker: Broker) -> dict[str, tuple[str, Callable[[], float]]]:
         "memory_budget_bytes": ("the memory budget", lambda: services.pool.budget_bytes),
         "memory_leased_bytes": ("memory that blocks and half frames are in", lambda: services.pool.leased_bytes),
         "memory_hot_bytes": ("memory that published batches are kept in", lambda: services.hot.pinned_bytes),
+        "spool_held_bytes": ("bytes in the spool", lambda: services.spool.segments.bytes),
+        "spool_segments": ("segments of the spool", lambda: len(services.spool.segments)),
         "reading_paused": ("1 while the memory budget stops all reading", lambda: broker.intake.starved),
         "open_connections": ("connections now", lambda: len(broker.intake.readers)),
         "open_partitions": ("partitions that are open here", lambda: len(broker.partitions.processors)),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from memq.broker.slabs import Slab
+from memq.broker.spool.segments import Ticket
 from memq.broker.streams import Stream
 from memq.protocol.frames import AckLevel
 
@@ -65,12 +66,14 @@ class Slot:
         "later_acks",
         "number",
         "opened_s",
+        "promised",
         "put_s",
         "records",
         "runs",
         "sealed_ms",
         "slabs",
         "state",
+        "tickets",
     )
 
     def __init__(self, number: int, now_s: float) -> None:
@@ -87,6 +90,8 @@ class Slot:
         self.hurried = False  # sealed as soon as no other batch is on its way, whatever the settings say
         self.late = False  # its own key may not be used any more
         self.sealed_ms = 0
+        self.promised: list[tuple[int, int, int]] = []  # copies of its blocks that were acked with 1: whose, from, to
+        self.tickets: list[Ticket] = []  # for its blocks that are on disk, too
 
     def become(self, state: SlotState) -> None:
         """Change state; only what the table allows."""
@@ -99,6 +104,11 @@ class Slot:
         for stream, sequence in self.later_acks:
             acks[stream] = max(sequence, acks.get(stream, 0))
         return acks
+
+    def settle(self) -> None:
+        """The pointer is in the queue: what lies on disk of its blocks may go."""
+        for ticket in self.tickets:
+            ticket.release()
 
     def let_go(self) -> list[Slab]:
         """Forget the blocks; return their slabs, each with one reference. A stream may know the slot for long."""

@@ -9,6 +9,7 @@ from memq.broker.hot import HotBatches
 from memq.broker.limit_book import LimitBook
 from memq.broker.metrics import Counters
 from memq.broker.slabs import SlabPool
+from memq.broker.spool.writer import Spool
 from memq.governor import Coordinator
 from memq.logs import EventLog
 from memq.network import Runtime
@@ -33,7 +34,8 @@ class Services:
     pool: SlabPool
     hot: HotBatches
     limits: LimitBook
-    counters: Counters = field(default_factory=Counters)
+    spool: Spool
+    counters: Counters
     openings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENINGS_AT_ONCE_MAX))
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
 

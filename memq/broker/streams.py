@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from memq.errors import MemqError
 from memq.format.ranges import RangeSet
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ class AckSink(Protocol):
 
     def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
         """Ack everything of the stream below `next_sequence`."""
+        ...
+
+    def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
+        """Close the stream: from block `first` on nothing is acked, and it may be stored or not."""
         ...
 
     def send_redirect(self, stream: Stream) -> None:

@@ -27,9 +27,10 @@ from memq.broker.naming import check_instance, next_instance
 from memq.broker.opening import open_partition, release_partition
 from memq.broker.ownership import Ownership, Phase
 from memq.broker.publishing import Publisher
-from memq.broker.ring import Ring, RingLimits, Slot, SlotState
+from memq.broker.ring import Extent, Ring, RingLimits, Slot, SlotState
 from memq.broker.services import Services
 from memq.broker.sharing import Sharing
+from memq.broker.spool.writer import Spool
 from memq.broker.storing import key_s, store_object
 from memq.broker.streams import AckSink, Producer, Stream
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, OutOfSequenceError
@@ -53,6 +54,10 @@ def _settle(futures: Iterable[asyncio.Future[None]], error: MemqError | None = N
     for future in futures:
         if not future.done():
             future.set_result(None) if error is None else future.set_exception(error)
+
+
+def _spool(services: Services, topic: Topic) -> Spool | None:
+    return services.spool if topic.settings.ack1 == "disk" else None
 
 
 def _limits(topic: Topic) -> RingLimits:
@@ -91,6 +96,7 @@ class TopicProcessor:
         self.moved_to = ""  # where its next owner listens, when it was moved and that is known
         self.draining = False
         self.limiters = services.limits.of_topic(topic.id)
+        self.spool = _spool(services, topic)  # where blocks go before they are acked with 1; None: they stay in memory
         self._sealed: dict[int, SealedBatch] = {}
         self._uploads: dict[int, asyncio.Task[None]] = {}
         self._publishing: asyncio.Task[None] | None = None
@@ -112,6 +118,8 @@ class TopicProcessor:
 
     def start(self) -> None:
         """Begin to open the partition in the background."""
+        if self.spool is not None and self.spool.disk is None and self.spool.refusal is not None:
+            self.services.events.error("no-spool", f"{self.name}: {self.spool.refusal}: {self.spool.refusal.hint}")
         self._tasks.start(self._run(), f"open {self.topic.name}/{self.partition}")
 
     async def ready(self) -> None:
@@ -201,6 +209,7 @@ class TopicProcessor:
         """Take altered settings, with the next epoch; but at once what the queue lets late pointers do from now on."""
         self.topic = topic
         self.limiters = self.services.limits.of_topic(topic.id)
+        self.spool = _spool(self.services, topic)
         if self.own is not None:
             self.own.stale_publish_s = max(self.own.stale_publish_s, topic.settings.stale_publish_ms / 1000)
             self.own.dedup_window_ms = max(self.own.dedup_window_ms, topic.settings.dedup_window_ms)
@@ -279,6 +288,23 @@ class TopicProcessor:
             else:
                 waits_for.later_acks.append((stream, next_))
         return True
+
+    def keep_on_disk(self, spool: Spool, stream: Stream, extents: Sequence[Extent], first: int, next_: int) -> None:
+        """Have blocks written that were just taken, or that are duplicates; their ack with 1 follows after that.
+
+        A duplicate of what is in the ring is written too: its first copy may not be on disk. One of what the queue
+        holds is not, but its ack goes out in its turn.
+        """
+        slot, run = stream.run_slot, stream.run
+        if run is None or not (run.first <= first and next_ <= run.next):
+            slot = self.ring.find(stream.producer_id, first, next_)
+            if slot is not None:
+                slot.promised.append((stream.producer_id, first, next_))
+        ticket = spool.write(stream, extents, first, next_)
+        if slot is None or slot.state in (SlotState.PUBLISHED, SlotState.FREE):
+            ticket.release()
+        else:
+            slot.tickets.append(ticket)
 
     def forget_silent(self, now_ms: int) -> None:
         """Forget the producers that were silent for the dedup window; those in the ring are not."""
@@ -417,6 +443,7 @@ class TopicProcessor:
         if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names
             own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
         self._ack(self.ring.published(), own.epoch)
+        slot.settle()
         del self._sealed[slot.number]
         batch = HotBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
         self.services.hot.add(batch)
@@ -488,9 +515,9 @@ class TopicProcessor:
         if own is None:
             return
         self._sealed.clear()
-        held = HeldBlocks(self.topic, self.partition, own, self.services.pool.release)
-        for slot in self.ring.give_up():
-            held.keep(slot)
+        slots = self.ring.give_up()
+        held = HeldBlocks.of_epoch(self.topic, self.partition, own, slots, self.services.pool.release)
+        for slot in slots:
             for slab in slot.let_go():
                 self.services.pool.release(slab)
         if held.blocks:

@@ -1,7 +1,7 @@
 """The folder that one standalone broker owns: its lock, its identity, and the places of its parts.
 
-API.md names the files: `lock`, `cluster.json`, `topics.sqlite`, `queue.sqlite`, `objects/`, `tmp/`. Nothing in it is an
-absolute path, so a stopped folder can be moved or copied as a whole.
+The files: `lock`, `cluster.json`, `topics.sqlite`, `queue.sqlite`, `objects/`, `tmp/`, and the broker's `spool/`.
+Nothing in it is an absolute path, so a stopped folder can be moved or copied as a whole.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ class DataFolder:
         """The filesystem store's temporary files, on the same file system."""
         return self.path / "tmp"
 
+    @property
+    def spool(self) -> Path:
+        """Where the broker keeps what it acked with 1, for topics that ask for that."""
+        return self.path / "spool"
+
     def close(self) -> None:
         """Let the folder go."""
         lock, self._lock = self._lock, -1
@@ -112,23 +117,26 @@ def _make_each(folders: Iterable[Path]) -> None:
             sync_folder(folder.parent)
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it, each fsynced in its parent.
+def make_folder(path: Path, what: str = "data folder", setting: str = "--data") -> None:
+    """Make a folder and those above it, each fsynced in its parent; `what` and `setting` are for its errors.
 
     Raises: DeniedError, InvalidRequestError, StoreError.
     """
     try:
         _make_each([*reversed(path.parents), path])
     except OSError as error:
-        raise _folder_error(path, error) from error
+        raise _folder_error(path, error, what, setting) from error
 
 
-def lock_folder(path: Path) -> int:
+def lock_folder(path: Path, what: str = "data folder", setting: str = "--data") -> int:
     """Lock the folder by flock, which the kernel lets go when the process ends; the pid inside is for people.
 
-    Raises: InvalidRequestError when another process holds it.
+    Raises: InvalidRequestError when another process holds it; DeniedError, StoreError.
     """
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _folder_error(path, error, what, setting) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(lock, 0)
@@ -137,8 +145,8 @@ def lock_folder(path: Path) -> int:
         holder = os.pread(lock, _LOCK_BYTES_MAX, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(lock)
         raise InvalidRequestError(
-            f"data folder '{path}' is in use by the process with pid {holder}",
-            hint="stop that process, or choose another folder with --data",
+            f"{what} '{path}' is in use by the process with pid {holder}",
+            hint=f"stop that process, or choose another folder with {setting}",
         ) from error
     except BaseException:
         os.close(lock)
@@ -199,13 +207,13 @@ def _missing(path: Path, name: str) -> CorruptDataError:
     )
 
 
-def _folder_error(path: Path, error: OSError) -> MemqError:
+def _folder_error(path: Path, error: OSError, what: str = "data folder", setting: str = "--data") -> MemqError:
     reason = f"{error.strerror or error}" + (f": '{error.filename}'" if error.filename else "")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return DeniedError(
-            f"data folder '{path}' can't be written: {reason}",
-            hint="choose a writable folder with --data, or its owner",
+            f"{what} '{path}' can't be written: {reason}",
+            hint=f"choose a writable folder with {setting}, or its owner",
         )
     if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
-        return InvalidRequestError(f"data folder '{path}' can't be made: {reason}", hint="choose another --data")
-    return StoreError(f"data folder '{path}' can't be opened: {reason}", hint="check the disk")
+        return InvalidRequestError(f"{what} '{path}' can't be made: {reason}", hint=f"choose another {setting}")
+    return StoreError(f"{what} '{path}' can't be opened: {reason}", hint="check the disk")

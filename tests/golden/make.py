@@ -21,6 +21,7 @@ from memq.format.pointer import (
     ProducerRanges,
     encode_pointer,
 )
+from memq.format.spool import encode_entry, encode_head
 from memq.topic import Totals
 
 FOLDER = Path(__file__).parent
@@ -117,11 +118,21 @@ def make_pointers() -> dict[str, Pointer]:
     }
 
 
+def make_segment() -> bytes:
+    """A segment of the spool with two blocks of one partition."""
+    data, seed = encode_head(0x5EED5EED, NOW_MS), 0x5EED5EED
+    for number, builder in enumerate((full_builder(), plain_builder())):
+        block = seal(builder, "none", 42, 100 + 6 * number).data
+        data += encode_entry(seed, bytes.fromhex(TOPIC_ID), 3, 17, NOW_MS + number, len(block)) + block
+    return data
+
+
 def make() -> dict[str, bytes]:
     """Return every golden file by name."""
     files = {f"block-{codec}.bin": seal(full_builder(), codec, 42, 100).data for codec in ("none", "zstd", "lz4")}
     files["block-plain.bin"] = seal(plain_builder(), "none", 42, 100).data
     files["object.bin"] = make_object()
+    files["segment.spool"] = make_segment()
     files |= {name: encode_pointer(pointer) + b"\n" for name, pointer in make_pointers().items()}
     return files
 

@@ -13,11 +13,13 @@ from memq.broker.connection import Connection
 from memq.broker.hot import HotBatches
 from memq.broker.intake import Intake
 from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.metrics import Counters
 from memq.broker.ownership import Ownership
 from memq.broker.rate_limit import Limiters
 from memq.broker.ring import Ring, RingLimits
 from memq.broker.services import Services
 from memq.broker.slabs import Slab, SlabPool
+from memq.broker.spool.writer import Spool
 from memq.broker.streams import Producer, Stream
 from memq.clock import SystemClock
 from memq.format.block import check_block, scope_of
@@ -29,7 +31,7 @@ from memq.protocol.messages import Hello, HelloAnswer, encode_message
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, equal_slots
-from tests.brokers import block_of, write_frame
+from tests.brokers import block_of, no_spool, write_frame
 
 TOPIC = Topic(name="clicks", id="00" * 16, created_ms=0, partitions=equal_slots(1))
 HELLO = encode_frame(
@@ -46,6 +48,7 @@ class HoldingPartition:
         self.scope = scope_of(TOPIC.id_bytes, 0)
         self.delivery_timeout_ms = TOPIC.settings.delivery_timeout_ms
         self.draining = False
+        self.spool: Spool | None = None
         self.limiters: Limiters = ()
         self.own: Ownership | None = None
         self.ring = Ring(RingLimits(1 << 20, 200_000, 7, 1.0, seal_when_idle=True, uploads_in_flight_max=1))
@@ -198,6 +201,8 @@ class House:
             pool=self.pool,
             hot=self.hot,
             limits=LimitBook(SystemClock(), NO_CLIENT_LIMITS),
+            spool=no_spool(runtime, self.pool),
+            counters=Counters(),
         )
 
     def _freed(self) -> None:

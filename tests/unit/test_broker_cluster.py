@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from memq.broker.broker import Broker
+from memq.broker.spool import SpoolDisk
 from memq.broker.traffic import Traffic
 from memq.clock import SystemClock
 from memq.errors import FencedError, InvalidRequestError, UnreachableError
@@ -40,17 +41,26 @@ class Rig:
         self.store = MemoryHandler(self.runtime.clock)
         self.brokers: list[Broker] = []
 
-    async def start(self, name: str, zone: str = "", port: int = 0) -> Broker:
+    async def start(self, name: str, zone: str = "", port: int = 0, spool: SpoolDisk | None = None) -> Broker:
         """Start one more broker."""
-        broker = self.made(name, zone, port)
+        broker = self.made(name, zone, port, spool)
         await broker.start()
         return broker
 
-    def made(self, name: str, zone: str = "", port: int = 0) -> Broker:
+    def made(self, name: str, zone: str = "", port: int = 0, spool: SpoolDisk | None = None) -> Broker:
         """Return one more broker, before its start."""
-        settings = BrokerSettings(port=port, broker_id=name, zone=zone, memory_bytes_max=32 << 20)
-        coordinator = MemoryCoordinator(self.shared)
-        broker = Broker(settings, self.runtime, {"main": self.store}, self.queue, coordinator, slab_bytes=256 << 10)
+        settings = BrokerSettings(
+            port=port, broker_id=name, zone=zone, memory_bytes_max=32 << 20, spool_bytes_max=16 << 20
+        )
+        broker = Broker(
+            settings,
+            self.runtime,
+            {"main": self.store},
+            self.queue,
+            MemoryCoordinator(self.shared),
+            spool_disk=spool,
+            slab_bytes=256 << 10,
+        )
         self.brokers.append(broker)
         return broker
 

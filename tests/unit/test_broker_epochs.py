@@ -14,6 +14,7 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.hot import HotBatches
 from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.metrics import Counters
 from memq.broker.opening import open_partition
 from memq.broker.ownership import Ownership
 from memq.broker.publishing import Publisher
@@ -34,7 +35,7 @@ from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import PRODUCER, TIMEOUT_S, BareClient, block_of, running_broker, write_frame
+from tests.brokers import PRODUCER, TIMEOUT_S, BareClient, block_of, no_spool, running_broker, write_frame
 from tests.contract.manual_clock import ManualClock
 
 READ = ReadPartition("clicks", "0" * 32, 0)
@@ -271,11 +272,11 @@ class Owner:
         self.store = Store(self.clock)
         self.store.gate.set()
         self.queue = SickQueue(self.clock, failing)
-        pool = SlabPool(MIB, MIB // 4)
+        pool, runtime = SlabPool(MIB, MIB // 4), Runtime(self.clock, Hasty(1))
         services = Services(
             settings=BrokerSettings(),
             session="s",
-            runtime=Runtime(self.clock, Hasty(1)),
+            runtime=runtime,
             stores={"main": self.store},
             store_name="main",
             queue=self.queue,
@@ -283,6 +284,8 @@ class Owner:
             pool=pool,
             hot=HotBatches(MIB, pool.release),
             limits=LimitBook(SystemClock(), NO_CLIENT_LIMITS),
+            spool=no_spool(runtime, pool),
+            counters=Counters(),
         )
         now_s = self.clock.monotonic()
         self.own = Ownership(

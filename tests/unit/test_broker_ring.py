@@ -14,6 +14,7 @@ from memq.broker.ring import GROUP_S_MAX, SUCCESSORS, WORTH_SHARE, Ring, RingLim
 from memq.broker.slabs import Slab, SlabPool
 from memq.broker.streams import Producer, Stream
 from memq.broker.topic_processor import TopicProcessor
+from memq.errors import MemqError
 from memq.protocol.frames import AckLevel
 
 WORTH = 1000 // WORTH_SHARE
@@ -27,6 +28,9 @@ class Nobody:
 
     def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
         """Take it."""
+
+    def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
+        raise AssertionError("nothing is held back here")
 
     def send_redirect(self, stream: Stream) -> None:
         """Take it."""

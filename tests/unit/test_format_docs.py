@@ -13,7 +13,7 @@ from hypothesis import given
 
 from memq import limits
 from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format import block, pointer
+from memq.format import block, pointer, spool
 from memq.format import object as objects
 from memq.format.block import HEADER, BlockHeader
 from memq.format.columns import open_block
@@ -44,6 +44,11 @@ LAYOUTS: dict[str, tuple[struct.Struct, tuple[str, ...]]] = {
     ),
     "Batch entry": (objects.BATCH_ENTRY, objects.BatchEntry._fields),
     "Block entry": (objects.BLOCK_ENTRY, objects.BlockEntry._fields),
+    "Segment head": (spool.HEAD, ("magic", "checksum", "version", "seed", "created_ms")),
+    "Segment entry": (
+        spool.ENTRY,
+        ("magic", "checksum", "topic_id", "partition", "length", "queue_offset", "appended_ms"),
+    ),
     "Frame prefix": (frames.PREFIX, ("length", "api", "flags", "stream", "argument")),
 }
 
@@ -64,7 +69,7 @@ def test_a_table_of_bytes_is_the_struct_of_the_code(heading: str) -> None:
     assert tuple(row["field"] for row in rows if not code_of(row).endswith("x")) == fields
 
 
-@pytest.mark.parametrize(("heading", "size"), [("72", 72), ("24", 24), ("64", 64), ("32", 32), ("16", 16)])
+@pytest.mark.parametrize(("heading", "size"), [("72", 72), ("24", 24), ("64", 64), ("32", 32), ("16", 16), ("48", 48)])
 def test_headings_name_the_sizes(heading: str, size: int) -> None:
     text = (ROOT / "docs" / PAGE).read_text()
     found = re.findall(rf"^### (.*), (?:the last )?{heading} bytes$", text, re.MULTILINE)
@@ -86,7 +91,7 @@ def test_bounds_codecs_flags_and_apis_are_those_of_the_code() -> None:
 def test_magics_are_those_of_the_code() -> None:
     magics = {
         heading: row["meaning"].strip("`").encode()
-        for heading in ("Block header", "Index head", "Trailer")
+        for heading in ("Block header", "Index head", "Trailer", "Segment head", "Segment entry")
         for row in read_table(PAGE, heading, "at")
         if row["field"] == "magic"
     }
@@ -94,6 +99,8 @@ def test_magics_are_those_of_the_code() -> None:
         "Block header": block.MAGIC,
         "Index head": objects.INDEX_MAGIC,
         "Trailer": objects.TRAILER_MAGIC,
+        "Segment head": spool.MAGIC,
+        "Segment entry": spool.ENTRY_MAGIC,
     }
 
 

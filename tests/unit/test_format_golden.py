@@ -7,6 +7,7 @@ import pytest
 from memq.format.columns import BlockReader, open_block
 from memq.format.object import open_object
 from memq.format.pointer import decode_pointer
+from memq.format.spool import decode_segment
 from tests.golden.make import FOLDER, full_builder, make, make_pointers, seal
 
 MADE = make()
@@ -33,6 +34,17 @@ def test_the_object_holds_its_blocks() -> None:
     assert [batch.records for batch in index.batches] == [9, 6]
     for entry in index.blocks:
         assert open_block(data[entry.offset : entry.offset + entry.length]).count == entry.count
+
+
+def test_the_segment_holds_its_blocks() -> None:
+    data = (FOLDER / "segment.spool").read_bytes()
+    content = decode_segment(data)
+    assert (content.damages, content.torn_bytes) == ([], 0)
+    assert [(entry.partition, entry.queue_offset, entry.header.first_sequence) for entry in content.entries] == [
+        (3, 17, 100),
+        (3, 17, 106),
+    ]
+    assert [open_block(data[entry.start : entry.end]).count for entry in content.entries] == [6, 3]
 
 
 @pytest.mark.parametrize("name", make_pointers())

@@ -1,0 +1,175 @@
+"""Brings what an earlier run left in the spool to the queue: each block once, to whoever owns its partition now.
+
+Theory: those blocks are like the ack=1 blocks of a lost epoch, and go the same way (`memq.broker.forwarding`): when no
+publish of that run can land any more, the queue is read from where its owner had read it, and what it does not hold is
+handed over. Who has taken the beginning of that part of the queue away, retention as a rule, has taken the proof: then
+nobody can tell a block from a copy, and its segment is set aside for people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+from memq.broker.forwarding import Forwarder
+from memq.broker.held import HeldBlock, HeldBlocks
+from memq.broker.services import Services
+from memq.broker.slabs import Slab
+from memq.broker.spool import SpoolDisk
+from memq.broker.spool.segments import Segment, Ticket
+from memq.errors import CorruptDataError, RetryableError, UnsupportedFormatError
+from memq.format.spool import SpoolContent, SpoolEntry, decode_segment
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
+
+T = TypeVar("T")
+
+WORKS_MAX = 64  # partitions that blocks are brought to at once
+RETRY_S = 1.0
+ROOM_S = 0.1  # how often memory for the next blocks is looked for
+MEMORY_SHARE = 2  # half of the memory budget is left to what comes in
+
+
+class Replay:
+    """Runs once, after the start. `topics` are those there are now."""
+
+    def __init__(self, services: Services, forwarder: Forwarder, topics: Callable[[], list[Topic]]) -> None:
+        self._done = asyncio.Event()
+        self._services = services
+        self._forwarder = forwarder
+        self._topics = topics
+        self._segments: dict[Segment, Ticket] = {}
+        self._started_s = services.runtime.clock.monotonic()
+
+    async def find(self, disk: SpoolDisk) -> None:
+        """Note the segments that are there, before any is made, and keep each until it was read. Raises: SpoolError."""
+        for name, size in (await disk.sizes()).items():
+            segment = self._services.spool.segments.find(name, 0, size)
+            self._segments[segment] = self._ticket(segment)
+
+    async def run(self, disk: SpoolDisk) -> None:
+        """Bring all of them to the queue; return when nothing is left to be handed to the forwarder."""
+        for segment, ticket in self._segments.items():
+            await self._replay(disk, segment)
+            ticket.release()
+        while any(segment.tickets for segment in self._segments) and self._forwarder.works:
+            self._forwarder.changed.clear()
+            await self._forwarder.changed.wait()
+        self._done.set()
+
+    async def wait(self) -> None:
+        """Return when nothing of an earlier run is left to be brought, or there was nothing."""
+        if self._segments:
+            await self._done.wait()
+
+    async def _replay(self, disk: SpoolDisk, segment: Segment) -> None:
+        data = await self._try_on(segment.name, lambda: disk.read(segment.name))
+        try:
+            content = decode_segment(data)
+        except (CorruptDataError, UnsupportedFormatError) as error:
+            self._keep(segment, "spool-damaged", f"{error}")
+            self._services.counters.spool_damages += 1
+        else:
+            self._tell(segment, content)
+            for entries in self._chunks(content.entries):
+                await self._take(segment, data, entries)
+
+    def _ticket(self, segment: Segment) -> Ticket:
+        ticket = Ticket(self._services.spool.freed)
+        ticket.bind(segment)
+        return ticket
+
+    def _tell(self, segment: Segment, content: SpoolContent) -> None:
+        """Say what a segment holds, above all what can't be read."""
+        self._services.counters.spool_damages += len(content.damages)
+        for damage in content.damages:
+            self._keep(segment, "spool-damaged", f"bytes {damage.start} to {damage.end}: {damage.cause}")
+        torn = f", and {content.torn_bytes} bytes that were being written" if content.torn_bytes else ""
+        self._services.events.info("spool-replay", f"segment {segment.name}: {len(content.entries)} blocks{torn}")
+
+    def _keep(self, segment: Segment, event: str, text: str) -> None:
+        segment.kept = True
+        self._services.events.error(event, f"segment {segment.name}, which will be set aside: {text}")
+
+    def _chunks(self, entries: list[SpoolEntry]) -> Iterator[list[SpoolEntry]]:
+        """Yield the entries in pieces of a slab, one entry at least."""
+        chunk: list[SpoolEntry] = []
+        for entry in entries:
+            if chunk and entry.end - chunk[0].start > self._services.pool.slab_bytes:
+                yield chunk
+                chunk = []
+            chunk.append(entry)
+        if chunk:
+            yield chunk
+
+    async def _take(self, segment: Segment, data: bytes, entries: list[SpoolEntry]) -> None:
+        """Hand some blocks to the forwarder, partition by partition, as soon as there is memory for them."""
+        topics = {topic.id: topic for topic in self._topics()}
+        parts: dict[tuple[str, int], list[SpoolEntry]] = {}
+        for entry in entries:
+            parts.setdefault((entry.topic_id, entry.partition), []).append(entry)
+        stale_s = max((topics[id_].settings.stale_publish_ms for id_, _ in parts if id_ in topics), default=0) / 1000
+        await asyncio.sleep(self._started_s + stale_s - self._services.runtime.clock.monotonic())
+        start = entries[0].start
+        slab = await self._room(entries[-1].end - start)
+        slab.view[: entries[-1].end - start] = data[start : entries[-1].end]
+        try:
+            for (topic_id, partition), blocks in parts.items():
+                topic = topics.get(topic_id)
+                if topic is None or partition >= len(topic.partitions):
+                    self._undecided(segment, blocks, f"there is no topic with id {topic_id}")
+                else:
+                    await self._hold(segment, topic, blocks, slab, start)
+        finally:
+            self._services.pool.release(slab)
+
+    async def _room(self, size: int) -> Slab:
+        pool = self._services.pool
+        while True:
+            leave_bytes = pool.budget_bytes // MEMORY_SHARE if self._forwarder.works else 0
+            slab = pool.lease(size, leave_bytes=leave_bytes) if self._forwarder.works < WORKS_MAX else None
+            if slab is not None:
+                return slab
+            await asyncio.sleep(ROOM_S)
+
+    async def _hold(self, segment: Segment, topic: Topic, blocks: list[SpoolEntry], slab: Slab, start: int) -> None:
+        """Have the forwarder look in the queue for the blocks of one partition, and hand over those that are absent."""
+        partition = blocks[0].partition
+        oldest = min(blocks, key=lambda entry: entry.queue_offset)
+        read = ReadPartition(topic.name, topic.id, topic.partitions[partition].read_partition)
+        since_ms = min(entry.appended_ms for entry in blocks) - topic.settings.stale_publish_ms - CLOCK_ERROR_MS
+        queue = self._services.queue
+        span = await self._try_on(segment.name, lambda: queue.span(read))
+        known = [entry for entry in blocks if entry.queue_offset >= span.begin]
+        if len(known) < len(blocks):
+            lost = [entry for entry in blocks if entry.queue_offset < span.begin]
+            self._undecided(
+                segment, lost, f"the queue begins at {span.begin}, they were taken at {oldest.queue_offset}"
+            )
+        if not known:
+            return
+        from_time = await self._try_on(segment.name, lambda: queue.seek_time(read, since_ms))
+        read_to = min(from_time, *(entry.queue_offset for entry in known))
+        release = self._services.pool.release
+        held = HeldBlocks(topic, partition, max(read_to, span.begin), self._started_s, release)
+        for entry in known:
+            held.add(HeldBlock(entry.header, slab, entry.start - start, entry.end - start))
+        held.tickets.append(self._ticket(segment))
+        self._services.counters.replayed_blocks += len(known)
+        self._forwarder.take(held)
+
+    def _undecided(self, segment: Segment, blocks: list[SpoolEntry], why: str) -> None:
+        self._services.counters.spool_undecided_blocks += len(blocks)
+        names = "; ".join(f"partition {entry.partition} {entry.header.describe()}" for entry in blocks[:20])
+        self._keep(
+            segment, "spool-undecided", f"it is unknown whether the queue held {len(blocks)} blocks: {why}: {names}"
+        )
+
+    async def _try_on(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Call until it works: a disk or a queue that is sick passes."""
+        while True:
+            try:
+                return await call()
+            except (RetryableError, TimeoutError) as error:
+                self._services.events.warning("spool-retry", f"segment {name}: {error}")
+                await asyncio.sleep(RETRY_S)

@@ -1,0 +1,278 @@
+"""Writes blocks of level ack=1 to the spool, many with one fsync, acks them after it, and removes what may go.
+
+Theory: an fsync costs about the same for one block as for thousands. So while one is under way all that comes waits,
+and goes out with the next. The batch of a block is stored meanwhile: a block whose pointer is in the queue before its
+turn has come is acked without being written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from memq.backoff import backoff_s
+from memq.broker.metrics import Counters
+from memq.broker.ring import Extent
+from memq.broker.slabs import Slab
+from memq.broker.spool import SpoolDisk
+from memq.broker.spool.segments import Segment, Segments, Ticket
+from memq.broker.streams import Stream
+from memq.errors import InvalidSettingError, MemqError, SpoolError, ThrottledError
+from memq.format.spool import encode_entry, encode_head
+from memq.limits import MIB
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.protocol.frames import AckLevel
+from memq.settings import BrokerSettings
+from memq.tasks import TaskOwner
+from memq.topic import TopicSettings
+
+SEGMENTS_PER_SPOOL = 16
+SEGMENT_BYTES_MAX = 16 * MIB
+GROUP_BYTES_MAX = 8 * MIB  # what one write and fsync takes; one run of blocks at least
+WAITING_SHARE = 8  # an eighth of the memory budget may wait for the disk
+IDLE_S = 1.0  # a segment that nothing was appended to for so long is closed: it goes as soon as its blocks are queued
+RETRY_S_BASE, RETRY_S_MAX = 0.5, 5.0
+NO_FOLDER = "set spool = FOLDER for this broker, or the topic's ack1 to memory; acks=all goes on"
+
+
+class PendingRun:
+    """Blocks of one stream, in order, that lie in one slab; it has a reference there until they are written."""
+
+    __slots__ = ("appended_ms", "epoch", "extents", "first", "next", "queue_offset", "slab", "stream", "ticket")
+
+    def __init__(
+        self, stream: Stream, extents: Sequence[Extent], first: int, next_: int, ticket: Ticket, now_ms: int
+    ) -> None:
+        own = stream.processor.own
+        assert own is not None, "blocks were taken without an epoch"
+        self.stream = stream
+        self.extents = extents
+        self.slab: Slab = extents[0][0]
+        self.first = first
+        self.next = next_
+        self.ticket = ticket
+        self.epoch = own.epoch
+        self.queue_offset = own.read_to
+        self.appended_ms = now_ms
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes its blocks have."""
+        return sum(end - start for _, start, end in self.extents)
+
+
+class Spool:
+    """One for all partitions of a broker. Without a disk it takes nothing, and `refusal` says what to do.
+
+    `failed` learns of what nobody foresaw; `let_go` gets each slab whose blocks are written.
+    """
+
+    def __init__(
+        self,
+        disk: SpoolDisk | None,
+        settings: BrokerSettings,
+        runtime: Runtime,
+        counters: Counters,
+        let_go: Callable[[Slab], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.disk = disk
+        self.segments = Segments(min(SEGMENT_BYTES_MAX, settings.spool_bytes_max // SEGMENTS_PER_SPOOL))
+        self._settings = settings
+        self._runtime = runtime
+        self._counters = counters
+        self._let_go = let_go
+        self._events = EventLog(runtime.clock)
+        self._tasks = TaskOwner(failed, self._events)
+        self._waiting: deque[PendingRun] = deque()
+        self._waiting_bytes = 0
+        self._waiting_bytes_max = settings.memory_bytes_max // WAITING_SHARE
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._failure: SpoolError | None = None
+
+    # ---- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to write what comes."""
+        if self.disk is not None:
+            self._tasks.start(self._work(self.disk), "spool")
+
+    async def stop(self) -> None:
+        """End at once; what is not written is not acked."""
+        await self._tasks.stop()
+        while self._waiting:
+            self._let_go(self._waiting.popleft().slab)
+        if self.disk is not None:
+            await self.disk.close()
+
+    async def settle(self) -> None:
+        """Return when all that came is acked, or refused."""
+        await self._settled.wait()
+
+    def check(self, settings: TopicSettings) -> None:
+        """Refuse settings that this broker can't keep. Raises: InvalidSettingError."""
+        if settings.ack1 == "disk" and self.disk is None:
+            raise InvalidSettingError(
+                f"setting ack1 = disk needs a spool, and broker '{self._settings.broker_id}' has none",
+                hint="set spool = FOLDER for every broker, or ack1 = memory",
+            )
+
+    # ---- blocks ------------------------------------------------------------------------------------
+
+    @property
+    def refusal(self) -> MemqError | None:
+        """Why no block is taken now; None when one is."""
+        if self._failure is not None:
+            return self._failure
+        name, settings = self._settings.broker_id, self._settings
+        if self.disk is None:
+            return SpoolError(f"broker '{name}' has no spool for a topic with ack1 = disk", hint=NO_FOLDER)
+        if self._waiting_bytes >= self._waiting_bytes_max:
+            return ThrottledError(f"{self._waiting_bytes} bytes wait for the disk of broker '{name}'")
+        if self.segments.bytes + self._waiting_bytes >= settings.spool_bytes_max:
+            return SpoolError(
+                f"the spool of broker '{name}' holds {self.segments.bytes} bytes, {settings.spool_bytes_max} may be",
+                hint="see why its batches are not published (memq doctor), or raise spool_bytes_max; acks=all goes on",
+            )
+        return None
+
+    def write(self, stream: Stream, extents: Sequence[Extent], first: int, next_: int) -> Ticket:
+        """Have blocks of a stream written, and acked with 1 after that; never before those that came earlier.
+
+        Release the ticket when the queue holds them: if that is before their turn, they are not written.
+        """
+        ticket = Ticket(self.freed)
+        run = PendingRun(stream, extents, first, next_, ticket, self._runtime.clock.wall_ms())
+        run.slab.references += 1
+        self._waiting.append(run)
+        self._waiting_bytes += run.bytes
+        self._wake.set()
+        self._settled.clear()
+        return ticket
+
+    def freed(self) -> None:
+        """A segment may be wanted no more: look."""
+        self._wake.set()
+
+    # ---- the disk ----------------------------------------------------------------------------------
+
+    async def _work(self, disk: SpoolDisk) -> None:
+        tries = 0
+        while True:
+            await self._remove_unwanted(disk)
+            if not self._waiting:
+                await self._rest()
+                continue
+            group = self._next_group()
+            try:
+                await self._write(disk, group)
+                tries = 0
+            except SpoolError as error:
+                tries += 1
+                self._fail(group, error)
+                delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
+                await asyncio.sleep(delay_s)
+                self._failure = None
+            finally:
+                for run in group:
+                    self._let_go(run.slab)
+
+    async def _rest(self) -> None:
+        """Wait until there is something to do; close the segment when that takes long."""
+        self._wake.clear()
+        self._settled.set()
+        try:
+            async with asyncio.timeout(IDLE_S if self.segments.open is not None else None):
+                await self._wake.wait()
+        except TimeoutError:
+            self.segments.open = None
+
+    def _next_group(self) -> list[PendingRun]:
+        """Take what the next write and fsync is for."""
+        group: list[PendingRun] = []
+        size = 0
+        while self._waiting and (not group or size + self._waiting[0].bytes <= GROUP_BYTES_MAX):
+            group.append(self._waiting.popleft())
+            size += group[-1].bytes
+        self._waiting_bytes -= size
+        return group
+
+    async def _write(self, disk: SpoolDisk, group: list[PendingRun]) -> None:
+        """Write what is not in the queue yet, then ack. Raises: SpoolError."""
+        runs = [run for run in group if not run.ticket.released]
+        if runs:
+            segment, buffers = self._place()
+            blocks = sum(len(run.extents) for run in runs)
+            for run in runs:
+                buffers += _entries(segment.seed, run)
+            size = sum(map(len, buffers))
+            self.segments.grow(segment, size)
+            await disk.append(segment.name, buffers)
+            for run in runs:
+                run.ticket.bind(segment)
+            self._counters.spool_syncs += 1
+            self._counters.spooled_blocks += blocks
+            self._counters.spooled_bytes += size
+        acks = {run.stream: run for run in group}
+        for stream, run in acks.items():
+            stream.sink.send_ack(stream, AckLevel.ONE, run.next, run.epoch)
+
+    def _place(self) -> tuple[Segment, list[bytes | memoryview]]:
+        """Return the segment to append to, and its head when it is new."""
+        segment = self.segments.open
+        if segment is not None:
+            return segment, []
+        seed, now_ms = self._runtime.random.getrandbits(32), self._runtime.clock.wall_ms()
+        return self.segments.begin(segment_name(now_ms, seed), seed), [encode_head(seed, now_ms)]
+
+    def _fail(self, group: list[PendingRun], error: SpoolError) -> None:
+        """Refuse what was to be written and all that waits behind it. The segment gets nothing more.
+
+        The blocks are in the ring and may be stored: so their producers are held back, not told that it failed.
+        """
+        self._failure = error
+        self.segments.open = None
+        refused = [*group, *self._waiting]
+        for run in self._waiting:
+            self._let_go(run.slab)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        firsts: dict[Stream, int] = {}
+        for run in refused:
+            firsts.setdefault(run.stream, run.first)
+            self._counters.spool_refused_blocks += len(run.extents)
+        self._events.error("spool-failed", f"{len(refused)} runs of blocks are not acked: {error}: {error.hint}")
+        for stream, first in firsts.items():
+            stream.sink.send_throttle(stream, first, error)
+
+    async def _remove_unwanted(self, disk: SpoolDisk) -> None:
+        """Remove the segments whose blocks are all in the queue, or set aside what somebody has to look at."""
+        for segment in self.segments.unwanted():
+            try:
+                if segment.kept:
+                    place = await disk.set_aside(segment.name)
+                    self._events.error("spool-aside", f"segment {place} holds what could not be brought to the queue")
+                else:
+                    await disk.remove(segment.name)
+            except SpoolError as error:
+                self._events.error("spool-failed", str(error))
+                return
+            self.segments.forget(segment)
+
+
+def segment_name(created_ms: int, seed: int) -> str:
+    """Return a segment's name, by which segments of all brokers are told apart and sorted by age."""
+    return f"{created_ms:016d}-{seed:08x}.spool"
+
+
+def _entries(seed: int, run: PendingRun) -> list[bytes | memoryview]:
+    topic_id, partition = run.stream.processor.topic.id_bytes, run.stream.processor.partition
+    buffers: list[bytes | memoryview] = []
+    for slab, start, end in run.extents:
+        buffers.append(encode_entry(seed, topic_id, partition, run.queue_offset, run.appended_ms, end - start))
+        buffers.append(slab.view[start:end])
+    return buffers

@@ -1,0 +1,314 @@
+"""The spool: ack=1 on disk comes after the fsync, and what an earlier run left is delivered once, or told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from memq.broker.broker import Broker
+from memq.broker.spool.files import ASIDE, SpoolFiles, look_at_spool, sizes_in
+from memq.errors import InvalidRequestError, InvalidSettingError, SpoolError
+from memq.format.spool import HEAD, decode_segment
+from memq.protocol.frames import AckLevel, Api
+from memq.protocol.messages import Nack, decode_message
+from memq.storage_handlers import Buffer
+from memq.topic import ReadPartition, Topic, TopicSettings
+from tests.brokers import BareClient, block_of, write_frame
+from tests.unit.test_broker_cluster import Rig, rig
+from tests.unit.test_broker_forward import gate_of, pointers, seize
+
+ON_DISK = TopicSettings(stale_publish_ms=1_000, ack1="disk")
+
+
+class GatedDisk(SpoolFiles):
+    """A disk that takes its time, and fails when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.called = asyncio.Event()
+        self.fails = False
+
+    async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
+        self.called.set()
+        await self.gate.wait()
+        if self.fails:
+            raise SpoolError("the disk is full", hint="free space")
+        await super().append(name, buffers)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop turn until something holds; the test's own timeout ends the wait."""
+    while not holds():  # noqa: ASYNC110 - there is no event for this
+        await asyncio.sleep(0)
+
+
+async def taken(broker: Broker, *, settings: TopicSettings = ON_DISK, blocks: int = 1) -> tuple[Topic, BareClient]:
+    """Send blocks of two records with acks=1, and take the ack of the last."""
+    topic = await broker.partitions.create("clicks", 1, settings, exist_ok=True)
+    client = await BareClient.connect(broker)
+    await client.open(topic, acks=AckLevel.ONE)
+    for number in range(blocks):
+        client.write(write_frame(block_of(topic, 2 * number, [b"a%d" % number, b"b"])))
+    while (await client.frame()).argument < 2 * blocks:
+        pass
+    return topic, client
+
+
+async def records(cluster: Rig, topic: Topic) -> list[tuple[str, int]]:
+    return [(each.broker, each.records) for each in await pointers(cluster, topic) if each.records]
+
+
+def test_an_ack_comes_after_the_fsync_and_what_waits_shares_the_next_one(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            disk = GatedDisk(tmp_path)
+            one = await cluster.start("one", spool=disk)
+            gate_of(cluster)
+            topic = await one.partitions.create("clicks", 1, ON_DISK, exist_ok=False)
+            client = await BareClient.connect(one)
+            await client.open(topic, acks=AckLevel.ONE)
+            disk.gate.clear()
+            client.write(write_frame(block_of(topic, 0, [b"a"])))
+            await disk.called.wait()
+            counters = one.services.counters
+            for number in range(1, 20):
+                client.write(write_frame(block_of(topic, number, [b"a"])))
+                await until(lambda: counters.received_blocks > number)  # noqa: B023 - awaited here
+            assert counters.acks == 0
+            disk.gate.set()
+            frames = [await client.frame(), await client.frame()]
+            assert [(frame.api, frame.flags, frame.argument) for frame in frames] == [(Api.ACK, 1, 1), (Api.ACK, 1, 20)]
+            assert (counters.spool_syncs, counters.spooled_blocks) == (2, 20)
+            (name,) = sizes_in(tmp_path)
+            assert len(decode_segment((tmp_path / name).read_bytes()).entries) == 20
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_what_is_published_leaves_the_spool_and_a_drain_leaves_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            topic, client = await taken(one, blocks=5)
+            await until(lambda: not sizes_in(tmp_path) and not len(one.services.spool.segments))
+            assert sum(count for _, count in await records(cluster, topic)) == 10
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_a_topic_in_memory_writes_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            _, client = await taken(one, settings=TopicSettings())
+            assert one.services.counters.spool_syncs == 0
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_a_failing_disk_refuses_acks_of_level_1_and_comes_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            disk = GatedDisk(tmp_path)
+            one = await cluster.start("one", spool=disk)
+            gate = gate_of(cluster)
+            topic = await one.partitions.create("clicks", 1, ON_DISK, exist_ok=False)
+            client = await BareClient.connect(one)
+            await client.open(topic, acks=AckLevel.ONE)
+            await client.open(topic, stream=2, producer=99, acks=AckLevel.ALL)
+            disk.fails = True
+            client.write(write_frame(block_of(topic, 0, [b"a"])))
+            frame = await client.frame()
+            assert (frame.api, frame.argument) == (Api.THROTTLE, 0), "it is in the ring, and may be stored"
+            await client.open(topic, acks=AckLevel.ONE)
+            client.write(write_frame(block_of(topic, 0, [b"a"])))
+            frame = await client.frame()
+            refused = decode_message(frame.body, Nack)
+            assert (frame.api, refused.code, refused.kind) == (Api.NACK, "spool-failed", "retryable")
+            assert "the disk is full" in refused.text
+            client.write(write_frame(block_of(topic, 0, [b"z"], producer=99), stream=2))
+            gate.set()
+            frame = await client.frame()
+            assert (frame.api, frame.stream, frame.flags) == (Api.ACK, 2, AckLevel.ALL)
+            disk.fails = False
+            await until(lambda: one.services.spool.refusal is None)
+            await client.open(topic, acks=AckLevel.ONE)
+            client.write(write_frame(block_of(topic, 0, [b"a"])) + write_frame(block_of(topic, 1, [b"b"])))
+            while (await client.frame()).argument < 2:
+                pass
+            await one.drain()
+            assert sum(count for _, count in await records(cluster, topic)) == 3
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_a_full_spool_refuses_and_says_what_to_do(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            gate = gate_of(cluster)
+            topic, client = await taken(one)
+            one.services.spool.segments.bytes += 16 << 20
+            client.write(write_frame(block_of(topic, 2, [b"a"])))
+            frame = await client.frame()
+            text = decode_message(frame.body, Nack).text
+            assert (frame.api, "16777216 may be" in text) == (Api.NACK, True)
+            gate.set()
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_a_broker_without_a_spool_refuses_the_setting_and_the_blocks(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            with pytest.raises(InvalidSettingError, match="ack1 = disk needs a spool, and broker 'one' has none"):
+                await one.partitions.create("clicks", 1, ON_DISK, exist_ok=False)
+            two = await cluster.start("two", spool=SpoolFiles(tmp_path))
+            topic = await two.partitions.create("clicks", 1, ON_DISK, exist_ok=False)
+            there = await seize(cluster, topic, one)
+            await there.open(topic, acks=AckLevel.ONE)
+            there.write(write_frame(block_of(topic, 0, [b"a"])))
+            refused = decode_message((await there.frame()).body, Nack)
+            assert refused.text == "broker 'one' has no spool for a topic with ack1 = disk"
+            await there.close()
+
+    asyncio.run(work())
+
+
+# ---- replay --------------------------------------------------------------------------------------
+
+
+async def left_behind(cluster: Rig, folder: Path, *, blocks: int = 3) -> Topic:
+    """Have a broker die with blocks that it acked with 1 and did not publish."""
+    one = await cluster.start("one", spool=SpoolFiles(folder))
+    put = cluster.store.put
+    gate_of(cluster)
+    topic, client = await taken(one, blocks=blocks)
+    await one.close()
+    await client.close()
+    cluster.store.put = put  # type: ignore[method-assign]  # it answers again
+    return topic
+
+
+async def replayed(cluster: Rig, broker: Broker, topic: Topic, folder: Path) -> list[tuple[str, int]]:
+    """Wait until nothing is left in the spool, and return what the queue holds."""
+    await broker._replay.wait()
+    await until(lambda: not sizes_in(folder) and not len(broker.services.spool.segments))
+    return await records(cluster, topic)
+
+
+def test_what_a_dead_broker_acked_is_delivered_after_its_start(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            topic = await left_behind(cluster, tmp_path)
+            again = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            found = await replayed(cluster, again, topic, tmp_path)
+            assert sum(count for _, count in found) == 6
+            assert again.services.counters.replayed_blocks == 3
+            assert again.services.counters.forwarded_blocks == 3
+
+    asyncio.run(work())
+
+
+def test_what_the_queue_holds_already_is_not_brought_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            topic = await left_behind(cluster, tmp_path)
+            (name,) = sizes_in(tmp_path)
+            body = (tmp_path / name).read_bytes()
+            again = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            before = await replayed(cluster, again, topic, tmp_path)
+            await again.close()
+            (tmp_path / name).write_bytes(body)  # as if it had died before the segment was removed
+            third = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            assert await replayed(cluster, third, topic, tmp_path) == before
+            assert third.services.counters.forwarded_blocks == 0
+
+    asyncio.run(work())
+
+
+def test_another_owner_gets_what_the_dead_one_acked(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            topic = await left_behind(cluster, tmp_path)
+            two = await cluster.start("two")
+            there = await seize(cluster, topic, two)
+            again = await cluster.start("three", spool=SpoolFiles(tmp_path))  # the folder, at a broker of another name
+            assert await replayed(cluster, again, topic, tmp_path) == [("two", 6)]
+            await there.close()
+
+    asyncio.run(work())
+
+
+def test_a_drain_waits_for_the_replay(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            topic = await left_behind(cluster, tmp_path)
+            again = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            await again.drain()
+            assert sum(count for _, count in await records(cluster, topic)) == 6
+
+    asyncio.run(work())
+
+
+def test_damage_is_told_and_kept_and_costs_only_what_it_hits(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            topic = await left_behind(cluster, tmp_path)
+            (name,) = sizes_in(tmp_path)
+            body = bytearray((tmp_path / name).read_bytes())
+            body[HEAD.size + 60] ^= 1
+            (tmp_path / name).write_bytes(body)
+            again = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            found = await replayed(cluster, again, topic, tmp_path)
+            assert sum(count for _, count in found) == 4
+            assert again.services.counters.spool_damages == 1
+            assert list(sizes_in(tmp_path / ASIDE)) == [name]
+            text, hint = look_at_spool(tmp_path, 0)
+            assert "1 segments set aside" in text
+            assert "operations.md" in hint
+
+    asyncio.run(work())
+
+
+def test_what_nobody_can_tell_from_a_copy_is_kept_for_people(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            topic = await left_behind(cluster, tmp_path)
+            read = ReadPartition(topic.name, topic.id, 0)
+            two = await cluster.start("two")
+            await (await seize(cluster, topic, two)).close()
+            await cluster.queue.trim(read, (await cluster.queue.span(read)).end)
+            again = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            assert await replayed(cluster, again, topic, tmp_path) == []
+            assert again.services.counters.spool_undecided_blocks == 3
+            assert len(sizes_in(tmp_path / ASIDE)) == 1
+
+    asyncio.run(work())
+
+
+# ---- the folder ----------------------------------------------------------------------------------
+
+
+def test_a_folder_is_one_broker_s_alone_and_must_be_writable(tmp_path: Path) -> None:
+    async def work() -> None:
+        disk = SpoolFiles(tmp_path / "spool")
+        with pytest.raises(InvalidRequestError, match=r"spool folder .* is in use by the process with pid"):
+            SpoolFiles(tmp_path / "spool")
+        await disk.close()
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(InvalidRequestError, match=r"spool folder .* can't be made"):
+            SpoolFiles(tmp_path / "file" / "spool")
+
+    asyncio.run(work())
