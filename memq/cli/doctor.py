@@ -64,6 +64,7 @@ def _look(config: str | None, profile: str | None, flags: dict[str, Value | None
     origins = {origin for origin in settings.origins.values() if origin != "default"}
     yield Finding("settings", "ok", "from " + (", ".join(sorted(origins)) or "defaults alone"))
     yield from _machine(settings)
+    yield from _spool(settings)
     yield from _parts(settings)
     yield _checked("broker", lambda: _broker(settings))
 
@@ -106,6 +107,16 @@ def _machine(settings: Settings) -> Iterator[Finding]:
         enough = limit == resource.RLIM_INFINITY or limit > broker.connections_max
         text = f"{limit} files may be open, connections_max is {broker.connections_max}"
         yield Finding("open files", "ok" if enough else "warning", text, f"ulimit -n {2 * broker.connections_max}")
+
+
+def _spool(settings: Settings) -> Iterator[Finding]:
+    """Look at the spool, when a broker of these settings has one."""
+    folder = settings.broker().spool
+    if folder and sys.platform != "win32":
+        from memq.broker.spool.files import look_at_spool
+
+        text, hint = look_at_spool(Path(folder).absolute(), settings.broker().spool_bytes_max)
+        yield Finding("spool", "warning" if hint else "ok", text, hint)
 
 
 def _parts(settings: Settings) -> Iterator[Finding]:
