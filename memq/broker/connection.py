@@ -155,10 +155,6 @@ class Connection(asyncio.BufferedProtocol):
         if not self.paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def eof_received(self) -> bool:
-        """The client closed its side: so does this one."""
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave: what was received stays, streams are forgotten."""
         self.conversation.close()
