@@ -287,7 +287,7 @@ class Connection(asyncio.BufferedProtocol):
         size = run.end - at - FRAME_PREFIX_BYTES * len(run.extents)
         processor.ring.extend(stream, stream.expected, run.next_sequence, run.extents, size, now_s)
         if spool is not None:
-            processor.keep_on_disk(spool, stream, run.extents, stream.expected, run.next_sequence)
+            spool.take(stream, run.extents, stream.expected, run.next_sequence)
         self._taken(stream, run.next_sequence, len(run.extents))
         for limiter in limiters:
             limiter.take(len(run.extents), size)
@@ -318,7 +318,7 @@ class Connection(asyncio.BufferedProtocol):
             if first < stream.producer.next and stream.processor.duplicate(stream, first, next_):
                 stream.expected = next_
                 if spool is not None:
-                    stream.processor.keep_on_disk(spool, stream, [(slab, start, stop)], first, next_)
+                    spool.take(stream, [(slab, start, stop)], first, next_)
                 return stop
         except MemqError as error:
             self._refuse_block(stream, error)
@@ -332,7 +332,7 @@ class Connection(asyncio.BufferedProtocol):
             self._turn_away(stream, first)
         else:
             if spool is not None:
-                processor.keep_on_disk(spool, stream, [(slab, start, stop)], first, next_)
+                spool.take(stream, [(slab, start, stop)], first, next_)
             self._taken(stream, next_, 1)
             for limiter in limiters:
                 limiter.take(1, stop - start)

@@ -27,7 +27,7 @@ from memq.broker.naming import check_instance, next_instance
 from memq.broker.opening import open_partition, release_partition
 from memq.broker.ownership import Ownership, Phase
 from memq.broker.publishing import Publisher
-from memq.broker.ring import Extent, Ring, RingLimits, Slot, SlotState
+from memq.broker.ring import Ring, RingLimits, Slot, SlotState
 from memq.broker.services import Services
 from memq.broker.sharing import Sharing
 from memq.broker.spool.writer import Spool
@@ -288,23 +288,6 @@ class TopicProcessor:
             else:
                 waits_for.later_acks.append((stream, next_))
         return True
-
-    def keep_on_disk(self, spool: Spool, stream: Stream, extents: Sequence[Extent], first: int, next_: int) -> None:
-        """Have blocks written that were just taken, or that are duplicates; their ack with 1 follows after that.
-
-        A duplicate of what is in the ring is written too: its first copy may not be on disk. One of what the queue
-        holds is not, but its ack goes out in its turn.
-        """
-        slot, run = stream.run_slot, stream.run
-        if run is None or not (run.first <= first and next_ <= run.next):
-            slot = self.ring.find(stream.producer_id, first, next_)
-            if slot is not None:
-                slot.promised.append((stream.producer_id, first, next_))
-        ticket = spool.write(stream, extents, first, next_)
-        if slot is None or slot.state in (SlotState.PUBLISHED, SlotState.FREE):
-            ticket.release()
-        else:
-            slot.tickets.append(ticket)
 
     def forget_silent(self, now_ms: int) -> None:
         """Forget the producers that were silent for the dedup window; those in the ring are not."""

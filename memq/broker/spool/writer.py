@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from memq.backoff import backoff_s
 from memq.broker.metrics import Counters
-from memq.broker.ring import Extent
+from memq.broker.ring import Extent, SlotState
 from memq.broker.slabs import Slab
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.segments import Segment, Segments, Ticket
@@ -140,19 +140,28 @@ class Spool:
             )
         return None
 
-    def write(self, stream: Stream, extents: Sequence[Extent], first: int, next_: int) -> Ticket:
-        """Have blocks of a stream written, and acked with 1 after that; never before those that came earlier.
+    def take(self, stream: Stream, extents: Sequence[Extent], first: int, next_: int) -> None:
+        """Have blocks written that were just taken, or are duplicates; their ack with 1 follows, in their turn.
 
-        Release the ticket when the queue holds them: if that is before their turn, they are not written.
+        A duplicate of what is in the ring is written too: its first copy may not be on disk. One of what the queue
+        holds is not, nor is a block whose pointer is there before its turn.
         """
+        slot, run = stream.run_slot, stream.run
+        if run is None or not (run.first <= first and next_ <= run.next):
+            slot = stream.processor.ring.find(stream.producer_id, first, next_)
+            if slot is not None:
+                slot.promised.append((stream.producer_id, first, next_))
         ticket = Ticket(self.freed)
-        run = PendingRun(stream, extents, first, next_, ticket, self._runtime.clock.wall_ms())
-        run.slab.references += 1
-        self._waiting.append(run)
-        self._waiting_bytes += run.bytes
-        self._wake.set()
+        if slot is None or slot.state in (SlotState.PUBLISHED, SlotState.FREE):
+            ticket.release()
+        else:
+            slot.tickets.append(ticket)
+        pending = PendingRun(stream, extents, first, next_, ticket, self._runtime.clock.wall_ms())
+        pending.slab.references += 1
+        self._waiting.append(pending)
+        self._waiting_bytes += pending.bytes
         self._settled.clear()
-        return ticket
+        self._wake.set()
 
     def freed(self) -> None:
         """A segment may be wanted no more: look."""
