@@ -16,6 +16,7 @@ _LETTERS = {"brokers": "-b", "codec": "-z"}
 _METAVARS = {
     "brokers": "ADDR",
     "data": "DIR",
+    "spool": "DIR",
     "host": "HOST",
     "advertise": "ADDR",
     "cluster": "NAME",
