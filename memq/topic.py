@@ -41,8 +41,12 @@ def slot_of_key(key: bytes | bytearray | memoryview) -> int:
     return zlib.crc32(key) >> 16
 
 
-class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a topic promises and how it is batched. Times in ms, sizes in bytes; 0 means no bound for retention."""
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a topic promises and how it is batched. Times in ms, sizes in bytes; 0 means no bound for retention.
+
+    From users they come through `parse_settings`, which refuses unknown names; what a coordinator or a broker says may
+    be newer, and unknown ones are passed over.
+    """
 
     retention_ms: int = 7 * 24 * 3_600_000  # how long a record stays; 0 for ever
     retention_bytes: int = 0  # how much of each partition stays, the newest; 0 for all

@@ -19,6 +19,7 @@ from memq.clock import Clock
 from memq.errors import CorruptDataError, MemqError, UnreachableError
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.registry import Change, Registry, check_topic
+from memq.governor.stored_topic import encode_topic
 from memq.governor.watchers import Watchers
 from memq.logs import EventLog
 from memq.notification.sqlite_file import SqliteFile
@@ -245,9 +246,10 @@ def _write(connection: sqlite3.Connection, change: Change) -> None:
         connection.execute("DELETE FROM assignments WHERE topic_id = ?", (topic.id,))
         connection.execute("DELETE FROM topics WHERE id = ?", (topic.id,))
     for topic in change.stored:
+        before = connection.execute("SELECT body FROM topics WHERE id = ?", (topic.id,)).fetchone()
         connection.execute(
             "INSERT INTO topics (id, body) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET body = excluded.body",
-            (topic.id, msgspec.json.encode(topic)),
+            (topic.id, encode_topic(topic, before[0] if before else None)),
         )
         connection.execute("INSERT OR IGNORE INTO used_ids (id) VALUES (?)", (topic.id,))
     connection.executemany(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,9 @@ from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
 from memq.governor.zookeeper.settings import ZookeeperAddress, open_from_settings, parse_url
 from memq.network import Runtime
 from memq.settings import PartSettings
+from memq.topic import Topic, TopicSettings
 from tests.contract.coordinators import HANG_S, broker, open_zookeeper, path_of, topic
+from tests.zookeeper_nodes import outsider
 
 Doors = Callable[..., ZookeeperCoordinator]
 
@@ -94,6 +98,33 @@ def expire(coordinator: ZookeeperCoordinator, server: Server) -> None:
     double.start()
     double.stop()
     double.close()
+
+
+def test_what_a_newer_broker_has_put_into_a_topic_stays(tmp_path: Path, zookeeper: Server) -> None:
+    path = f"{path_of(tmp_path)}/topics/clicks"
+
+    async def alter() -> Topic:
+        coordinator = open_zookeeper(zookeeper.address, path_of(tmp_path))
+        try:
+            (known,) = await coordinator.topics() or [topic()]
+            if known.version == 1:
+                await coordinator.create_topic(known)
+            else:
+                await coordinator.alter_topic(replace(known, settings=TopicSettings(retention_ms=0)))
+            return (await coordinator.topics())[0]
+        finally:
+            await coordinator.close()
+
+    made = asyncio.run(alter())
+    with outsider(zookeeper) as client:
+        body = json.loads(client.get(path)[0])
+        body["settings"]["of_tomorrow"] = 5
+        client.set(path, json.dumps(body).encode())
+    assert asyncio.run(alter()) == replace(made, version=3, settings=TopicSettings(retention_ms=0))
+    with outsider(zookeeper) as client:
+        assert json.loads(client.get(path)[0])["settings"] == msgspec.to_builtins(TopicSettings(retention_ms=0)) | {
+            "of_tomorrow": 5
+        }
 
 
 @over_zookeeper

@@ -19,6 +19,7 @@ from memq.errors import (
 )
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.registry import check_topic, released_by
+from memq.governor.stored_topic import encode_topic
 from memq.governor.watchers import Watchers
 from memq.governor.zookeeper import layout
 from memq.governor.zookeeper.layout import Government
@@ -181,7 +182,7 @@ class ZookeeperCoordinator:
         if await self._session.find(layout.topic_path(topic.name)) is not None:
             raise AlreadyExistsError(f"topic '{topic.name}' exists already")
         owned = [Make(layout.partition_path(topic.id, part.partition), b"{}") for part in topic.partitions]
-        first = Make(layout.topic_path(topic.name), layout.encode(topic))
+        first = Make(layout.topic_path(topic.name), encode_topic(topic))
         try:
             await self._change(first, Make(layout.id_path(topic.id), topic.name.encode()), *owned)
         except AlreadyExistsError as error:
@@ -195,7 +196,7 @@ class ZookeeperCoordinator:
         """See `Coordinator.alter_topic`."""
         check_topic(topic)
         await self._open()
-        before = await self._current_topic(topic)
+        before, stored = await self._current_topic(topic)
         known = {part.partition for part in before.partitions}
         lost = known - {part.partition for part in topic.partitions}
         if lost:
@@ -205,26 +206,27 @@ class ZookeeperCoordinator:
             for part in topic.partitions
             if part.partition not in known
         ]
-        await self._change(Put(layout.topic_path(topic.name), layout.encode(topic), topic.version - 1), *added)
+        body = encode_topic(topic, stored)
+        await self._change(Put(layout.topic_path(topic.name), body, topic.version - 1), *added)
         return msgspec.structs.replace(topic, version=topic.version + 1)
 
     async def delete_topic(self, topic: Topic) -> None:
         """See `Coordinator.delete_topic`."""
         await self._open()
-        before = await self._current_topic(topic)
+        before, _ = await self._current_topic(topic)
         owned = [Remove(layout.partition_path(topic.id, part.partition)) for part in before.partitions]
         await self._change(Remove(layout.topic_path(topic.name), topic.version - 1), *owned)
 
-    async def _current_topic(self, topic: Topic) -> Topic:
-        """Return the stored topic. Raises: NotFoundError, VersionConflictError."""
+    async def _current_topic(self, topic: Topic) -> tuple[Topic, bytes]:
+        """Return the stored topic, and its bytes. Raises: NotFoundError, VersionConflictError."""
         path = layout.topic_path(topic.name)
         node = await self._session.find(path)
         found = layout.decode_topic(path, node.data, node.version) if node is not None else None
-        if found is None or found.id != topic.id:
+        if node is None or found is None or found.id != topic.id:
             raise NotFoundError(f"topic '{topic.name}' with id {topic.id} is not there")
         if found.version != topic.version:
             raise VersionConflictError(f"topic '{topic.name}' has version {found.version}, not {topic.version}")
-        return found
+        return found, node.data
 
     # ---- assignments -------------------------------------------------------------------------------
 
