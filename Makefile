@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo check test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
+.PHONY: help demo cluster-demo spark-demo check test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,6 +13,7 @@ PYTEST := $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile
 DEV := $(VENV)/installed-dev
 DEMO := $(VENV)/installed-demo
 CLUSTER := $(VENV)/installed-cluster
+SPARK := $(VENV)/installed-spark
 
 help:                           ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-26s%s\n", $$1, $$2}'
@@ -22,6 +23,9 @@ demo: $(DEMO)                   ## the main job on real input: 336,776 records i
 
 cluster-demo: $(CLUSTER)        ## the same on three brokers, S3, Kafka and ZooKeeper; a broker and the governor are killed
 	@$(PYTHON) examples/cluster_demo.py
+
+spark-demo: $(SPARK)            ## the same records in Spark: delays in batch and as a stream, equal to pandas'
+	@$(PYTHON) examples/spark_demo.py
 
 check: lint types imports       ## everything that CI runs
 	$(PYTEST) tests
@@ -71,11 +75,15 @@ clean:                          ## removes what make made
 # Installs anew only when pyproject.toml changed. `dev` holds what the others need, `cluster` what `demo` needs.
 $(DEV): pyproject.toml .ci/venv
 	@.ci/venv $(VENV) dev
-	@touch $(DEV) $(DEMO) $(CLUSTER)
+	@touch $(DEV) $(DEMO) $(CLUSTER) $(SPARK)
 
 $(CLUSTER): pyproject.toml .ci/venv
 	@.ci/venv $(VENV) demo,cluster,localstack
 	@touch $(DEMO) $(CLUSTER)
+
+$(SPARK): pyproject.toml .ci/venv
+	@.ci/venv $(VENV) demo,localstack,spark
+	@touch $(DEMO) $(SPARK)
 
 $(DEMO): pyproject.toml .ci/venv
 	@.ci/venv $(VENV) demo

@@ -5,7 +5,7 @@ Values and keys are not copied. A column that all records share, such as the top
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -14,18 +14,18 @@ import pyarrow
 import pyarrow.compute
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from memq.errors import MemqError
+from memq.errors import InvalidRequestError, MemqError
 from memq.format.arrow import Rows, block_rows
 from memq.format.block import BlockHeader
 from memq.format.columns import BlockReader
 from memq.spark.columns import COLUMNS
+from memq.spark.json_values import Decoder
 from memq.topic import Position
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _MILLISECONDS = pyarrow.timestamp("ms", tz="UTC")
-Decode = Callable[["pyarrow.Array"], Mapping[str, "pyarrow.Array"]]  # values to the columns of their fields
 
 
 class BlockPlace(NamedTuple):
@@ -48,13 +48,21 @@ class Damage(msgspec.Struct, frozen=True):
     cause: str
 
 
-class RowMaker:
-    """Makes the batches of one read. `decode`, if any, makes columns of the values."""
+class Decoding(NamedTuple):
+    """How values are decoded, and whether one that is not what the schema says ends the read."""
 
-    def __init__(self, schema: StructType, decode: Decode | None = None) -> None:
+    decoder: Callable[[Sequence[pyarrow.Field]], Decoder]
+    fail_malformed: bool
+
+
+class RowMaker:
+    """Makes the batches of one read. What is not among `columns` is a field of the values, which `decoding` makes."""
+
+    def __init__(self, schema: StructType, columns: Sequence[str], decoding: Decoding | None = None) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._decode = decode
-        self._made = [name for name in self._schema.names if name in _MAKERS]
+        self._fields = [number for number, name in enumerate(self._schema.names) if name not in columns]
+        self._decoding = decoding
+        self._decode = decoding.decoder([self._schema.field(number) for number in self._fields]) if decoding else None
 
     def block(self, place: BlockPlace, reader: BlockReader, low: int, high: int) -> pyarrow.RecordBatch:
         """Return the records `low` up to, not with, `high` of a block; they keep its bytes alive.
@@ -63,10 +71,10 @@ class RowMaker:
         """
         rows = block_rows(reader, low, high)
         source = _Source(place, reader.header, low, rows)
-        fields = dict(self._decode(rows.values)) if self._decode is not None else {}
+        fields = self._decoded(source)
         columns = [
-            fields[field.name] if field.name in fields else _MAKERS[field.name](source, field.type)
-            for field in self._schema
+            fields[number] if number in fields else _MAKERS[field.name](source, field.type)
+            for number, field in enumerate(self._schema)
         ]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -86,6 +94,20 @@ class RowMaker:
         }
         columns = [pyarrow.array([row.get(field.name)], field.type) for field in self._schema]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _decoded(self, source: _Source) -> dict[int, pyarrow.Array]:
+        """Return the columns of fields by their places. Raises: InvalidRequestError for a value that is none."""
+        if self._decode is None or self._decoding is None:
+            return {}
+        decoded = self._decode(source.rows.values)
+        if decoded.malformed and self._decoding.fail_malformed:
+            place = source.place
+            at = Position(place.partition, place.pointer_offset, place.first + source.low + decoded.malformed[0])
+            raise InvalidRequestError(
+                f"value at {at} of topic '{place.topic}' is not what option 'schema' says",
+                hint="mend the schema, or with onMalformed = null let all its fields be null",
+            )
+        return dict(zip(self._fields, decoded.columns, strict=True))
 
 
 class _Source(NamedTuple):

@@ -82,6 +82,12 @@ class PartitionPlan:
         self._dedup = dedup
         self._lookback = Lookback(window_ms)
 
+    def go_on(self, start: Position, end: Position) -> None:
+        """Go on where the plan ended, behind a whole batch: what was seen stays seen."""
+        assert start == self._end, f"plan goes on at {start}, not at {self._end}"
+        assert not start.record_index, f"plan goes on inside of a batch, at {start}"
+        self._start, self._end = start, end
+
     def needs_index(self, pointer: Pointer) -> bool:
         """Whether the pointer does not name all producers of its batch, and it matters."""
         return self._dedup and not pointer.producers_complete

@@ -22,7 +22,9 @@ def settings_of(options: ReadOptions, urls: StoreUrls, wanted: Wanted) -> TaskSe
 
 def read_task(split: Split, options: ReadOptions, schema: StructType) -> Iterator[pyarrow.RecordBatch]:
     """Yield the records of a split. Raises: as `read_split`."""
-    from memq.spark.arrow_rows import RowMaker  # it imports pyarrow, which takes its time
+    from memq.spark.arrow_rows import Decoding, RowMaker  # they import pyarrow, which takes its time
+    from memq.spark.json_values import json_decoder
     from memq.spark.task import read_split
 
-    return read_split(split, RowMaker(schema)) if split.settings is not None else iter(())
+    decoding = Decoding(json_decoder, options.fail_malformed) if options.schema else None
+    return read_split(split, RowMaker(schema, options.columns, decoding)) if split.settings is not None else iter(())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -35,3 +35,10 @@ class MemqSource(DataSource):
         from memq.spark.options import read_options
 
         return MemqReader(read_options(self.options, "batch"), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
+        """Return a reader that goes on. Raises: as `read_options`."""
+        from memq.spark.options import read_options
+        from memq.spark.stream_reader import MemqStreamReader
+
+        return MemqStreamReader(read_options(self.options, "streaming"), schema)

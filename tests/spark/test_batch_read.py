@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 import memq
 from tests.servers import DevServer
+from tests.spark.topics import make_topic, read
 
 CODECS = ("none", "zstd", "lz4")
 START_MS = 1_767_225_600_000
-
-
-def read(spark: SparkSession, broker: DevServer, topics: str, **options: str) -> DataFrame:
-    return spark.read.format("memq").options(brokers=broker.address, topics=topics, **options).load()
 
 
 def record_of(number: int) -> dict[str, Any]:
@@ -49,12 +46,11 @@ def send_mixed(broker: DevServer, topic: str, count: int) -> list[dict[str, Any]
 @pytest.mark.parametrize("pushdown", ["true", "false"])
 def test_every_record_comes_back_byte_for_byte(spark: SparkSession, broker: DevServer, pushdown: str) -> None:
     topic = f"mixed-{pushdown}"
-    with memq.Admin(broker.address) as admin:
-        admin.create_topic(topic, partitions=3)
+    make_topic(broker.address, topic, partitions=3)
     sent = send_mixed(broker, topic, 9_000)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", pushdown)
     try:
-        table = read(spark, broker, topic).toArrow().to_pylist()
+        table = read(spark, broker.address, topic).toArrow().to_pylist()
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     assert len(table) == len(sent)
@@ -75,6 +71,5 @@ def test_every_record_comes_back_byte_for_byte(spark: SparkSession, broker: DevS
 
 
 def test_an_empty_topic_is_an_empty_frame(spark: SparkSession, broker: DevServer) -> None:
-    with memq.Admin(broker.address) as admin:
-        admin.create_topic("empty")
-    assert read(spark, broker, "empty").count() == 0
+    make_topic(broker.address, "empty")
+    assert read(spark, broker.address, "empty").count() == 0

@@ -1,0 +1,132 @@
+"""Decodes JSON values straight into columns: a whole block in one call of Arrow's parser, no object per record.
+
+Each value is put between `{"v":` and `}` and a newline. What is not exactly one JSON value breaks its line then, so
+as many rows as values means that row and value belong together. A block that does not parse is halved until
+the values that are at fault stand alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow
+import pyarrow.compute
+import pyarrow.json
+
+from memq.errors import InvalidSettingError
+
+_PREFIX, _SUFFIX = (pyarrow.scalar(text, pyarrow.binary()) for text in (b'{"v":', b"}\n"))
+_NULL = pyarrow.scalar(b"null", pyarrow.binary())
+_NOTHING = pyarrow.scalar(b"", pyarrow.binary())
+_ZONE = r"(Z|[+-]\d\d:?\d\d)$"
+_MICROSECONDS = pyarrow.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The columns of the fields, in their order, and which values are not what the schema says: all null there."""
+
+    columns: tuple[pyarrow.Array, ...]
+    malformed: tuple[int, ...] = ()
+
+
+Decoder = Callable[[pyarrow.Array], Decoded]
+
+
+def json_decoder(fields: Sequence[pyarrow.Field]) -> Decoder:
+    """Return what decodes values, objects of JSON, to `fields`. A null value has null fields, as what it lacks.
+
+    Times are strings as ISO 8601 has them, in UTC where they name no zone; what is not a field is passed over.
+    Raises: InvalidSettingError for a type that JSON does not hold.
+    """
+    for field in fields:
+        _check_type(field.name, field.type, nested=False)
+    read = pyarrow.struct([pyarrow.field(field.name, _read_type(field.type)) for field in fields])
+    options = pyarrow.json.ParseOptions(
+        explicit_schema=pyarrow.schema([pyarrow.field("v", read)]),
+        newlines_in_values=True,
+        unexpected_field_behavior="ignore",
+    )
+
+    def decode(values: pyarrow.Array) -> Decoded:
+        filled = pyarrow.compute.fill_null(values, _NULL)
+        lines = pyarrow.compute.binary_join_element_wise(_PREFIX, filled, _SUFFIX, _NOTHING)
+        malformed: list[int] = []
+        parts = _parse(lines, 0, options, fields, malformed)
+        columns = (pyarrow.concat_arrays([part[number] for part in parts]) for number in range(len(fields)))
+        return Decoded(tuple(columns), tuple(malformed))
+
+    return decode
+
+
+def _check_type(name: str, kind: pyarrow.DataType, *, nested: bool) -> None:
+    """Raise InvalidSettingError for a type that is not decoded."""
+    plain = pyarrow.types
+    if plain.is_list(kind):
+        _check_type(name, kind.value_type, nested=True)
+    elif plain.is_struct(kind):
+        for field in kind:
+            _check_type(f"{name}.{field.name}", field.type, nested=True)
+    elif not (
+        any(is_kind(kind) for is_kind in (plain.is_integer, plain.is_floating, plain.is_boolean, plain.is_string))
+        or (not nested and (plain.is_date32(kind) or kind == _MICROSECONDS))
+    ):
+        raise InvalidSettingError(
+            f"option 'schema' has field '{name}' of type {kind}, which is not decoded from JSON",
+            hint="use STRING and cast it; DATE and TIMESTAMP are decoded where they are not nested",
+        )
+
+
+def _read_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return as what a type is read: times as strings, since Arrow's parser takes fewer forms of them."""
+    is_time = pyarrow.types.is_date32(kind) or kind == _MICROSECONDS
+    return pyarrow.string() if is_time else kind
+
+
+def _parse(
+    lines: pyarrow.Array,
+    first: int,
+    options: pyarrow.json.ParseOptions,
+    fields: Sequence[pyarrow.Field],
+    malformed: list[int],
+) -> list[list[pyarrow.Array]]:
+    """Return the columns of `lines` in parts, one after another; the first line is that of value `first`."""
+    count = len(lines)
+    try:
+        return [_parse_at_once(lines, options, fields)]
+    except pyarrow.ArrowInvalid:
+        if count <= 1:
+            malformed += [first] * count
+            return [[pyarrow.nulls(count, field.type) for field in fields]]
+    half = count // 2
+    return _parse(lines[:half], first, options, fields, malformed) + _parse(
+        lines[half:], first + half, options, fields, malformed
+    )
+
+
+def _parse_at_once(
+    lines: pyarrow.Array, options: pyarrow.json.ParseOptions, fields: Sequence[pyarrow.Field]
+) -> list[pyarrow.Array]:
+    """Return the columns of `lines`. Raises: ArrowInvalid when one of them is not what it should be."""
+    start, end = lines.offset, lines.offset + len(lines)
+    offsets = pyarrow.Array.from_buffers(pyarrow.int32(), end + 1, [None, lines.buffers()[1]])
+    low, high = offsets[start].as_py(), offsets[end].as_py()
+    buffer = lines.buffers()[2].slice(low, high - low)
+    reading = pyarrow.json.ReadOptions(use_threads=False, block_size=high - low + 1)
+    table = pyarrow.json.read_json(pyarrow.BufferReader(buffer), read_options=reading, parse_options=options)
+    if table.num_rows != len(lines):
+        raise pyarrow.ArrowInvalid(f"{table.num_rows} rows of {len(lines)} values")
+    found = table.column(0).combine_chunks()
+    if isinstance(found, pyarrow.ChunkedArray):
+        found = pyarrow.concat_arrays(found.chunks)
+    return [_cast(column, field.type) for column, field in zip(found.flatten(), fields, strict=True)]
+
+
+def _cast(column: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
+    """Return a column as `kind`. Raises: ArrowInvalid for a string that is no time."""
+    if kind == _MICROSECONDS:
+        has_zone = pyarrow.compute.match_substring_regex(column, _ZONE)
+        in_utc = pyarrow.compute.binary_join_element_wise(column, "Z", "")
+        column = pyarrow.compute.if_else(has_zone, column, in_utc)
+    return column if column.type == kind else column.cast(kind)

@@ -1,0 +1,114 @@
+"""Where a stream stands, as Spark keeps it in its checkpoint, and how far the next micro-batch goes. Pure.
+
+Spark compares offsets as text: where nothing is new, the same must come out. Beside each place stands how much lies
+before it, so that the difference of two offsets is what lies between them: that is the lag in the progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from memq.errors import InvalidRequestError, MemqError
+from memq.format.pointer import Pointer
+from memq.topic import Position, ReadPartition, Totals
+
+
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A place in one read partition: the next pointer and the next record in it; records and bytes before it."""
+
+    offset: int
+    index: int = 0
+    records: int = 0
+    bytes: int = 0
+
+    def position(self, partition: ReadPartition) -> Position:
+        """Return the place as a position."""
+        return Position(partition.partition, self.offset, self.index)
+
+    @classmethod
+    def of(cls, position: Position, totals: Totals) -> Place:
+        """Return a position with how much lies before its pointer as a place."""
+        records = totals.records + position.record_index
+        return cls(position.pointer_offset, position.record_index, records, totals.bytes)
+
+
+class TopicPlaces(msgspec.Struct, frozen=True):
+    """The places in one topic; `id` tells it from one that was made again under its name."""
+
+    id: str
+    partitions: dict[int, Place]
+
+
+Places = dict[ReadPartition, Place]
+
+
+def encode_offsets(places: Places) -> dict[str, Any]:
+    """Return the JSON object that Spark keeps."""
+    topics: dict[str, TopicPlaces] = {}
+    for partition, place in sorted(places.items()):
+        topics.setdefault(partition.topic, TopicPlaces(partition.topic_id, {})).partitions[partition.partition] = place
+    encoded: dict[str, Any] = msgspec.to_builtins(topics, str_keys=True)
+    return encoded
+
+
+def decode_offsets(offsets: Mapping[str, Any], partitions: list[ReadPartition]) -> Places:
+    """Return the places of `partitions` in what Spark kept.
+
+    Raises: InvalidRequestError when that is of other topics: a checkpoint belongs to one set of them.
+    """
+    try:
+        topics = msgspec.convert(offsets, dict[str, TopicPlaces], strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"offset {str(offsets)[:120]} can't be read: {error}") from error
+    places: Places = {}
+    for partition in partitions:
+        topic = topics.get(partition.topic)
+        if topic is None or topic.id != partition.topic_id or partition.partition not in topic.partitions:
+            known = {name: topic.id for name, topic in topics.items()}
+            raise InvalidRequestError(
+                f"the checkpoint is of topics {known}, and has no place in partition {partition.partition} of "
+                f"'{partition.topic}' with id {partition.topic_id}",
+                hint="use another checkpointLocation for other topics, or for one that was made again",
+            )
+        places[partition] = topic.partitions[partition.partition]
+    return places
+
+
+@dataclass(slots=True)
+class Admission:
+    """Cuts a micro-batch: at most so many records and stored bytes, None for no bound, and at least one batch."""
+
+    records_max: int | None
+    bytes_max: int | None
+    places: Places
+    full: bool = False
+    _records: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+
+    def take(self, partition: ReadPartition, offset: int, pointer: Pointer | MemqError) -> None:
+        """Take the next pointer, in any fair order of partitions, or as much of its batch as there is room for."""
+        place = self.places[partition]
+        behind = Place(offset + 1, 0, place.records, place.bytes)
+        if not isinstance(pointer, Pointer) or pointer.kind != "data":
+            self.places[partition] = behind
+            return
+        low = place.index if offset == place.offset else 0
+        records, size = pointer.records - low, pointer.locations[0].length
+        if self.bytes_max is not None and self._bytes and self._bytes + size > self.bytes_max:
+            self.full = True
+            return
+        room = records if self.records_max is None else min(records, self.records_max - self._records)
+        if room < records:
+            self.full = True
+            if room > 0:
+                self.places[partition] = Place(offset, low + room, place.records + room, place.bytes)
+            return
+        self._records += records
+        self._bytes += size
+        self.places[partition] = msgspec.structs.replace(
+            behind, records=place.records + records, bytes=place.bytes + size
+        )
