@@ -1,16 +1,25 @@
-"""Answers what operators ask about the cluster: its brokers, what the governor would do, and the drain of a broker."""
+"""Answers what operators ask about the cluster: brokers, the governor's plan, a broker's clients, and its drain."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from memq.broker.rate_limit import Limit
 from memq.broker.services import Services
 from memq.errors import MovedError, NotFoundError, TimedOutError
 from memq.governor.balance import STRATEGIES
 from memq.governor.governor import view_of
 from memq.governor.planning import Change, ClusterView
 from memq.governor.widening import reshapes
-from memq.protocol.messages import AdminAnswer, DescribeCluster, DrainBroker, WireBroker, WireChange
+from memq.protocol.messages import (
+    AdminAnswer,
+    DescribeClients,
+    DescribeCluster,
+    DrainBroker,
+    WireBroker,
+    WireChange,
+    WireClient,
+)
 
 
 class ClusterRequests:
@@ -20,12 +29,14 @@ class ClusterRequests:
         self._services = services
         self._hand_over = hand_over
 
-    async def admin(self, ask: DescribeCluster | DrainBroker) -> AdminAnswer:
-        """Describe the cluster with its plan, or drain this broker."""
+    async def admin(self, ask: DescribeCluster | DescribeClients | DrainBroker) -> AdminAnswer:
+        """Describe the cluster with its plan, or what clients may have here; or drain this broker."""
         if isinstance(ask, DescribeCluster):
             return await self._described()
         if ask.broker != self._services.settings.broker_id:
             raise await self._elsewhere(ask.broker)
+        if isinstance(ask, DescribeClients):
+            return AdminAnswer(clients=[_wire_client(*row) for row in self._services.limits.clients()])
         try:
             await self._hand_over()
         except TimeoutError as error:
@@ -49,7 +60,7 @@ class ClusterRequests:
     async def _elsewhere(self, broker: str) -> MovedError | NotFoundError:
         for entry in await self._services.coordinator.brokers():
             if entry.id == broker:
-                moved = MovedError(f"broker '{broker}' drains itself", hint=f"ask it at {entry.address}")
+                moved = MovedError(f"broker '{broker}' answers for itself", hint=f"ask it at {entry.address}")
                 moved.address = entry.address
                 return moved
         return NotFoundError(f"no live broker is called {broker[:60]!a}", hint="memq broker list shows those there are")
@@ -76,6 +87,17 @@ def _brokers(view: ClusterView, governor: str) -> list[WireBroker]:
         )
         for broker in view.brokers
     ]
+
+
+def _wire_client(name: str, limit: Limit, connections: int, over: int) -> WireClient:
+    return WireClient(
+        client=name,
+        mode=limit.mode,
+        bytes_s=limit.bytes_s,
+        requests_s=limit.requests_s,
+        connections=connections,
+        over=over,
+    )
 
 
 def _wire_change(view: ClusterView, change: Change) -> WireChange:

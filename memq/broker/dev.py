@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memq.broker.broker import Broker
+from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.process import STORE_NAME, run_broker
 from memq.broker.retention import sweep
 from memq.broker.spool.files import SpoolFiles
@@ -18,7 +19,13 @@ from memq.settings import BrokerSettings
 from memq.storage_handlers.filesystem import FilesystemHandler
 
 
-async def serve(settings: BrokerSettings, ready: Callable[[str], None], *, runtime: Runtime | None = None) -> int:
+async def serve(
+    settings: BrokerSettings,
+    ready: Callable[[str], None],
+    *,
+    client_limits: ClientLimits = NO_CLIENT_LIMITS,
+    runtime: Runtime | None = None,
+) -> int:
     """Run a broker on the folder `settings.data` until SIGTERM or SIGINT, drain it, and return the exit code.
 
     `ready` is called with the address of the memq port once clients can come. A second signal gives up the
@@ -28,17 +35,20 @@ async def serve(settings: BrokerSettings, ready: Callable[[str], None], *, runti
     runtime = runtime or Runtime()
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)
     try:
-        return await _serve(dataclasses.replace(settings, cluster=folder.cluster), folder, runtime, ready)
+        settings = dataclasses.replace(settings, cluster=folder.cluster)
+        return await _serve(settings, folder, runtime, ready, client_limits)
     finally:
         folder.close()
 
 
-async def _serve(settings: BrokerSettings, folder: DataFolder, runtime: Runtime, ready: Callable[[str], None]) -> int:
+async def _serve(
+    settings: BrokerSettings, folder: DataFolder, runtime: Runtime, ready: Callable[[str], None], limits: ClientLimits
+) -> int:
     store = FilesystemHandler(folder.objects, folder.tmp)
     queue = SqliteQueue(folder.queue, runtime.clock)
     coordinator = StandaloneCoordinator(folder.topics, settings.cluster, runtime.clock)
     spool = SpoolFiles(Path(settings.spool) if settings.spool else folder.spool)
-    broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator, spool_disk=spool)
+    broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator, client_limits=limits, spool_disk=spool)
 
     async def clean() -> None:
         """Under the lock of the folder nothing is under way: what no pointer names is of an earlier run."""

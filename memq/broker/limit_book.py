@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from memq.broker.rate_limit import Limit, Limiter, Limiters
 from memq.clock import Clock
 from memq.topic import Topic
 
+DEFAULT = "default"  # names no client, but all that are not named
 CLIENTS_MAX = 10_000  # that are remembered; those that are connected are bounded by connections_max
 
 
@@ -34,7 +35,7 @@ class _Known:
 
 
 class LimitBook:
-    """Finds limiters. A topic's limit is shared among its owners, by how many of its partitions each one has.
+    """Finds limiters. Those of a topic share its limit by how many of its partitions that take records each one has.
 
     A client is known by its client id, without one by the host that it comes from; all its connections share a
     limiter, which outlives them, so that coming again brings nothing.
@@ -46,17 +47,21 @@ class LimitBook:
         self._topics: dict[str, Limiter] = {}
         self._clients: dict[str, _Known] = {}
 
-    def follow(self, topics: Iterable[Topic], owned: Mapping[str, int]) -> None:
-        """Take the limits of topics as they are now; `owned`: how many partitions of a topic id are owned here."""
+    def follow(self, topics: Iterable[Topic], owned: Container[tuple[str, int]]) -> None:
+        """Take the limits of topics as they are now; `owned`: the partitions, each with its topic id, owned here."""
         before, self._topics = self._topics, {}
         now_s = self._clock.monotonic()
         for topic in topics:
             settings = topic.settings
             limit = Limit(settings.limit_mode, settings.limit_bytes_s, settings.limit_requests_s)
-            if not limit.holds or topic.id not in owned:
+            if not limit.holds:
+                continue
+            taking = topic.taking
+            here = sum((topic.id, part.partition) in owned for part in taking)
+            if not here:
                 continue
             limiter = before.get(topic.id) or Limiter("topic", topic.name, limit, now_s)
-            limiter.change(limit, owned[topic.id] / len(topic.partitions), now_s)
+            limiter.change(limit, here / len(taking), now_s)
             self._topics[topic.id] = limiter
 
     def of_topic(self, topic_id: str) -> Limiters:
@@ -84,6 +89,13 @@ class LimitBook:
     def limiters(self) -> list[Limiter]:
         """Return all limiters there are."""
         return [*self._topics.values(), *(known.limiter for known in self._clients.values())]
+
+    def clients(self) -> list[tuple[str, Limit, int, int]]:
+        """Return who has a limit: name, limit, connections, and how often it was over. `default`: all others, each."""
+        known = {name: (each.limiter.limit, each.connections, each.limiter) for name, each in self._clients.items()}
+        rows = [(name, limit, count, sum(limiter.over.values())) for name, (limit, count, limiter) in known.items()]
+        rows += [(name, limit, 0, 0) for name, limit in self._client_limits.named.items() if name not in known]
+        return [(DEFAULT, self._client_limits.default, 0, 0), *sorted(rows)]
 
     def _forget_idle(self) -> None:
         """Forget who left longest ago, when there are too many."""

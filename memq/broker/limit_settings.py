@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import cast, get_args
 
-from memq.broker.limit_book import ClientLimits
+from memq.broker.limit_book import DEFAULT, ClientLimits
 from memq.broker.rate_limit import Limit
 from memq.errors import InvalidSettingError
 from memq.settings import Section, did_you_mean, parse_size
 from memq.topic import LimitMode, check_name
 
-DEFAULT = "default"
 _EXAMPLE = "write it as 'soft 10MiB/s 500/s': a mode, then bytes or requests per second, or both"
 
 

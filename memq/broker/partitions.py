@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -81,9 +80,8 @@ class Partitions:
         self._namesake = others[0] if others else None
         self._heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
         self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
-        self._services.limits.follow(
-            topics, Counter(entry.topic_id for entry in assignments if entry.broker == self._id)
-        )
+        owned = {key: entry for key, entry in self._assignments.items() if entry.broker == self._id}
+        self._services.limits.follow(topics, owned)
         for key, processor in list(self.processors.items()):
             self._follow(key, processor)
         await self._let_go_of_strays()

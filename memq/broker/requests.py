@@ -42,6 +42,7 @@ from memq.protocol.messages import (
     Close,
     CreateTopic,
     DeleteTopic,
+    DescribeClients,
     DescribeCluster,
     Done,
     DrainBroker,
@@ -367,7 +368,7 @@ class Requests:
             return AdminAnswer()
         if isinstance(ask, BeginProducer):
             return await self._begin_producer(ask)
-        if isinstance(ask, DescribeCluster | DrainBroker):
+        if isinstance(ask, DescribeCluster | DescribeClients | DrainBroker):
             return await self._cluster.admin(ask)
         return await self._groups.admin(ask)
 

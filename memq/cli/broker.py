@@ -1,4 +1,4 @@
-"""`memq broker`: one broker of a cluster, until a signal; `memq broker list` and `drain` are about those that run."""
+"""`memq broker`: one broker of a cluster, until a signal; `list`, `clients` and `drain` are about those that run."""
 
 from __future__ import annotations
 
@@ -66,6 +66,24 @@ def list_brokers(as_json: bool, config: str | None, profile: str | None, **flags
         for each in found
     ]
     print_table(("broker", "address", "zone", "partitions", "bytes/s", "state"), rows)
+
+
+@broker.command()
+@click.argument("name")
+@broker_options
+@json_option
+def clients(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Show what clients may have at the broker NAME, by its section [clients], and who was over it."""
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        found = admin.clients(name)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    rows = [
+        (each.client, each.mode, each.bytes_s or None, each.requests_s or None, each.connections, each.over)
+        for each in found
+    ]
+    print_table(("client", "mode", "bytes/s", "requests/s", "connections", "over"), rows)
 
 
 @broker.command()

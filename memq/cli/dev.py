@@ -24,13 +24,16 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     """
     if sys.platform == "win32":
         raise InvalidRequestError("the broker does not run on Windows", hint="run it on Linux, macOS or WSL")
-    settings = settings_of(config, profile, **flags).broker()
+    loaded = settings_of(config, profile, **flags)
+    settings = loaded.broker()
     log_to_stderr(settings.log_level, settings.log_format)
     import uvloop
 
     from memq.broker.dev import serve
+    from memq.broker.limit_settings import client_limits
     from memq.broker.process import calm_collector
 
+    limits = client_limits(loaded.parts().section("clients"))
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings, say_ready))
+        return runner.run(serve(settings, say_ready, client_limits=limits))

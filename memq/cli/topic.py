@@ -35,7 +35,7 @@ def list_topics(as_json: bool, config: str | None, profile: str | None, **flags:
     if as_json:
         print_json([_topic_json(one) for one in topics])
     else:
-        rows = [(one.name, len(one.partitions), _retention(one.settings), time_text(one.created_ms)) for one in topics]
+        rows = [(one.name, len(one.taking), _retention(one.settings), time_text(one.created_ms)) for one in topics]
         print_table(("topic", "partitions", "retention", "created"), rows)
 
 

@@ -28,11 +28,13 @@ from memq.protocol.messages import (
     AlterTopic,
     CreateTopic,
     DeleteTopic,
+    DescribeClients,
     DescribeCluster,
     DrainBroker,
     TopicMetadata,
     WireBroker,
     WireChange,
+    WireClient,
 )
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, read_partitions
 
@@ -204,13 +206,11 @@ class AsyncAdmin:
 
         Raises: NotFoundError, InvalidRequestError when no other broker takes it, TimedOutError.
         """
-        check_name(name, "broker")
-        addresses = [each.address for each in await self.brokers() if each.broker == name]
-        if not addresses:
-            raise NotFoundError(f"no live broker is called '{name}'", hint="memq broker list shows those there are")
-        session = await self._pool.session(parse_address(addresses[0]))
-        request = AdminRequest(ask=DrainBroker(broker=name))
-        await session.link.request(Api.ADMIN, request, AdminAnswer, timeout_s=DRAIN_ANSWER_S)
+        await self._ask_broker(name, DrainBroker(broker=name), DRAIN_ANSWER_S)
+
+    async def clients(self, broker: str) -> list[WireClient]:
+        """Return what clients may have at one broker: "default", then by name. Raises: NotFoundError."""
+        return (await self._ask_broker(broker, DescribeClients(broker=broker), ANSWER_S)).clients
 
     # ---- inside --------------------------------------------------------------------------------
 
@@ -218,6 +218,15 @@ class AsyncAdmin:
         """Ask once: a request that was lost may have been done, and a second one would hide that."""
         await self._pool.reach(self._connect_timeout_s)
         return await self._any.once(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
+
+    async def _ask_broker(self, name: str, ask: DrainBroker | DescribeClients, timeout_s: float) -> AdminAnswer:
+        """Ask the broker of this name, and no other. Raises: NotFoundError."""
+        check_name(name, "broker")
+        addresses = [each.address for each in await self.brokers() if each.broker == name]
+        if not addresses:
+            raise NotFoundError(f"no live broker is called '{name}'", hint="memq broker list shows those there are")
+        session = await self._pool.session(parse_address(addresses[0]))
+        return await session.link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=timeout_s)
 
     async def _described(self, group: str) -> GroupState:
         """Return the state of a group. Raises: NotFoundError that names the groups that there are."""

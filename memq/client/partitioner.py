@@ -10,6 +10,8 @@ from memq.client.fields import check_kind
 from memq.errors import NotFoundError
 from memq.topic import Topic
 
+NAMED_MAX = 20  # in the error about one that is not there: others may have been joined to these
+
 
 class PartitionMap:
     """A topic's partition map for lookups. A place is an index of the partitions in the order of their slots."""
@@ -33,8 +35,10 @@ class PartitionMap:
         check_kind("partition", partition, int)
         place = self._places.get(partition)
         if place is None:
+            numbers = sorted(self.partitions)
+            there = ", ".join(map(str, numbers[:NAMED_MAX])) + (", …" if len(numbers) > NAMED_MAX else "")
             raise NotFoundError(
-                f"topic '{self._name}' has no partition {partition}", hint=f"it has {len(self._places)}, from 0 on"
+                f"topic '{self._name}' has no partition {partition} that takes records", hint=f"these do: {there}"
             )
         return place
 

@@ -355,6 +355,12 @@ class BeginProducer(msgspec.Struct, tag_field="op", tag="begin-producer", kw_onl
     producer: str  # 16 hex digits
 
 
+class DescribeClients(msgspec.Struct, tag_field="op", tag="describe-clients", kw_only=True):
+    """Ask the broker of this id what its clients may have."""
+
+    broker: str
+
+
 class AdminRequest(msgspec.Struct, kw_only=True):
     """One administrative request."""
 
@@ -367,6 +373,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | DeleteGroup
         | DescribeCluster
         | DrainBroker
+        | DescribeClients
         | BeginProducer
     )
 
@@ -400,6 +407,20 @@ class WireBroker(msgspec.Struct, kw_only=True):
     capacity_bytes_s: Int64 = 0
 
 
+class WireClient(msgspec.Struct, kw_only=True):
+    """What a client may have at one broker per s, 0 for as much as there is; "default": each that is not named.
+
+    `over` counts its blocks and requests over the limit, since it came.
+    """
+
+    client: str
+    mode: str
+    bytes_s: Int64 = 0
+    requests_s: Int64 = 0
+    connections: Int64 = 0
+    over: Int64 = 0
+
+
 class WireChange(msgspec.Struct, kw_only=True):
     """What the governor would change: a partition's owner before and after ("" is nobody), and why."""
 
@@ -427,6 +448,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     changes: list[WireChange] = []
     notes: list[str] = []
     instance: WireInstance | None = None
+    clients: list[WireClient] = []
 
 
 def nack_of(error: MemqError) -> Nack:

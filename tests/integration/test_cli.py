@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import dev_server
+
 READY = "memq ready: "
 Memq = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -285,3 +287,17 @@ def test_doctor_and_bench(memq: Memq) -> None:
     rates = json.loads(memq("bench", "-n", "2500", "-s", "100", "--json").stdout)
     assert (rates["records"], rates["consumed"]) == (2_500, 2_500)
     assert rates["topic"] not in memq("topic", "list").stdout
+
+
+def test_limits_of_clients_are_set_and_shown(tmp_path: Path) -> None:
+    config = tmp_path / "memq.toml"
+    config.write_text('[clients]\nloader = "hard 10MiB/s 500/s"\n')
+    command = [sys.executable, "-m", "memq.cli", "broker", "clients", "broker-1", "--json", "-b"]
+    with dev_server(tmp_path / "data", "--config", str(config)) as server:
+        shown = subprocess.run([*command, server.address], capture_output=True, text=True, check=True, timeout=60)
+    assert [
+        (each["client"], each["mode"], each["bytes_s"], each["requests_s"]) for each in json.loads(shown.stdout)
+    ] == [
+        ("default", "off", 0, 0),
+        ("loader", "hard", 10 << 20, 500),
+    ]

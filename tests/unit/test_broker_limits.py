@@ -9,16 +9,19 @@ from collections.abc import Coroutine
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.limit_book import ClientLimits
+from memq.broker.limit_book import ClientLimits, LimitBook
 from memq.broker.rate_limit import Limit
+from memq.client.aio_admin import AsyncAdmin
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.aio_producer import AsyncProducer
 from memq.client.delivery import AsyncDelivery
-from memq.errors import OverLimitError
+from memq.clock import SystemClock
+from memq.errors import NotFoundError, OverLimitError
+from memq.governor.widening import join, split
 from memq.limits import KIB
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import MetadataRequest, encode_message
-from memq.topic import LimitMode, TopicSettings, parse_settings
+from memq.topic import LimitMode, Topic, TopicSettings, equal_slots, parse_settings
 from tests.brokers import BareClient, running_broker
 
 TIMEOUT_S = 120.0
@@ -140,8 +143,34 @@ def test_a_clients_limit_is_its_own() -> None:
             assert str(refused[0]) == "client 'loader' is over its limit of 10000 bytes/s"
             for delivery in await send_all(other):
                 await delivery
+            async with AsyncAdmin(broker.address) as admin:
+                everybody, known = await admin.clients("broker-1")
+                with pytest.raises(NotFoundError, match="no live broker is called 'broker-2'"):
+                    await admin.clients("broker-2")
+            assert (everybody.client, everybody.mode, everybody.connections) == ("default", "off", 0)
+            assert (known.client, known.mode, known.bytes_s, known.requests_s) == ("loader", "hard", 10_000, 0)
+            assert known.connections >= 1
+            assert known.over > 0
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("owned", "share"), [([0], 20), ([0, 2], 40), ([0, 1, 2], 60), ([7], None)])
+def test_owners_share_a_limit_by_the_partitions_that_take_records(owned: list[int], share: int | None) -> None:
+    settings = limit_of("hard", limit_requests_s=60)
+    topic = Topic(name="clicks", id="1" * 32, created_ms=0, partitions=equal_slots(1), settings=settings)
+    wide = split(split(topic, 0, 1), 0, 2)
+    assert share_of(wide, owned) == share
+    if 2 in owned:
+        assert share_of(join(wide, 0, 2, 3), owned) == (60 if 1 in owned else 30), "2 takes nothing any more"
+
+
+def share_of(topic: Topic, owned: list[int]) -> int | None:
+    """Return how many requests per second a broker lets in that owns some partitions of a topic."""
+    book = LimitBook(SystemClock(), ClientLimits())
+    book.follow([topic], [(topic.id, number) for number in owned])
+    limiters = book.of_topic(topic.id)
+    return limiters[0].room(0)[0] if limiters else None
 
 
 def test_requests_over_a_hard_limit_are_refused_and_over_a_soft_one_answered_late() -> None:

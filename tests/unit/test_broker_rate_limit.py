@@ -122,16 +122,16 @@ def test_a_topics_limit_is_shared_by_the_partitions_that_are_owned() -> None:
     book = LimitBook(clock, ClientLimits())
     topic = limited("clicks", 4, limit_mode="soft", limit_bytes_s=4_000)
     other = limited("views", 1)
-    book.follow([topic, other], {topic.id: 1, other.id: 1})
+    book.follow([topic, other], [(topic.id, 0), (other.id, 0)])
     assert book.of_topic(other.id) == ()
     (limiter,) = book.of_topic(topic.id)
     assert limiter.room(clock.monotonic())[1] == 1_000
     limiter.take(1, 500)
-    book.follow([topic], {topic.id: 4})
+    book.follow([topic], [(topic.id, number) for number in range(4)])
     assert book.of_topic(topic.id) == (limiter,), "what it counted and owes goes on"
     clock.advance(10_000)
     assert limiter.room(clock.monotonic())[1] == 4_000
-    book.follow([topic], {})
+    book.follow([topic], [])
     assert book.of_topic(topic.id) == ()
 
 
