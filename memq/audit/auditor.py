@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, Tail
 from memq.audit.batch_check import NO_NUMBER, BatchCheck, BlockCheck
 from memq.audit.checked import Checked
+from memq.audit.minutes import Met, Minutes, active_ms
 from memq.audit.totals import RunningTotals
 from memq.audit.verdict import (
     BALANCES_MAX,
@@ -29,7 +30,7 @@ from memq.errors import CorruptDataError, MemqError, TooLargeError
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Span
-from memq.topic import CLOCK_ERROR_MS, Topic
+from memq.topic import CLOCK_ERROR_MS, Position, Topic
 
 ACCOUNTS_MAX = 1 << 20  # (write partition, producer) pairs; each takes about 2 KiB
 EPOCHS_MAX = 1 << 16
@@ -47,11 +48,13 @@ class _WritePartition:
     expired: bool  # retention took something before its first pointer
     copies_ms: int
     totals: RunningTotals
+    epoch: int = 0  # the highest that was met
     batches: dict[int, RangeSet] = field(default_factory=dict)  # batch sequences by epoch
     starts: dict[int, int | None] = field(default_factory=dict)
 
     def meet(self, epoch: int, time_ms: int) -> None:
         """Take any pointer of an epoch: one that begins behind the copies has all of its batches here."""
+        self.epoch = max(self.epoch, epoch)
         if epoch not in self.starts:
             self.starts[epoch] = 0 if time_ms > self.copies_ms else None
 
@@ -75,14 +78,18 @@ class _Tally:
 
 
 class Auditor:
-    """Audits one topic. Call `open_partition` before the entries of a read partition; `verdict` ends it."""
+    """Audits one topic. Call `open_partition` before the entries of a read partition; `verdict` ends it.
 
-    def __init__(self, topic: Topic, *, through: str = THROUGH_STORE) -> None:
+    `minutes`, if given, is told of every block, for who wants the verdict as a table, too.
+    """
+
+    def __init__(self, topic: Topic, *, through: str = THROUGH_STORE, minutes: Minutes | None = None) -> None:
         settings = topic.settings
         self._topic = topic
         self._late_ms = settings.stale_publish_ms + CLOCK_ERROR_MS
         self._window_ms = settings.dedup_window_ms + self._late_ms
-        self._active_ms = settings.delivery_timeout_ms + self._late_ms
+        self._active_ms = active_ms(settings)
+        self._minutes = minutes
         self._coverage = Coverage(through=through)
         self._reads: dict[int, PartitionCoverage] = {}
         self._unread: dict[int, None] = {}  # read partitions where something that may hold any sequence was not read
@@ -134,6 +141,8 @@ class Auditor:
         self._meet(partition, offset, time_ms, pointer)
         for end in pointer.ended:
             self._account(pointer.partition, end.producer).close(end, time_ms)
+            if self._minutes is not None:
+                self._minutes.end((pointer.partition, end.producer), end.next_sequence, time_ms)
 
     def take_batch(self, partition: int, offset: int, time_ms: int, pointer: Pointer, check: BatchCheck) -> None:
         """Take a pointer with what its batch was found to hold."""
@@ -145,24 +154,24 @@ class Auditor:
             self._find(Kind.FAULT, 1, Place(partition, offset=offset, object=check.key, cause=fault))
         if not check.complete and any(block.unread for block in check.blocks):
             self._unread[partition] = None
-        skip = frozenset(pointer.skip)
+        skip, late, record_index = frozenset(pointer.skip), pointer.epoch < write.epoch, 0
         for block in check.blocks:
             place = _place_of(block, pointer.partition, offset, check.key)
+            position = Position(partition, offset, record_index)
+            met = Met((pointer.partition, block.producer), block.first, block.next, time_ms, position, late)
+            record_index += block.next - block.first
             if block.cause is not None:
-                self._take_unsound(pointer.partition, block, block.cause, time_ms, place)
+                self._take_unsound(block, block.cause, met, place)
             elif block.number in skip:
-                self._count(blocks=1, copies_dropped=block.next - block.first)
+                self._drop(met)
             else:
-                self._deliver(pointer.partition, block, time_ms, place)
+                self._deliver(met, place)
 
     # ---- the verdict -------------------------------------------------------------------------------
 
     def verdict(self, now_ms: int) -> Verdict:
         """Return the verdict; producers that were seen shortly before `now_ms` (Unix ms) may still be sending."""
-        balances = [
-            account.settle(partition, producer, self._evidence(partition, now_ms))
-            for (partition, producer), account in sorted(self._accounts.items())
-        ]
+        balances = self.balances(now_ms)
         tallies = {kind: _Tally(tally.count, list(tally.places)) for kind, tally in self._tallies.items()}
         for balance in balances:
             _tell_balance(balance, tallies)
@@ -181,6 +190,13 @@ class Auditor:
             coverage=self._covered(balances, tallies),
             balances=tuple(sorted(balances, key=lambda balance: balance.clean)[:BALANCES_MAX]),
         )
+
+    def balances(self, now_ms: int) -> list[Balance]:
+        """Return the balances of all producers, by write partition and producer."""
+        return [
+            account.settle(partition, producer, self._evidence(partition, now_ms))
+            for (partition, producer), account in sorted(self._accounts.items())
+        ]
 
     def _evidence(self, partition: int, now_ms: int) -> Evidence:
         write = self._writes[partition]
@@ -239,21 +255,34 @@ class Auditor:
             account = self._accounts[partition, producer] = Account(recent, self._writes[partition].copies_ms)
         return account
 
-    def _take_unsound(self, partition: int, block: BlockCheck, cause: MemqError, time_ms: int, place: Place) -> None:
+    def _take_unsound(self, block: BlockCheck, cause: MemqError, met: Met, place: Place) -> None:
         damaged = isinstance(cause, CorruptDataError)
         self._find(Kind.CORRUPT if damaged else Kind.UNREAD, 1, place)
         if block.producer:
-            self._account(partition, block.producer).miss(block.first, block.next, time_ms, damaged=damaged)
+            self._account(*met.stream).miss(met.first, met.next, met.time_ms, damaged=damaged)
+            if self._minutes is not None:
+                self._minutes.miss(met)
 
-    def _deliver(self, partition: int, block: BlockCheck, time_ms: int, place: Place) -> None:
-        account = self._account(partition, block.producer)
-        doubled = account.doubled.total
-        fate = account.deliver(block.first, block.next, time_ms)
-        copies = block.next - block.first if fate is Fate.COPY else 0
-        self._count(blocks=1, copies_dropped=copies)
+    def _deliver(self, met: Met, place: Place) -> None:
+        account = self._account(*met.stream)
+        delivered, doubled = account.delivered.total, account.doubled.total
+        fate = account.deliver(met.first, met.next, met.time_ms)
+        if fate is Fate.COPY:
+            self._drop(met)
+            return
+        self._count(blocks=1)
+        doubled = account.doubled.total - doubled
         if fate is Fate.DOUBLED:
             # A record that is delivered a third time was counted already; its place is named all the same.
-            self._find(Kind.DOUBLED, account.doubled.total - doubled, place)
+            self._find(Kind.DOUBLED, doubled, place)
+        if self._minutes is not None:
+            self._minutes.deliver(met, new=account.delivered.total - delivered, doubled=doubled)
+
+    def _drop(self, met: Met) -> None:
+        """Count a block that readers pass over."""
+        self._count(blocks=1, copies_dropped=met.next - met.first)
+        if self._minutes is not None:
+            self._minutes.copy(met)
 
     def _count_pointer(self, partition: int) -> None:
         coverage = self._reads[partition]

@@ -130,7 +130,7 @@ KEEPING_BUGS = (
         "audit passes over damage",
         "memq.audit.auditor",
         "Auditor.take_batch",
-        "self._take_unsound(pointer.partition, block, block.cause, time_ms, place)",
+        "self._take_unsound(block, block.cause, met, place)",
         "pass",
         level="calm",
     ),

@@ -1,0 +1,84 @@
+"""`audit`: the verdict of `memq audit` by the same functions, on executors; and as a table by producer and minute.
+
+Tasks check pieces of the queue and emit what they found, sorted by read partition and offset. Then one auditor for
+each read partition takes its stream: memory is bounded by producers, not by data, and nothing but verdicts comes back.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from memq.audit.parts import merge_verdicts
+from memq.audit.verdict import Verdict
+from memq.client.io_thread import io_thread
+from memq.spark.options import ReadOptions
+from memq.spark.pipelines.audit_plan import plan_audit
+from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@click.command("audit")
+@topic_options
+@click.option("--parquet", metavar="PATH", help="Write the table there; what was there is replaced.")
+@click.option("--report", metavar="TOPIC", help="Send the table to this topic, a JSON record for each row.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+def command(
+    topic: str, brokers: str | None, given: tuple[str, ...], parquet: str | None, report: str | None, as_json: bool
+) -> int:
+    """Read all that TOPIC's queue names, and say what was lost, doubled or damaged, and how sure that is."""
+    options, read = options_of(topic, brokers, given)
+    with spark_session(f"audit {topic}") as spark:
+        verdict, table = audit(spark, read)
+        if parquet:
+            table.write.mode("overwrite").parquet(parquet)
+            tell(f"audit: table written to {parquet}")
+        if report:
+            send_table(table, report, options.get("brokers"))
+            tell(f"audit: table sent to topic '{report}'")
+        print_verdict(verdict, as_json=as_json)
+    return 0 if verdict.passed else 1
+
+
+def audit(spark: SparkSession, options: ReadOptions) -> tuple[Verdict, DataFrame]:
+    """Audit the topic of `options` as its queue is now; return the verdict and the table by producer and minute.
+
+    The table: `topic`, write `partition`, `producer_id`, `minute` (of queue time), the counts of
+    `memq.audit.minutes`, `committed` by group, `verdict` in a word, and `final`: whether the minute lies below the
+    watermark, so that nothing of it can change any more.
+    Raises: UnreachableError, NotFoundError; of tasks, as Spark tells it.
+    """
+    from memq.spark.pipelines.audit_tasks import judge, table_of, verdicts_of
+
+    plan = io_thread().run(plan_audit(options))
+    tell(f"audit: topic '{plan.topic.name}', {len(plan.pieces)} pieces of {len(plan.spans)} partitions")
+    judged = judge(spark, options, plan)
+    return merge_verdicts(verdicts_of(judged, plan)), table_of(judged, plan)
+
+
+def send_table(table: DataFrame, topic: str, brokers: str | None) -> None:
+    """Send a table to a topic, from one task; rows of a run that is repeated have the same keys."""
+    from pyspark.sql import functions
+
+    from memq.spark.pipelines.audit_tasks import sender
+
+    keyed = table.select(
+        functions.concat_ws("/", "topic", "partition", "producer_id", "minute").alias("key"),
+        functions.to_json(functions.struct("*")).alias("value"),
+    )
+    keyed.coalesce(1).foreachPartition(sender(topic, brokers))
+
+
+def print_verdict(verdict: Verdict, *, as_json: bool) -> None:
+    """Print a verdict on stdout."""
+    if as_json:
+        click.echo(json.dumps(verdict.to_json()))
+        return
+    for found in verdict.findings:
+        click.echo(f"{found.kind.title}: {found.count} {found.kind.unit}(s); {'; '.join(map(str, found.places[:3]))}")
+    click.echo(f"verdict: {verdict}")
+    click.echo(f"coverage: {verdict.coverage}")

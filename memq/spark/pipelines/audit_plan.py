@@ -1,0 +1,63 @@
+"""What an audit on Spark is about, asked of the queue before any task runs: spans, pieces, positions of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from memq.network import Runtime
+from memq.notification import Groups, Span
+from memq.spark.access import Access, open_access
+from memq.spark.options import ReadOptions
+from memq.spark.pipelines.pieces import Piece, pieces_of
+from memq.topic import Position, ReadPartition, Topic, equal_slots
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPlan:
+    """The spans by read partition, their pieces, and by read partition the positions of `groups`, in their order.
+
+    `now_ms` (Unix ms) is the moment that the verdict is of.
+    """
+
+    topic: Topic
+    spans: Mapping[int, Span]
+    pieces: Sequence[Piece]
+    groups: Sequence[str]
+    committed: Mapping[int, Sequence[Position | None]]
+    now_ms: int
+
+
+async def plan_audit(options: ReadOptions) -> AuditPlan:
+    """Ask for what there is now. Raises: UnreachableError, NotFoundError, QueueError."""
+    runtime = Runtime()
+    async with open_access(options, runtime) as access:
+        place = access.topics[options.topics[0]]
+        topic = Topic(name=place.name, id=place.id, created_ms=0, partitions=equal_slots(1), settings=place.settings)
+        spans = {partition: await access.queue.span(partition) for partition in sorted(place.partitions)}
+        pieces = [
+            piece
+            for partition, span in spans.items()
+            for piece in await pieces_of(access, partition, span, options.partition_bytes)
+        ]
+        groups = await _committed(access, list(spans))
+        return AuditPlan(
+            topic=topic,
+            spans={partition.partition: span for partition, span in spans.items()},
+            pieces=pieces,
+            groups=list(groups),
+            committed={each.partition: [groups[group].get(each) for group in groups] for each in spans},
+            now_ms=runtime.clock.wall_ms(),
+        )
+
+
+async def _committed(access: Access, partitions: list[ReadPartition]) -> dict[str, dict[ReadPartition, Position]]:
+    """Return by group where it stands, of the groups that have read the topic."""
+    queue = cast(Groups, access.queue)  # each of the queues keeps groups, too
+    found: dict[str, dict[ReadPartition, Position]] = {}
+    for group in await queue.groups():
+        stored = await queue.committed(group, partitions)
+        if stored:
+            found[group] = {partition: committed.position for partition, committed in stored.items()}
+    return found

@@ -1,0 +1,85 @@
+"""Spark's audit reports what was injected, exactly, and says what `memq audit` says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+import memq
+from memq.audit.minutes import COUNTS
+from memq.spark.options import read_options
+from memq.spark.pipelines.__main__ import pipelines
+from memq.spark.pipelines.audit import audit
+from tests.servers import DevServer
+from tests.soak import repetitions
+from tests.spark.injured_topic import GROUP, MINUTE_MS, Stream, injure
+from tests.unit.blocks import NOW_MS
+
+pytestmark = pytest.mark.soak
+KINDS = ("delivered", "copies", "lost", "corrupt", "doubled", "unknown", "late")
+
+
+@pytest.mark.parametrize("seed", range(repetitions(few=3, many=50)))
+def test_reported_is_what_was_injected_and_what_memq_audit_says(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    topic = injure(tmp_path, seed)
+    options = replace(read_options(topic.options, "batch"), partition_bytes=8_192)  # a few pieces of each partition
+    verdict, table = audit(spark, options)
+    assert verdict == topic.audited()
+    rows = table.collect()
+    found: dict[Stream, Counter[str]] = {}
+    for row in rows:
+        found.setdefault((row.partition, row.producer_id), Counter()).update({kind: row[kind] for kind in KINDS})
+        assert row.sent == row.delivered + row.lost + row.corrupt + row.unread + row.unknown + row.in_flight
+        assert (row.topic, row.final) == ("clicks", True)
+        assert (row.verdict == "ok") == (not any(row[kind] for kind in (*KINDS[2:], "unread", "in_flight")))
+    assert {stream: +counts for stream, counts in found.items()} == topic.truth
+    assert sum(row.committed[GROUP] for row in rows) == topic.processed
+    minutes = {row.minute.replace(tzinfo=UTC) for row in rows}
+    assert min(minutes) == datetime.fromtimestamp(NOW_MS // MINUTE_MS * 60, UTC)
+
+
+def test_a_topic_of_a_broker_as_a_command(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:
+    with memq.Admin(broker.address) as admin:
+        admin.create_topic("audited", partitions=2)
+        admin.create_topic("empty-report")
+    with memq.Producer(broker.address, block_bytes=4096) as producer:
+        for number in range(2_000):
+            producer.send("audited", b"value %d" % number, key=b"key %d" % (number % 50))
+    table = tmp_path / "table"
+    arguments = ["audit", "audited", "-b", broker.address, "--json", "-o", "partitionBytes=64KiB"]
+    done = CliRunner().invoke(
+        pipelines,
+        [*arguments, "--parquet", str(table), "--report", "empty-report"],
+        standalone_mode=False,
+        catch_exceptions=False,
+    )
+    assert done.return_value == 0
+    told = json.loads(done.stdout)
+    line = subprocess.run(
+        [sys.executable, "-m", "memq.cli", "audit", "audited", "-b", broker.address, "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told == json.loads(line.stdout)
+    rows = spark.read.parquet(str(table)).collect()
+    assert sum(row.delivered for row in rows) == sum(row.sent for row in rows) == 2_000
+    with memq.Consumer(broker.address, "empty-report", end="end") as consumer:
+        sent = [json.loads(bytes(record.value or b"")) for batch in consumer for record in batch]
+    assert len(sent) == len(rows)
+    assert sum(row["delivered"] for row in sent) == 2_000
+    assert set(sent[0]) >= {*COUNTS, "topic", "partition", "producer_id", "minute", "verdict", "final"}
+
+
+def test_a_user_mistake_is_one_line(capsys: pytest.CaptureFixture[str], spark: SparkSession) -> None:
+    done = CliRunner().invoke(pipelines, ["audit", "clicks", "-o", "partitionbites=1"], standalone_mode=False)
+    assert "partitionBytes" in str(getattr(done.exception, "hint", ""))
