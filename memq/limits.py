@@ -38,7 +38,11 @@ OBJECT_BYTES_MAX = 512 * MIB  # the largest batch has 256 MiB, the largest index
 POINTER_BYTES_MAX = 64 * KIB
 POINTER_RANGES_MAX = 512
 NAMED_PRODUCERS_MAX = 128  # that a write partition remembers: all go into one pointer
-BATCH_ID_CHARS_MAX = 64
+
+# Staged commits.
+BATCH_ID_END = 1 << 53  # batch ids grow, and fit any JSON reader
+MANIFEST_BYTES_MAX = 64 * MIB
+STAGED_PIECES_MAX = 64  # that one request publishes
 
 # Topics.
 NAME_CHARS_MAX = 249  # of clusters, brokers and groups too

@@ -94,6 +94,9 @@ class BrokerSettings:
     spool_bytes_max: int = _setting(1 << 30, "what the spool may hold; at it ack=1 is refused there", 16 * MIB, 1 << 44)
     retention_interval_ms: int = _setting(30_000, "how often retention looks", 100, 86_400_000)
     sweep_age_ms: int = _setting(3_600_000, "an object that no pointer names is deleted at this age", 1_000)
+    staged_age_ms: int = _setting(
+        604_800_000, "what a writer staged and never committed is deleted at this age; a commit may take half", 1_000
+    )
     delete_objects: bool = _setting(True, "retention and sweep delete objects; off: only memq sweep does")
     auto_create_topics: bool = _setting(True, "make a topic when somebody first sends to it")
     partitions: int = _setting(1, "partitions of a topic that is made without a number", 1, PARTITIONS_MAX)

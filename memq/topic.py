@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, UnknownSettingError
-from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, SLOTS
+from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, PRODUCER_ID_END, SLOTS
 
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
 Ack1 = Literal["memory", "disk"]
@@ -182,6 +183,21 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     def writers_of(self, partition: ReadPartition) -> list[int]:
         """Return the write partitions whose pointers go to a read partition."""
         return [part.partition for part in self.partitions if part.read_partition == partition.partition]
+
+
+def producer_id_of(name: str) -> int:
+    """Return the producer id of a name: 63 bits of its SHA-256, never 0; 0 for no name."""
+    return _id_of("producer", name) if name else 0
+
+
+def writer_id(name: str) -> int:
+    """Return the id of a writer that stages: it is remembered as a named producer is, and is none."""
+    return _id_of("writer", name)
+
+
+def _id_of(what: str, name: str) -> int:
+    digest = hashlib.sha256(f"memq {what} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % (PRODUCER_ID_END - 1) + 1
 
 
 def equal_slots(count: int) -> tuple[PartitionSlots, ...]:

@@ -143,8 +143,8 @@ def _differences(pointer: Pointer, index: ObjectIndex, batch: BatchEntry) -> Ite
     stated = {
         "topic id": (pointer.topic_id, index.meta.topics[batch.topic].id),
         "partition": (pointer.partition, batch.partition),
-        "epoch": (pointer.epoch, batch.epoch),
-        "batch sequence": (pointer.batch_sequence, batch.batch_sequence),
+        "epoch": (pointer.epoch, batch.epoch or pointer.epoch),  # 0: its writer staged it, and did not know them
+        "batch sequence": (pointer.batch_sequence, batch.batch_sequence if batch.epoch else pointer.batch_sequence),
         "records": (pointer.records, batch.records),
         "stored bytes": (pointer.stored_bytes, batch.length),
     }

@@ -29,7 +29,7 @@ class Checked:
     @property
     def expired(self) -> bool:
         """Whether retention took entries from here on while the audit ran."""
-        return self.error is not None and not self.entry.body
+        return isinstance(self.error, NotFoundError)
 
 
 class _BlockRow(msgspec.Struct, array_like=True, frozen=True):
@@ -46,7 +46,7 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     time_ms: int
     body: bytes
     object_bytes: tuple[int, ...] = ()
-    error: str = ""
+    expired: str = ""
     key: str = ""
     blocks: list[_BlockRow] | None = None  # None: there is no check
     faults: tuple[str, ...] = ()
@@ -59,7 +59,9 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Row)
 def encode_checked(checked: Checked) -> bytes:
     """Return the entry as bytes for another process of the same version; the headers of blocks stay behind."""
     entry, check = checked.entry, checked.check
-    row = _Row(entry.offset, entry.time_ms, bytes(entry.body), checked.object_bytes, str(checked.error or ""))
+    row = _Row(entry.offset, entry.time_ms, bytes(entry.body), checked.object_bytes)
+    if checked.expired:
+        row = msgspec.structs.replace(row, expired=str(checked.error))
     if check is not None:
         blocks = [_block_row(block) for block in check.blocks]
         row = msgspec.structs.replace(row, key=check.key, blocks=blocks, faults=check.faults, complete=check.complete)
@@ -70,8 +72,8 @@ def decode_checked(data: bytes) -> Checked:
     """Return the entry; of a block's cause are left its text, and whether it is damage."""
     row = _DECODER.decode(data)
     entry = Entry(row.offset, row.time_ms, row.body)
-    if row.error and not row.body:
-        return Checked(entry, error=NotFoundError(row.error))
+    if row.expired:
+        return Checked(entry, error=NotFoundError(row.expired))
     try:
         pointer = decode_pointer(row.body)
     except MemqError as error:

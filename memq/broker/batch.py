@@ -184,6 +184,42 @@ def data_pointer(
     )
 
 
+def staged_pointer(
+    slot: Slot,
+    origin: Origin,
+    totals: Totals,
+    adopted: tuple[Adopted, ...],
+    skip: tuple[int, ...],
+    named_ms: int,
+) -> Pointer:
+    """Return the pointer of a batch that a writer staged: it says where the writer's batch is with it."""
+    staged = slot.staged
+    assert staged is not None, f"batch {slot.number} is not staged"
+    producers, complete = bounded_ranges(producer_ranges(staged.sequences), POINTER_RANGES_MAX)
+    return control_pointer(
+        "data",
+        origin,
+        totals,
+        adopted,
+        slot.sealed_ms,
+        batch_sequence=slot.number,
+        locations=(staged.location,),
+        records=staged.records,
+        raw_bytes=staged.raw_bytes,
+        stored_bytes=slot.bytes,
+        least_ms=staged.least_ms,
+        greatest_ms=staged.greatest_ms,
+        skip=skip,
+        producers=producers,
+        producers_complete=complete,
+        slots=staged.slots,
+        tag_bits=staged.tag_bits,
+        checksum=staged.checksum,
+        named=(staged.writer,),
+        named_ms=named_ms,
+    )
+
+
 def control_pointer(
     kind: str, origin: Origin, totals: Totals, adopted: tuple[Adopted, ...], sealed_ms: int, **fields: object
 ) -> Pointer:

@@ -3,7 +3,8 @@
 Theory. A named producer's sequences are dense from 0: its owner opens no stream for it beyond what the queue holds. So
 one number, the sequence after its last, says which of them are committed, for as long as the name is remembered. Each
 pointer of its batches says that number anew, and the `opened` of an epoch, which is published again now and then, says
-it of all names: an opening reads from the last of these on, and knows what its predecessors knew.
+it of all names: an opening reads from the last of these on, and knows what its predecessors knew. Of a writer that
+stages, it is two numbers: its last batch, and how many pieces of that are there.
 """
 
 from __future__ import annotations
@@ -35,11 +36,16 @@ class NamedProducers:
     def learn(self, entry: NamedProducer, time_ms: int) -> None:
         """Take what a pointer of queue time `time_ms` says, in any order: a late one says nothing that is newer."""
         known = self._known.get(entry.producer, entry)
+        seen_ms = max(entry.last_seen_ms or time_ms, known.last_seen_ms)
+        if entry.batch_id:
+            newest = max(known, entry, key=lambda each: (batch_of(each), each.last_sequence))
+            self._known[entry.producer] = msgspec.structs.replace(newest, last_seen_ms=seen_ms)
+            return
         self._known[entry.producer] = msgspec.structs.replace(
             entry,
             epoch=max(entry.epoch, known.epoch),
             last_sequence=max(entry.last_sequence, known.last_sequence),
-            last_seen_ms=max(entry.last_seen_ms or time_ms, known.last_seen_ms),
+            last_seen_ms=seen_ms,
         )
 
     def forget(self, before_ms: int, busy: Container[int] = ()) -> None:
@@ -47,3 +53,8 @@ class NamedProducers:
         for number, entry in list(self._known.items()):
             if entry.last_seen_ms < before_ms and number not in busy:
                 del self._known[number]
+
+
+def batch_of(entry: NamedProducer) -> int:
+    """Return the last batch of a writer that stages, -1 of anybody else."""
+    return int(entry.batch_id) if entry.batch_id.isdecimal() and entry.batch_id.isascii() else -1

@@ -135,6 +135,8 @@ class Ownership:
         """Note what a pointer of queue time `time_ms` says of named producers."""
         for entry in named:
             self.named.learn(entry, time_ms)
+            if entry.batch_id:
+                continue  # a writer that stages: its blocks have producer ids of their own
             producer = self.producer(entry.producer)
             producer.seen_ms = max(producer.seen_ms, time_ms)
             producer.epoch = max(producer.epoch, entry.epoch)

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from awscrt.checksums import combine_crc32c, crc32c
-
 from memq.broker.batch import producer_ranges
 from memq.errors import CorruptDataError, MemqError
-from memq.format.block import CHECKED_FROM, MAGIC, Buffer, check_block, parse_header
-from memq.format.object import BatchEntry, BlockEntry, open_object, parse_trailer
+from memq.format.block import Buffer, check_block, parse_header
+from memq.format.object import BatchEntry, BlockEntry, batch_checksum, open_object, parse_trailer
 from memq.format.pointer import Location, Pointer, bounded_ranges
 from memq.format.ranges import RangeSet
 from memq.limits import POINTER_RANGES_MAX, TRAILER_BYTES
@@ -105,15 +103,6 @@ def _checked(
         except MemqError:
             raw, damaged = raw + block.length, damaged + 1
     return FoundBatch(key, broker, entry, blocks, index_offset, raw, damaged)
-
-
-def batch_checksum(blocks: tuple[BlockEntry, ...]) -> int:
-    """Return the crc32c of a batch's bytes as they were written, from the checksums of its blocks."""
-    value = 0
-    for block in blocks:
-        start = MAGIC + block.checksum.to_bytes(CHECKED_FROM - len(MAGIC), "little")
-        value = combine_crc32c(crc32c(start, value), block.checksum, block.length - CHECKED_FROM)
-    return value
 
 
 class Rebuilder:

@@ -18,6 +18,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.rate_limit import refusal_of
 from memq.broker.services import Services
 from memq.broker.slabs import Slab
+from memq.broker.staging import publish_staged
 from memq.broker.topic_processor import TopicProcessor
 from memq.errors import (
     InvalidRequestError,
@@ -52,6 +53,7 @@ from memq.protocol.messages import (
     MetadataRequest,
     Open,
     OpenAnswer,
+    PublishStaged,
     ReadRequest,
     StoreMetadata,
     TopicMetadata,
@@ -368,6 +370,9 @@ class Requests:
             return AdminAnswer()
         if isinstance(ask, BeginProducer):
             return await self._begin_producer(ask)
+        if isinstance(ask, PublishStaged):
+            processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
+            return AdminAnswer(published=await publish_staged(processor, ask))
         if isinstance(ask, DescribeCluster | DescribeClients | DrainBroker):
             return await self._cluster.admin(ask)
         return await self._groups.admin(ask)

@@ -10,7 +10,7 @@ from memq.broker.pointers import keys_of, pointers_of
 from memq.broker.services import Services
 from memq.broker.sweep import Sweep
 from memq.errors import MemqError
-from memq.format.key import shared_prefix
+from memq.format.key import shared_prefix, staged_prefix
 from memq.format.pointer import Pointer, named_since_ms
 from memq.format.totals import contended_ms
 from memq.limits import TIME_MS_END
@@ -118,8 +118,9 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
         return now_ms
     await services.queue.trim(partition, found.before)
     services.counters.retired_pointers += found.before - span.begin
+    others = (shared_prefix(services.settings.cluster), staged_prefix(services.settings.cluster))
     for key in found.keys if services.settings.delete_objects else ():
-        if key.startswith(shared_prefix(services.settings.cluster)):
+        if key.startswith(others):
             continue  # other topics may name it: the sweep takes it when none does
         await services.store.delete(key)
         services.counters.retired_objects += 1
@@ -138,6 +139,7 @@ async def _restate(partitions: Partitions, topic: Topic, holding: Iterable[int])
 
 async def sweep(services: Services, age_ms: int) -> tuple[int, int]:
     """Delete what no pointer names, see `Sweep`; return how many objects and bytes went. Raises: MemqError."""
+    staged_age_ms = services.settings.staged_age_ms
 
     def note(text: str) -> None:
         services.events.warning("not-swept", text)
@@ -145,7 +147,7 @@ async def sweep(services: Services, age_ms: int) -> tuple[int, int]:
     clock, cluster = services.runtime.clock, services.settings.cluster
     found = Sweep(cluster, services.store, services.queue, services.coordinator, clock, note)
     objects = bytes_ = 0
-    async for gone in found.run(age_ms):
+    async for gone in found.run(age_ms, staged_age_ms):
         objects, bytes_ = objects + 1, bytes_ + gone.size
         services.counters.swept_objects += 1
         services.counters.swept_bytes += gone.size

@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 from memq.broker.slabs import Slab
 from memq.broker.spool.segments import Ticket
+from memq.broker.staged import StagedBatch
 from memq.broker.streams import Stream
 from memq.protocol.frames import AckLevel
 
@@ -72,6 +73,7 @@ class Slot:
         "runs",
         "sealed_ms",
         "slabs",
+        "staged",
         "state",
         "tickets",
     )
@@ -92,6 +94,7 @@ class Slot:
         self.sealed_ms = 0
         self.promised: list[tuple[int, int, int]] = []  # copies of its blocks that were acked with 1: whose, from, to
         self.tickets: list[Ticket] = []  # for its blocks that are on disk, too
+        self.staged: StagedBatch | None = None  # it lies in the store already, put there by a writer
 
     def become(self, state: SlotState) -> None:
         """Change state; only what the table allows."""
@@ -203,6 +206,19 @@ class Ring:
         slot.bytes += size
         if slot.bytes >= self.limits.batch_bytes_max or len(slot.extents) >= self.limits.batch_blocks_max:
             self.seal()
+
+    def add_staged(self, staged: StagedBatch, now_s: float, now_ms: int) -> bool:
+        """Add a batch that lies in the store, behind all that came before; False when the ring is full."""
+        if len(self) >= self.limits.slots:
+            return False
+        if self.open is not None:
+            self.seal()
+        slot = Slot(self._next_number, now_s)
+        self._next_number += 1
+        slot.state, slot.staged, slot.sealed_ms, slot.put_s = SlotState.STORED, staged, now_ms, now_s
+        slot.bytes, slot.records = staged.location.length, staged.records
+        self.batches.append(slot)
+        return True
 
     def seal(self) -> None:
         """Close the open batch for further blocks."""

@@ -3,7 +3,8 @@
 Theory. A key is used for half the safety age, counted from the first request that puts it: a batch whose pointer is not
 out by then is stored under a new key (`memq.broker.storing`). So a pointer to what is older than the whole age lies in
 the queue already, or never will: who lists first and reads the pointers last can delete what they do not name, in any
-process, without knowing what brokers hold.
+process, without knowing what brokers hold. What writers stage lies there without a pointer until its batch is
+committed, so it has an age of its own, of which a commit may take half; the manifests of commits go at that age, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Protocol
 from memq.broker.pointers import keys_of, pointers_of
 from memq.clock import Clock
 from memq.errors import NotFoundError
-from memq.format.key import shared_prefix, topic_prefix
+from memq.format.key import shared_prefix, staged_prefix, topic_prefix
 from memq.notification import PointerReader
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
 from memq.topic import Topic, read_partitions
@@ -63,14 +64,17 @@ class Sweep:
         self.topics = topics.topics
         self._clock = clock
         self._note = note
+        self._staged_bound_ms = 0
 
-    async def find(self, age_ms: int) -> AsyncIterator[Unnamed]:
-        """Yield the objects that are older than `age_ms` and that no pointer names.
+    async def find(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[Unnamed]:
+        """Yield the objects that are older than `age_ms` and that no pointer names; staged ones by their own age.
 
-        The age must be that of the brokers; 0 is for who knows that none is at work. Raises: MemqError of store,
-        queue and coordinator.
+        The ages must be those of the brokers; `age_ms` is 0 for who knows that none is at work. Raises: MemqError of
+        store, queue and coordinator.
         """
-        bound_ms = self._clock.wall_ms() - age_ms
+        now_ms = self._clock.wall_ms()
+        bound_ms = now_ms - age_ms
+        self._staged_bound_ms = now_ms - staged_age_ms
         async for prefix, entries in self._old(f"{self._cluster}/", bound_ms):
             why = await self._why(prefix, {entry.key: None for entry in entries})
             for entry in entries:
@@ -80,9 +84,9 @@ class Sweep:
             for entry in entries:
                 yield Unnamed(entry.key, entry.size, entry.modified_ms, CHECKED)
 
-    async def run(self, age_ms: int) -> AsyncIterator[Unnamed]:
+    async def run(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[Unnamed]:
         """Delete what `find` finds, and yield each when it is gone."""
-        async for found in self.find(age_ms):
+        async for found in self.find(age_ms, staged_age_ms):
             await self._store.delete(found.key)
             yield found
 
@@ -90,7 +94,7 @@ class Sweep:
         """Yield the objects that are older, those of one topic or the shared ones together: a listing comes by key."""
         prefix, entries = "", list[ObjectEntry]()
         async for entry in self._store.list(start):
-            if entry.modified_ms > bound_ms:
+            if entry.modified_ms > (self._staged_bound_ms if entry.key.startswith(self._staged) else bound_ms):
                 continue
             if not prefix or not entry.key.startswith(prefix) or len(entries) == SWEPT_KEYS_MAX:
                 if entries:
@@ -101,9 +105,13 @@ class Sweep:
         if entries:
             yield prefix, entries
 
+    @property
+    def _staged(self) -> str:
+        return staged_prefix(self._cluster)
+
     def _prefix_of(self, key: str) -> str:
         """Return the prefix that a key is swept with: a topic's, or one of all; "" for what is not ours."""
-        for prefix in (shared_prefix(self._cluster), CHECK_PREFIX):
+        for prefix in (shared_prefix(self._cluster), self._staged, CHECK_PREFIX):
             if key.startswith(prefix):
                 return prefix
         return "/".join(key.split("/")[:4]) + "/" if key.startswith(f"{self._cluster}/topics/") else ""
@@ -114,7 +122,7 @@ class Sweep:
         None of them when a pointer is damaged or a partition of the queue is gone: nobody knows what was named, so
         nothing of the topic is swept, and nothing that topics share.
         """
-        shared = prefix == shared_prefix(self._cluster)
+        shared = prefix in (shared_prefix(self._cluster), self._staged)
         topics = await self.topics()  # as they are now: a broker may have made one meanwhile
         mine = [each for each in topics if shared or topic_prefix(self._cluster, each.name, each.id) == prefix]
         for topic in mine:

@@ -20,6 +20,7 @@ from memq.broker.batch import (
     producer_ranges,
     seal_batch,
     sequences_of,
+    staged_pointer,
 )
 from memq.broker.held import HeldBlocks
 from memq.broker.hot import HotBatch
@@ -31,6 +32,7 @@ from memq.broker.ring import Ring, RingLimits, Slot, SlotState
 from memq.broker.services import Services
 from memq.broker.sharing import Sharing
 from memq.broker.spool.writer import Spool
+from memq.broker.staged import StagedBatch
 from memq.broker.storing import key_s, store_object
 from memq.broker.streams import AckSink, Producer, Stream
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, OutOfSequenceError
@@ -112,6 +114,7 @@ class TopicProcessor:
         self._fenced = asyncio.Event()
         self._changed = asyncio.Event()
         self._drain_once = asyncio.Lock()
+        self.staging = asyncio.Lock()  # pieces of writers' batches go one request after another
         self._released = False  # `closed` is on its way, the last word of the epoch
 
     # ---- life --------------------------------------------------------------------------------
@@ -319,6 +322,11 @@ class TopicProcessor:
         await self.restate()
         await future
 
+    async def change(self) -> None:
+        """Return when a batch is published, or the partition is given up, after this moment."""
+        self._changed.clear()
+        await self._changed.wait()
+
     def pump_soon(self) -> None:
         """Pump after this round of the event loop, and after each that follows while they bring blocks."""
         self._grew = True
@@ -411,6 +419,9 @@ class TopicProcessor:
 
     async def _publish_batch(self, slot: Slot) -> None:
         """Publish the head's pointer and ack; store it again when the time of its key is over."""
+        if slot.staged is not None:
+            await self._publish_staged(slot, slot.staged)
+            return
         own, origin, sealed = self._owned(), self._origin(), self._sealed[slot.number]
 
         def build() -> Pointer:
@@ -430,6 +441,20 @@ class TopicProcessor:
         del self._sealed[slot.number]
         batch = HotBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
         self.services.hot.add(batch)
+
+    async def _publish_staged(self, slot: Slot, staged: StagedBatch) -> None:
+        """Publish the pointer of a batch that a writer put into the store."""
+        own, origin = self._owned(), self._origin()
+
+        def build() -> Pointer:
+            adopted, held = own.next_adopted(), enumerate(staged.sequences)
+            skip = tuple(n for n, (number, *block) in held if own.producer(number).queued.covers(*block))
+            totals = own.totals_with(adopted)
+            return staged_pointer(slot, origin, totals, adopted, skip, own.named_since_ms())
+
+        await self._publisher().publish(build, slot.number)
+        self.ring.published()
+        _settle([staged.published])
 
     def _skip(self, slot: Slot, sealed: SealedBatch, own: Ownership) -> tuple[int, ...]:
         """Return the numbers of the blocks that the queue holds already."""
@@ -501,6 +526,8 @@ class TopicProcessor:
         slots = self.ring.give_up()
         held = HeldBlocks.of_epoch(self.topic, self.partition, own, slots, self.services.pool.release)
         for slot in slots:
+            if slot.staged is not None:
+                _settle([slot.staged.published], MovedError(f"{self.name} lost its epoch"))
             for slab in slot.let_go():
                 self.services.pool.release(slab)
         if held.blocks:

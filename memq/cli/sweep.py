@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Name what would be deleted, and change nothing.")
-@setting_options("data", "cluster", "sweep_age_ms", *rules_of(PartSettings))
+@setting_options("data", "cluster", "sweep_age_ms", "staged_age_ms", *rules_of(PartSettings))
 @json_option
 def sweep(*, dry_run: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Delete the objects that no pointer names and that are older than sweep_age_ms, one line for each.
@@ -65,14 +65,14 @@ class _Tally:
 
 
 async def _sweep(settings: Settings, tally: _Tally, *, dry_run: bool) -> None:
-    age_ms = settings.broker().sweep_age_ms
+    ages_ms = (settings.broker().sweep_age_ms, settings.broker().staged_age_ms)
     async with _opened(settings, tally) as found:
         if not dry_run and not await found.topics():
             raise InvalidRequestError(
                 "the coordinator knows no topic, so every object would be deleted",
                 hint="check the settings coordinator and cluster; --dry-run names the objects",
             )
-        async for each in found.find(age_ms) if dry_run else found.run(age_ms):
+        async for each in found.find(*ages_ms) if dry_run else found.run(*ages_ms):
             tally.take(each)
 
 

@@ -10,8 +10,9 @@ from functools import partial
 from memq.client.delivery import Ack, AsyncDelivery, Delivery
 from memq.client.link_pool import LinkPool, Session
 from memq.client.metadata import ClusterMetadata
-from memq.client.naming import Naming, id_of_name
+from memq.client.naming import Naming
 from memq.client.open_block import PartitionBuffer, PendingBlock, Route
+from memq.client.owner_requests import OwnerRequests
 from memq.client.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, SenderParts
 from memq.client.producer_settings import ProducerSettings
 from memq.client.send_buffer import SendBuffer
@@ -28,7 +29,7 @@ from memq.network import Address, Runtime, format_address
 from memq.protocol.frames import Api
 from memq.protocol.messages import Metadata, MetadataRequest
 from memq.tasks import TaskOwner
-from memq.topic import Topic
+from memq.topic import Topic, producer_id_of
 
 METADATA_AGE_S_MAX = 60.0  # so soon a topic that was widened gets records in its new partitions
 _SETTLE_S = 0.5
@@ -75,7 +76,7 @@ class ProducerCore:
 
         The id of a named producer is that of its name.
         """
-        self.producer_id = producer_id or id_of_name(settings.name) or runtime.random.randrange(1, 1 << 63)
+        self.producer_id = producer_id or producer_id_of(settings.name) or runtime.random.randrange(1, 1 << 63)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
         self._settings = settings
         self._runtime = runtime
@@ -89,7 +90,9 @@ class ProducerCore:
         self._watch: asyncio.TimerHandle | None = None
         self._ended: MemqError | None = None
         self._asked_s: dict[str, float] = {}
-        self._naming = Naming(runtime, self._pool, self._metadata, self.producer_id, settings.open_timeout_s)
+        self._naming = Naming(
+            OwnerRequests(runtime, self._pool, self._metadata, settings.open_timeout_s), self.producer_id
+        )
         self._beginning = asyncio.Lock()  # an instance begins once in a partition: twice, it would fence itself
         self._parts = SenderParts(
             producer_id=self.producer_id,

@@ -2,6 +2,8 @@
 
     <cluster>/topics/<topic>/<topic id, 8 hex>/<hh>/<date>/<hour>/<partition>-<epoch>-<batch sequence>
     <cluster>/shared/<hh>/<date>/<hour>/<broker>-<start epoch>-<sequence>
+    <cluster>/staged/<writer>/objects/<hh>/<date>/<hour>/<id, 16 hex>
+    <cluster>/staged/<writer>/commits/<batch id>
 
 `hh` is the low byte of crc32 of the last part, in hex: 256 prefixes for the store to split on. Numbers are
 zero-padded, so that a listing of one hour has a partition's objects in order; times are UTC.
@@ -68,6 +70,21 @@ def shared_object_key(cluster: str, broker: str, start_epoch: int, sequence: int
 def shared_prefix(cluster: str) -> str:
     """Return the prefix under which the objects lie that topics share."""
     return f"{cluster}/shared/"
+
+
+def staged_prefix(cluster: str) -> str:
+    """Return the prefix under which lies what writers stage, and the manifests of what they committed."""
+    return f"{cluster}/staged/"
+
+
+def staged_object_key(cluster: str, writer: str, object_id: int, created_ms: int) -> str:
+    """Return the key of an object that a writer stages; `object_id` has 64 random bits."""
+    return f"{staged_prefix(cluster)}{writer}/objects/{_place(f'{object_id:016x}', created_ms)}"
+
+
+def manifest_key(cluster: str, writer: str, batch_id: int) -> str:
+    """Return the key of the manifest of one batch of a writer: whoever puts it first decides what the batch is."""
+    return f"{staged_prefix(cluster)}{writer}/commits/{_number(batch_id, 19)}"
 
 
 def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:

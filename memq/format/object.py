@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
-from awscrt.checksums import crc32c
+from awscrt.checksums import combine_crc32c, crc32c
 
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
-from memq.format.block import CODEC_NONE, BlockHeader, Buffer, check_block, parse_header
+from memq.format.block import CHECKED_FROM, CODEC_NONE, BlockHeader, Buffer, check_block, parse_header
+from memq.format.block import MAGIC as BLOCK_MAGIC
 from memq.format.key import ObjectKey, SharedObjectKey, object_key, parse_object_key, shared_object_key
 from memq.limits import (
     BATCH_ENTRY_BYTES,
@@ -35,6 +36,7 @@ __all__ = [
     "ObjectTopic",
     "SharedObjectKey",
     "Trailer",
+    "batch_checksum",
     "encode_index",
     "encode_packed_index",
     "object_key",
@@ -314,6 +316,15 @@ def open_object(buffer: Buffer) -> ObjectIndex:
     view = memoryview(buffer)
     trailer = parse_trailer(view[-TRAILER_BYTES:], len(view))
     return parse_index(view[trailer.index_offset : trailer.index_offset + trailer.index_length], trailer)
+
+
+def batch_checksum(blocks: tuple[BlockEntry, ...]) -> int:
+    """Return the crc32c of a batch's bytes as they were written, from the checksums of its blocks."""
+    value = 0
+    for block in blocks:
+        start = BLOCK_MAGIC + block.checksum.to_bytes(CHECKED_FROM - len(BLOCK_MAGIC), "little")
+        value = combine_crc32c(crc32c(start, value), block.checksum, block.length - CHECKED_FROM)
+    return value
 
 
 def scan_object(buffer: Buffer) -> Iterator[tuple[int, BlockHeader | MemqError]]:

@@ -89,7 +89,9 @@ class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered beyond the dedup window of a producer that can replay after hours.
 
     All its sequences below `last_sequence` are committed; `epoch` is that of its newest instance. `last_seen_ms` is the
-    queue time of its last sign, 0: that of the pointer itself.
+    queue time of its last sign, 0: that of the pointer itself. Of a writer that stages, `batch_id` (decimal) is its
+    last batch, of whose `pieces` for the partition, as `manifest` (crc32c of its bytes) has them, `last_sequence` are
+    there.
     """
 
     producer: int
@@ -97,6 +99,8 @@ class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
     last_sequence: int = 0
     batch_id: Text = ""
     last_seen_ms: Time = 0
+    manifest: U32 = 0
+    pieces: Number = 0
 
 
 class _WireProducerRanges(msgspec.Struct, frozen=True):
@@ -116,6 +120,8 @@ class _WireNamedProducer(msgspec.Struct, frozen=True, kw_only=True, omit_default
     last_sequence: Hex
     batch_id: Text = ""
     last_seen_ms: Time = 0
+    manifest: U32 = 0
+    pieces: Number = 0
 
 
 class _Fields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -253,6 +259,8 @@ def _to_wire(pointer: Pointer) -> _Wire:
                 last_sequence=_hex(named.last_sequence),
                 batch_id=named.batch_id,
                 last_seen_ms=named.last_seen_ms,
+                manifest=named.manifest,
+                pieces=named.pieces,
             )
             for named in pointer.named
         ),
@@ -280,6 +288,8 @@ def _from_wire(wire: _Wire, extra: dict[str, Any]) -> Pointer:
                 last_sequence=_sequence(named.last_sequence),
                 batch_id=named.batch_id,
                 last_seen_ms=named.last_seen_ms,
+                manifest=named.manifest,
+                pieces=named.pieces,
             )
             for named in wire.named
         ),

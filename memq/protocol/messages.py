@@ -361,6 +361,37 @@ class DescribeClients(msgspec.Struct, tag_field="op", tag="describe-clients", kw
     broker: str
 
 
+class WirePiece(msgspec.Struct, kw_only=True):
+    """Blocks of one partition in a staged object: a batch of its index, at `offset`, and what that does not say."""
+
+    key: str
+    object_bytes: Int64
+    index_offset: Int64
+    offset: Int64
+    length: Int64
+    raw_bytes: Int64
+
+
+class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_only=True):
+    """Have the owner of a partition publish pieces of a writer's batch where they lie, those that are not there yet.
+
+    They are the pieces from number `first` on of the `pieces_total` that the manifest (its crc32c, and when it was
+    made, Unix ms) has for the partition.
+    """
+
+    topic: str
+    topic_id: str
+    partition: Int64
+    writer: str
+    batch_id: Int64
+    store: str
+    manifest: Int64
+    created_ms: Int64
+    pieces_total: Int64
+    first: Int64
+    pieces: list[WirePiece]
+
+
 class AdminRequest(msgspec.Struct, kw_only=True):
     """One administrative request."""
 
@@ -375,6 +406,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | DrainBroker
         | DescribeClients
         | BeginProducer
+        | PublishStaged
     )
 
 
@@ -439,7 +471,10 @@ class WireInstance(msgspec.Struct, kw_only=True):
 
 
 class AdminAnswer(msgspec.Struct, kw_only=True):
-    """Answer to an AdminRequest: the topic that was made or altered, groups, the cluster, an instance that began."""
+    """Answer to an AdminRequest: the topic that was made or altered, groups, the cluster, an instance that began.
+
+    `published`: how many pieces of a batch are in the queue.
+    """
 
     topic: Topic | None = None
     groups: list[str] = []
@@ -449,6 +484,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     instance: WireInstance | None = None
     clients: list[WireClient] = []
+    published: Int64 = 0
 
 
 def nack_of(error: MemqError) -> Nack:

@@ -15,7 +15,8 @@ from tests.simulation.plan import Plan
 
 SIZES = (0, 10, 300)
 LEFT_RUNNING_RATE = 0.5  # how often an instance is not closed: it is fenced with blocks under way
-RESTS_MAX = 2  # of one life
+GOES_ON_RATE = 0.3  # how often an instance sends on beside its successor
+RESTS_MAX = 1  # of one life
 REST_RATE = 0.4
 REST_SHARES = (0.1, 1.0, 1.0)
 RETRY_S = 0.5
@@ -55,8 +56,12 @@ class NamedLife:
                 await asyncio.sleep(RETRY_S)
                 continue
             self._rules.began(self._node.name, stood)
-            left -= await self._send(producer, dict(stood), min(left, self._node.random.randint(3, 25)))
-            if self._node.random.random() > LEFT_RUNNING_RATE:
+            numbers, tag, draw = dict(stood), f"{self._life}.{self._instances}", self._node.random
+            left -= await self._send(producer, numbers, min(left, draw.randint(3, 25)), tag)
+            if draw.random() < GOES_ON_RATE:
+                self._watchers.append(asyncio.create_task(self._go_on(producer, numbers, tag)))
+                await asyncio.sleep(draw.uniform(0, 0.5))
+            elif self._node.random.random() > LEFT_RUNNING_RATE:
                 with suppress(MemqError):
                     await producer.close()
             if rests < RESTS_MAX and self._node.random.random() < REST_RATE:
@@ -67,14 +72,18 @@ class NamedLife:
             with suppress(MemqError):
                 await producer.close()
 
-    async def _send(self, producer: AsyncProducer, next_numbers: dict[int, int], blocks: int) -> int:
+    async def _go_on(self, producer: AsyncProducer, numbers: dict[int, int], tag: str) -> None:
+        """Send more, whatever instance begins meanwhile."""
+        await self._send(producer, numbers, 10, tag)
+
+    async def _send(self, producer: AsyncProducer, next_numbers: dict[int, int], blocks: int, tag: str) -> int:
         """Send blocks until the instance ends, and return how many."""
         draw = self._node.random
         for count in range(blocks):
             partition = draw.choice(list(next_numbers))
             for _ in range(draw.randint(1, self._plan.block_records_max)):
                 number, next_numbers[partition] = next_numbers[partition], next_numbers[partition] + 1
-                words = f"{self._node.name} {partition} {number} {self._life}.{self._instances} "
+                words = f"{self._node.name} {partition} {number} {tag} "
                 value = words.encode() + draw.randbytes(draw.choice(SIZES))
                 self._checker.sent(self._node.name, partition, number, value)
                 try:

@@ -15,7 +15,7 @@ from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
 from tests.simulation.faults import LEVELS, Faults
 
-ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen", "named")
+ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen", "named", "staged")
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 CALM_SWEEP_AGE_MS = 25_000
@@ -28,7 +28,7 @@ class Plan:
     seed: int
     faults: Faults
     shape: Shape
-    producers: tuple[str, ...] = ("plain",)  # "plain", "product", or that with acks: "one", "none", or "named"
+    producers: tuple[str, ...] = ("plain",)  # "plain", "product", or that with acks: "one", "none", "named", "staged"
     consumers: tuple[str, ...] = ()  # the group of each
     blocks: int = 150  # per producer
     block_records_max: int = 5
@@ -185,16 +185,34 @@ def _with_shared_objects(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape)
 
 
-def _with_names(plan: Plan, _level: str, draw: random.Random) -> Plan:
+def _with_names(plan: Plan, level: str, draw: random.Random) -> Plan:
     """Add named producers, whose instances follow on each other, at once or after more than the dedup window.
 
     Retention by time leaves them their time: a name that was silent for so long is forgotten.
     """
-    settings, rest_s = plan.shape.settings, plan.shape.settings.dedup_window_ms / 1000 * 1.2
+    settings = plan.shape.settings
+    if not plan.keyed:  # the shortest window that there may be: names are to be silent for longer
+        window_ms = 4_000 + 2 * (1_000 + CLOCK_ERROR_MS)
+        settings = msgspec.structs.replace(
+            settings, delivery_timeout_ms=4_000, stale_publish_ms=1_000, dedup_window_ms=window_ms
+        )
+    rest_s = settings.dedup_window_ms / 1000 * 1.4
     if settings.retention_ms:
         settings = msgspec.structs.replace(settings, retention_ms=settings.retention_ms + int(rest_s * 1000) + 150_000)
     shape = replace(plan.shape, settings=settings)
-    return replace(plan, shape=shape, producers=(*plan.producers[:1], "named"), named_rest_s_max=rest_s)
+    chaos = plan.faults.chaos
+    if level != "calm":
+        chaos = replace(chaos, move_every_s=draw.choice([3.0, 10.0]))
+    faults = replace(plan.faults, chaos=chaos)
+    return replace(plan, shape=shape, faults=faults, producers=(*plan.producers[:1], "named"), named_rest_s_max=rest_s)
+
+
+def _with_staging(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Add writers that stage, and repeat their commits at once or after more than the dedup window."""
+    named = _with_names(plan, level, draw)
+    chaos = named.faults.chaos
+    faults = replace(named.faults, chaos=replace(chaos, kill_every_s=min(chaos.kill_every_s or 8.0, 8.0)))
+    return replace(named, faults=faults if level != "calm" else named.faults, producers=(*plan.producers[:2], "staged"))
 
 
 def _with_widening(plan: Plan, _level: str, draw: random.Random) -> Plan:
@@ -223,4 +241,5 @@ _CHANGES = {
     "seize": _with_seizures,
     "widen": _with_widening,
     "named": _with_names,
+    "staged": _with_staging,
 }

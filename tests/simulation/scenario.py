@@ -25,6 +25,8 @@ from tests.simulation.named_rules import NamedRules
 from tests.simulation.node import Node
 from tests.simulation.plain_producer import PlainProducer
 from tests.simulation.plan import Plan
+from tests.simulation.staged_rules import StagedRules
+from tests.simulation.staged_writer import StagedLife
 from tests.simulation.world import World
 
 ACTIVE_S = 150.0
@@ -62,6 +64,7 @@ class Scenario:
         if plan.faults == LEVELS["calm"]():
             self.checker.ack_s_max = CALM_ACK_S
         self.names = NamedRules(self.checker.logs, world.fail)
+        self.batches = StagedRules(self.checker, world.fail)
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
         self._sent: dict[str, int] = {}
@@ -88,6 +91,7 @@ class Scenario:
         self._check_life()
         self.checker.finish(world.random("finish").randrange)
         self.names.finish()
+        self.batches.finish()
         self._check_sweep()
         self._check_audit()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)
@@ -162,7 +166,9 @@ class Scenario:
 
     def _start_producer(self, name: str) -> None:
         kind = self.plan.producers[int(name.rpartition("-")[2])]
-        main = {"plain": self._plain_main, "named": self._named_main}.get(kind, self._product_main)
+        main = {"plain": self._plain_main, "named": self._named_main, "staged": self._staged_main}.get(
+            kind, self._product_main
+        )
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
 
@@ -212,6 +218,12 @@ class Scenario:
             self._lives[node.name],
         )
         await life.run(self._blocks_left(node.name))
+        self.done[node.name] = True
+
+    async def _staged_main(self, node: Node, runtime: Runtime, doors: Doors) -> None:
+        brokers = [f"{host}:{PORT}" for host, _port in self.cluster.addresses()]
+        life = StagedLife(self.plan, node, runtime, brokers, doors.store, self.batches)
+        await life.run(self.plan.blocks // 5)
         self.done[node.name] = True
 
     def _producer(self, node: Node, runtime: Runtime, *, acks: AcksLike = "all", name: str = "") -> AsyncProducer:

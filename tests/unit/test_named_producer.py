@@ -14,7 +14,6 @@ from memq.broker.naming import check_instance, next_instance
 from memq.broker.opening import open_partition
 from memq.broker.ownership import Ownership
 from memq.client.aio_producer import AsyncProducer
-from memq.client.naming import id_of_name
 from memq.errors import (
     ClosedError,
     InvalidSettingError,
@@ -27,7 +26,7 @@ from memq.errors import (
 from memq.format.pointer import NamedProducer, Pointer, decode_pointer
 from memq.limits import NAMED_PRODUCERS_MAX
 from memq.notification import Entry
-from memq.topic import Topic, TopicSettings, read_partitions
+from memq.topic import Topic, TopicSettings, producer_id_of, read_partitions
 from tests.brokers import TIMEOUT_S, running_broker
 
 HOUR_MS = 3_600_000
@@ -91,7 +90,7 @@ def test_an_instance_goes_on_where_the_name_stood() -> None:
                 assert await second.stood("clicks") == {0: 3}
                 await sent(second, 3, 5)
             said = [each.named[0] for each in pointers(broker, topic) if each.kind == "data"]
-            assert {each.producer for each in said} == {id_of_name("job")}
+            assert {each.producer for each in said} == {producer_id_of("job")}
             assert [each.epoch for each in said] == sorted(each.epoch for each in said)
             assert (said[0].epoch, said[-1].epoch, said[-1].last_sequence) == (1, 2, 5)
 
@@ -140,9 +139,9 @@ def test_a_named_producer_has_acks_all() -> None:
 
 
 def test_the_id_of_a_name_never_changes() -> None:
-    assert id_of_name("job") == 0x385D45E8C1522B1
-    assert id_of_name("job") != id_of_name("job2")
-    assert id_of_name("") == 0
+    assert producer_id_of("job") == 0x385D45E8C1522B1
+    assert producer_id_of("job") != producer_id_of("job2")
+    assert producer_id_of("") == 0
 
 
 # ---- what is remembered --------------------------------------------------------------------------
@@ -163,10 +162,10 @@ def test_a_name_is_remembered_by_an_opening_long_after_its_last_pointer() -> Non
                 await sent(other, 0, 1)
             age(broker, topic, HOUR_MS)
             own = await open_partition(broker.services, topic, 0, read)
-            known = own.named.get(id_of_name("job"))
+            known = own.named.get(producer_id_of("job"))
             assert known is not None
             assert (known.epoch, known.last_sequence) == (1, 3)
-            assert own.producer(id_of_name("job")).queued.covers(0, 3)
+            assert own.producer(producer_id_of("job")).queued.covers(0, 3)
 
     run(work())
 

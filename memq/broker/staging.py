@@ -1,0 +1,146 @@
+"""Publishes pieces of a writer's batch for one partition, each once, however often and after what it is asked.
+
+Theory. The manifest, which the first commit of a batch has put, never changes, so the number of a piece in it says
+which it is. The pointer of piece 3 says that the writer's batch is at 4: who asks again, after hours, a crash or a
+change of owner, is told so, and the rest follows. Within the dedup window a piece whose pointer lands late is known by
+its blocks, as any other. Batches of a writer are committed one after another, by growing ids; a batch below the last
+one is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from memq.broker.named import batch_of
+from memq.broker.ownership import Ownership
+from memq.broker.staged import StagedBatch, check_place, staged_batch, staged_index
+from memq.broker.topic_processor import TopicProcessor
+from memq.errors import InvalidRequestError, MovedError, TooLargeError, TooOldError
+from memq.format.key import staged_prefix
+from memq.format.pointer import NamedProducer
+from memq.limits import BATCH_ID_END, NAMED_PRODUCERS_MAX, STAGED_PIECES_MAX
+from memq.protocol.messages import PublishStaged, WirePiece
+from memq.topic import check_name, writer_id
+
+READS_AT_ONCE_MAX = 8
+INDEX_BYTES_MAX = 16 << 20
+
+
+async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
+    """Publish the pieces that are asked for and not there yet; return how many of the batch are there then.
+
+    Raises: InvalidRequestError, TooLargeError; TooOldError for a manifest whose objects the sweep may take;
+    CorruptDataError when an object is not what the manifest says; NotFoundError when it is gone; MovedError,
+    RetryableError: ask again.
+    """
+    _check(processor, ask)
+    async with processor.staging:
+        await _idle(processor)
+        own = processor.own
+        if own is None:
+            raise MovedError(f"{processor.name} is not open any more")
+        held = _held(own, ask)
+        if held >= ask.first + len(ask.pieces):
+            return held
+        if held < ask.first:
+            raise InvalidRequestError(f"pieces from {ask.first} on, of which {held} are there", hint="go on from there")
+        _check_age(processor, ask)
+        batches = await _read(processor, ask, held)
+        for batch in batches:
+            await _add(processor, own, batch)
+        await asyncio.gather(*(batch.published for batch in batches))
+        return _held(own, ask)
+
+
+def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
+    check_name(ask.writer, "writer")
+    prefix = f"{staged_prefix(processor.services.settings.cluster)}{ask.writer}/objects/"
+    if ask.store not in processor.services.stores:
+        raise InvalidRequestError(f"store {ask.store[:60]!a} is not one of this cluster")
+    if not (
+        0 <= ask.batch_id < BATCH_ID_END and 0 <= ask.manifest < 1 << 32 and 0 < len(ask.pieces) <= STAGED_PIECES_MAX
+    ):
+        raise InvalidRequestError(
+            f"batch {ask.batch_id} with {len(ask.pieces)} pieces, 1 to {STAGED_PIECES_MAX} are allowed"
+        )
+    if not 0 <= ask.first <= ask.first + len(ask.pieces) <= ask.pieces_total < BATCH_ID_END:
+        raise InvalidRequestError(f"pieces {ask.first}+{len(ask.pieces)} of {ask.pieces_total}")
+    for piece in ask.pieces:
+        check_place(piece)
+        if not piece.key.startswith(prefix) or piece.object_bytes - piece.index_offset > INDEX_BYTES_MAX:
+            raise InvalidRequestError(f"object {piece.key[:120]!a} is none that writer '{ask.writer}' staged")
+
+
+def _held(own: Ownership, ask: PublishStaged) -> int:
+    """Return how many pieces of the batch the queue holds; a batch before the last one is there as a whole."""
+    known = own.named.get(writer_id(ask.writer))
+    if known is None:
+        if len(own.named) >= NAMED_PRODUCERS_MAX:
+            raise TooLargeError(
+                f"partition {own.partition} remembers {len(own.named)} names, more are not allowed",
+                hint="a name is forgotten when it was silent for the retention of the topic; use fewer names",
+            )
+        return 0
+    last = batch_of(known)
+    if ask.batch_id != last:
+        return ask.pieces_total if ask.batch_id < last else 0
+    if known.last_sequence >= known.pieces:
+        return ask.pieces_total
+    if known.manifest != ask.manifest:
+        raise InvalidRequestError(
+            f"batch {last} of writer '{ask.writer}' is there in part, by another manifest",
+            hint="the store has lost or replaced the manifest of the batch: restore it, or use another writer name",
+        )
+    return known.last_sequence
+
+
+def _check_age(processor: TopicProcessor, ask: PublishStaged) -> None:
+    """Refuse what the sweep may take while it is published: it takes nothing that is younger than the whole age."""
+    age_ms = processor.services.runtime.clock.wall_ms() - ask.created_ms
+    if age_ms > processor.services.settings.staged_age_ms // 2:
+        raise TooOldError(
+            f"batch {ask.batch_id} of writer '{ask.writer}' was begun {age_ms} ms ago",
+            hint="staged_age_ms of the brokers is twice what a commit may take",
+        )
+
+
+async def _read(processor: TopicProcessor, ask: PublishStaged, held: int) -> list[StagedBatch]:
+    """Return the batches from piece `held` on, by the indexes of their objects."""
+    turn = asyncio.Semaphore(READS_AT_ONCE_MAX)
+    store = processor.services.stores[ask.store]
+    place = (processor.services.settings.cluster, processor.topic.id, processor.partition)
+
+    async def read(number: int, piece: WirePiece) -> StagedBatch:
+        async with turn:
+            tail = await store.get_range(piece.key, piece.index_offset, piece.object_bytes - piece.index_offset)
+        writer = NamedProducer(
+            producer=writer_id(ask.writer),
+            epoch=0,
+            last_sequence=number + 1,
+            batch_id=str(ask.batch_id),
+            manifest=ask.manifest,
+            pieces=ask.pieces_total,
+        )
+        published = asyncio.get_running_loop().create_future()
+        return staged_batch(staged_index(tail, piece), piece, ask.store, place, writer, published)
+
+    pieces = list(enumerate(ask.pieces, ask.first))[held - ask.first :]
+    return list(await asyncio.gather(*(read(number, piece) for number, piece in pieces)))
+
+
+async def _idle(processor: TopicProcessor) -> None:
+    """Wait until no staged batch is on its way: of one that nobody waits for any more, nobody knows the number."""
+    while any(slot.staged is not None for slot in processor.ring):
+        await processor.change()
+
+
+async def _add(processor: TopicProcessor, own: Ownership, batch: StagedBatch) -> None:
+    """Add a batch to the ring as soon as it has room."""
+    clock = processor.services.runtime.clock
+    while True:
+        if processor.own is not own or processor.failure is not None or processor.draining:
+            raise MovedError(f"{processor.name} is not open any more")
+        if processor.ring.add_staged(batch, clock.monotonic(), clock.wall_ms()):
+            processor.pump()
+            return
+        await processor.change()

@@ -1,0 +1,138 @@
+"""Records become blocks by partition, and blocks one object that a writer stages: as brokers write them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from awscrt.checksums import crc32c
+
+from memq.client.fields import Fields
+from memq.client.partitioner import PartitionMap
+from memq.errors import NotFoundError, TooLargeError
+from memq.format.block import BlockHeader, scope_of
+from memq.format.builder import BlockBuilder
+from memq.format.manifest import StagedObject, StagedPiece
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.limits import SLOTS
+from memq.topic import Topic
+
+
+@dataclass(slots=True)
+class _Part:
+    """What is there for one partition: its open block, and those that are sealed."""
+
+    topic: Topic
+    partition: int
+    slots: tuple[int, int]
+    open: BlockBuilder = field(default_factory=BlockBuilder)
+    blocks: list[tuple[BlockHeader, bytes]] = field(default_factory=list)
+    next_sequence: int = 0
+    slots_hold: bool = True  # nobody chose the partition of a record in the open block himself
+
+
+class StagedObjectBuilder:
+    """One object on its way. `bytes` is about what it holds; its blocks have a producer id of their own."""
+
+    def __init__(self, topics: Mapping[str, Topic], producer_id: int, *, block_bytes: int, codec: str) -> None:
+        self.bytes = 0
+        self._topics = topics
+        self._maps = {name: PartitionMap(topic) for name, topic in topics.items()}
+        self._turns = dict.fromkeys(topics, 0)
+        self._parts: dict[tuple[str, int], _Part] = {}
+        self._producer_id = producer_id
+        self._block_bytes = block_bytes
+        self._codec = codec
+
+    def add(self, topic: str, fields: Fields, partition: int | None, now_ms: int) -> None:
+        """Add a record. `now_ms` is the time of those without one, Unix ms.
+
+        Raises: NotFoundError for a topic that was not named before, or a partition; TooLargeError, InvalidRequestError.
+        """
+        known = self._topics.get(topic)
+        if known is None:
+            raise NotFoundError(f"topic {topic[:60]!a} is none that this writer knows")
+        if fields.size > known.settings.record_bytes_max:
+            bound = known.settings.record_bytes_max
+            raise TooLargeError(f"record of {fields.size} bytes is over record_bytes_max = {bound} of '{topic}'")
+        places = self._maps[topic]
+        if partition is not None:
+            place = places.place_of(partition)
+        else:
+            place = self._turns[topic] if fields.key is None else places.place_of_key(fields.key)
+        part = self._part(known, places.partitions[place], places.slots[place])
+        before = part.open.raw_bytes
+        part.open.append(*fields)
+        self.bytes += part.open.raw_bytes - before
+        part.slots_hold = part.slots_hold and partition is None
+        if part.open.raw_bytes >= self._block_bytes:
+            self._seal(part, now_ms)
+            if fields.key is None and partition is None:
+                self._turns[topic] = places.next_place(place, lambda _: False)
+
+    def build(self, cluster: str, writer: str, key: str, now_ms: int) -> tuple[list[bytes], int, StagedObject]:
+        """Return the object's bytes in pieces, their crc32c, and what the manifest says of it. It must not be empty."""
+        batches: list[BatchEntry] = []
+        entries: list[BlockEntry] = []
+        pieces: list[StagedPiece] = []
+        buffers: list[bytes] = []
+        topics: dict[ObjectTopic, int] = {}
+        offset = 0
+        for part in self._sealed(now_ms):
+            first_block, start = len(entries), offset
+            for header, data in part.blocks:
+                entries.append(BlockEntry.from_header(header, offset))
+                buffers.append(data)
+                offset += len(data)
+            number = topics.setdefault(ObjectTopic(part.topic.name, part.topic.id), len(topics))
+            records, count = part.next_sequence, len(part.blocks)
+            batches.append(
+                BatchEntry(
+                    start, offset - start, now_ms, len(batches), records, first_block, count, part.partition, 0, number
+                )
+            )
+            pieces.append(
+                StagedPiece(
+                    topic=part.topic.name,
+                    topic_id=part.topic.id,
+                    partition=part.partition,
+                    offset=start,
+                    length=offset - start,
+                    records=records,
+                    raw_bytes=sum(header.raw_length for header, _ in part.blocks),
+                )
+            )
+        meta = ObjectMeta(cluster=cluster, broker=writer, topics=tuple(topics), created_ms=now_ms)
+        buffers.append(encode_index(meta, batches, entries, offset))
+        checksum = 0
+        for data in buffers:
+            checksum = crc32c(data, checksum)
+        size = offset + len(buffers[-1])
+        return buffers, checksum, StagedObject(key=key, bytes=size, index_offset=offset, pieces=tuple(pieces))
+
+    def _part(self, topic: Topic, partition: int, slots: tuple[int, int]) -> _Part:
+        part = self._parts.get((topic.name, partition))
+        if part is None:
+            part = self._parts[topic.name, partition] = _Part(topic, partition, slots)
+        return part
+
+    def _sealed(self, now_ms: int) -> Iterator[_Part]:
+        for _, part in sorted(self._parts.items()):
+            if part.open.count:
+                self._seal(part, now_ms)
+            yield part
+
+    def _seal(self, part: _Part, now_ms: int) -> None:
+        raw_bytes = part.open.raw_bytes
+        sealed = part.open.seal(
+            producer_id=self._producer_id,
+            first_sequence=part.next_sequence,
+            scope=scope_of(part.topic.id_bytes, part.partition),
+            now_ms=now_ms,
+            codec=self._codec,
+            slot_range=part.slots if part.slots_hold else (0, SLOTS - 1),
+        )
+        part.next_sequence += sealed.header.count
+        part.blocks.append((sealed.header, sealed.data))
+        part.open, part.slots_hold = BlockBuilder(), True
+        self.bytes += len(sealed.data) - raw_bytes

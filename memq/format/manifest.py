@@ -1,0 +1,86 @@
+"""The manifest of a staged batch: one JSON document in the store, which says of which pieces the batch is made.
+
+Whoever puts it first decides; a later attempt to commit the batch publishes what this one says. It never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
+from memq.format.block import Buffer
+from memq.format.pointer import Number, Text, TopicId
+from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS, MANIFEST_BYTES_MAX
+
+Partition = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Place = tuple[str, str, int]  # topic, topic id, write partition
+
+
+class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """The blocks of one partition in a staged object: a batch at `offset`, in bytes, with what pointers say of it."""
+
+    topic: Text
+    topic_id: TopicId
+    partition: Partition
+    offset: Number
+    length: Number
+    records: Number
+    raw_bytes: Number
+
+
+class StagedObject(msgspec.Struct, frozen=True, kw_only=True):
+    """One object that a task staged, `bytes` long, its index at `index_offset`."""
+
+    key: Text
+    bytes: Number
+    index_offset: Number
+    pieces: tuple[StagedPiece, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch of a writer: its objects in the order of their records, in `store`, and when it was made, Unix ms."""
+
+    version: int = FORMAT_VERSION
+    cluster: Text
+    writer: Text
+    batch_id: Number
+    store: Text
+    created_ms: Number
+    objects: tuple[StagedObject, ...]
+
+    def places(self) -> dict[Place, list[tuple[StagedObject, StagedPiece]]]:
+        """Return the pieces of each partition, in order: their numbers are their places in it."""
+        found: dict[Place, list[tuple[StagedObject, StagedPiece]]] = {}
+        for staged in self.objects:
+            for piece in staged.pieces:
+                found.setdefault((piece.topic, piece.topic_id, piece.partition), []).append((staged, piece))
+        return found
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Manifest).decode
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest's JSON. Raises: TooLargeError over MANIFEST_BYTES_MAX."""
+    body = _encode(manifest)
+    if len(body) > MANIFEST_BYTES_MAX:
+        raise TooLargeError(
+            f"manifest of batch {manifest.batch_id} has {len(body)} bytes, {MANIFEST_BYTES_MAX} are allowed",
+            hint="commit smaller batches",
+        )
+    return body
+
+
+def decode_manifest(body: Buffer) -> Manifest:
+    """Read a manifest. Raises: CorruptDataError, UnsupportedFormatError."""
+    try:
+        manifest = _decode(body)
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"manifest of {len(body)} bytes can't be read: {error}") from error
+    if manifest.version not in FORMAT_VERSIONS:
+        raise UnsupportedFormatError(f"manifest has version {manifest.version}, known are {list(FORMAT_VERSIONS)}")
+    return manifest

@@ -1,0 +1,59 @@
+"""What a staged commit promises: once it has returned, all of the batch's first manifest is there, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memq.format.manifest import Manifest
+from tests.simulation.checker import Checker
+
+
+class StagedRules:
+    """Knows what was staged, by object, and what was committed, by writer and batch."""
+
+    def __init__(self, checker: Checker, fail: Callable[[str], None]) -> None:
+        self._checker = checker
+        self._fail = fail
+        self._numbers: dict[str, int] = {}
+        self._objects: dict[str, list[bytes]] = {}
+        self._committed: dict[tuple[str, int], Manifest] = {}
+
+    def known(self, name: str) -> int:
+        """Return how many batches of a writer are known to be there."""
+        return sum(1 for writer, _ in self._committed if writer == name)
+
+    def made(self, name: str, batch: int, partition: int, filling: bytes) -> bytes:
+        """Return a record that nobody made before."""
+        number = self._numbers[name] = self._numbers.get(name, 0) + 1
+        value = f"{name} {batch} {partition} {number} ".encode() + filling
+        self._checker.sent(name, partition, number, value)
+        return value
+
+    def staged(self, key: str, values: list[bytes]) -> None:
+        """An object holds these records."""
+        self._objects[key] = values
+
+    def committed(self, name: str, batch: int, manifest: Manifest) -> None:
+        """A commit has returned: what the manifest names is there, whoever made it."""
+        known = self._committed.setdefault((name, batch), manifest)
+        if known != manifest:
+            self._fail(f"batch {batch} of {name} is another one than before")
+        if known is manifest:
+            for staged in manifest.objects:
+                for value in self._objects[staged.key]:
+                    self._checker.ack(value)
+
+    def finish(self) -> None:
+        """Check that of each committed batch nothing is there but what its manifest names."""
+        right = {
+            value
+            for manifest in self._committed.values()
+            for each in manifest.objects
+            for value in self._objects[each.key]
+        }
+        names = {name.encode(): None for name, _ in self._committed}
+        for log in self._checker.logs.values():
+            for one in log.stream:
+                name, batch, *_ = one.value.split(b" ", 3)
+                if name in names and (name.decode(), int(batch)) in self._committed and one.value not in right:
+                    self._fail(f"record {one.value[:40]!r} is there, and its batch was committed without it")

@@ -1,0 +1,85 @@
+"""A process that stages records and commits them in batches, again after every end: a driver with its tasks in one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from memq.client.staged_writer import StagedCommits, StagedWriter
+from memq.errors import MemqError
+from memq.format.manifest import StagedObject
+from memq.network import Runtime
+from memq.storage_handlers import StorageHandler
+from tests.simulation.node import Node
+from tests.simulation.plan import Plan
+from tests.simulation.staged_rules import StagedRules
+
+OBJECTS_MAX = 3  # that a batch is made of
+COMMIT_S = 20.0
+RETRY_S = 0.5
+RESTS_MAX = 1
+REST_RATE, AGAIN_RATE = 0.1, 0.3
+
+
+class StagedLife:
+    """One life of the process. `batches` is how many there are to be, over all lives."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        node: Node,
+        runtime: Runtime,
+        brokers: list[str],
+        store: StorageHandler,
+        rules: StagedRules,
+    ) -> None:
+        self._plan = plan
+        self._node = node
+        self._runtime = runtime
+        self._brokers = brokers
+        self._store = store
+        self._rules = rules
+        self._rests = 0
+
+    async def run(self, batches: int) -> None:
+        """Commit up to batch `batches`, beginning with the last one that is known to be there: it may be once more."""
+        draw, name = self._node.random, self._node.name
+        async with StagedCommits(self._brokers, name, runtime=self._runtime) as commits:
+            batch = max(0, self._rules.known(name) - 1)
+            while batch < batches:
+                if not await self._committed(commits, batch):
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if self._rests < RESTS_MAX and draw.random() < REST_RATE:
+                    self._rests += 1
+                    await asyncio.sleep(self._plan.named_rest_s_max)
+                    continue  # the same batch again
+                if draw.random() < AGAIN_RATE:
+                    await self._committed(commits, draw.randrange(batch + 1))
+                await asyncio.sleep(draw.uniform(0, self._plan.pace_s_max))
+                batch += 1
+
+    async def _committed(self, commits: StagedCommits, batch: int) -> bool:
+        """Stage a batch and commit it; False when that did not come to an end."""
+        try:
+            await commits.topics(["t"])
+            objects = [await self._stage(commits, batch) for _ in range(self._node.random.randint(1, OBJECTS_MAX))]
+            manifest = await commits.commit(batch, objects, self._store, timeout_s=COMMIT_S)
+        except MemqError:
+            return False
+        self._rules.committed(self._node.name, batch, manifest)
+        return True
+
+    async def _stage(self, commits: StagedCommits, batch: int) -> StagedObject:
+        draw = self._node.random
+        topic = (await commits.topics(["t"]))["t"]
+        writer = StagedWriter(
+            commits.cluster, {"t": topic}, self._store, self._node.name, block_bytes=1_000, runtime=self._runtime
+        )
+        values: list[bytes] = []
+        for _ in range(draw.randint(1, 2 * self._plan.block_records_max)):
+            partition = draw.randrange(self._plan.shape.partitions)
+            values.append(self._rules.made(self._node.name, batch, partition, draw.randbytes(draw.choice((0, 300)))))
+            await writer.add("t", values[-1], partition=partition)
+        (staged,) = await writer.finish()
+        self._rules.staged(staged.key, values)
+        return staged

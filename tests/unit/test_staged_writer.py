@@ -1,0 +1,267 @@
+"""Staged commits end to end: what is staged is unseen, a batch is there once, whatever happens between its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from memq.broker.broker import Broker
+from memq.client.aio_consumer import AsyncConsumer
+from memq.client.staged_writer import StagedCommits, StagedWriter
+from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError, StoreError, TooLargeError
+from memq.format.key import manifest_key, staged_prefix
+from memq.format.manifest import Manifest, StagedObject, decode_manifest, encode_manifest
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Publication
+from memq.protocol.messages import PublishStaged
+from memq.storage_handlers import StorageHandler
+from memq.topic import Topic, TopicSettings, read_partitions, writer_id
+from tests.brokers import TIMEOUT_S, running_broker
+
+WRITER = "nightly"
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(3 * TIMEOUT_S):
+            await work
+
+    asyncio.run(bounded())
+
+
+class Rig:
+    """One broker with a topic, a writer's commits, and what lies there."""
+
+    def __init__(self, broker: Broker, commits: StagedCommits, topic: Topic) -> None:
+        self.broker = broker
+        self.commits = commits
+        self.topic = topic
+
+    @classmethod
+    async def made(cls, broker: Broker, partitions: int = 2) -> Rig:
+        topic = await broker.partitions.create("clicks", partitions, TopicSettings(), exist_ok=False)
+        commits = StagedCommits(broker.address, WRITER)
+        assert await commits.topics(["clicks"]) == {"clicks": topic}
+        return cls(broker, commits, topic)
+
+    @property
+    def store(self) -> StorageHandler:
+        return self.broker.services.store
+
+    async def staged(self, values: Sequence[bytes], **more: Any) -> list[StagedObject]:
+        writer = StagedWriter(self.commits.cluster, {"clicks": self.topic}, self.store, WRITER, **more)
+        for number, value in enumerate(values):
+            await writer.add("clicks", value, partition=number % len(self.topic.partitions))
+        return await writer.finish()
+
+    async def pointers(self) -> list[Pointer]:
+        return [
+            decode_pointer(entry.body)
+            for partition in read_partitions(self.topic)
+            for entry in await self.broker.services.queue.read(partition, 0, 64 << 20)
+        ]
+
+    async def records(self) -> list[bytes]:
+        async with AsyncConsumer(self.broker.address, ["clicks"], start="beginning", end="end") as consumer:
+            return sorted([value or b"" async for batch in consumer for value in batch.values()])
+
+
+async def rigged(work: Any, partitions: int = 2) -> None:
+    async with running_broker() as broker:
+        rig = await Rig.made(broker, partitions)
+        try:
+            await work(rig)
+        finally:
+            await rig.commits.close()
+
+
+def test_a_batch_is_seen_with_its_commit_and_once_however_often_it_is_committed() -> None:
+    async def work(rig: Rig) -> None:
+        values = [b"%03d" % number for number in range(100)]
+        objects = await rig.staged(values[:50]) + await rig.staged(values[50:])
+        assert await rig.records() == []
+        first = await rig.commits.commit(7, objects, rig.store)
+        assert await rig.records() == values
+        pointers = len(await rig.pointers())
+        assert await rig.commits.commit(7, [], rig.store) == first
+        assert len(await rig.pointers()) == pointers
+        data = [each for each in await rig.pointers() if each.kind == "data"]
+        assert all(each.locations[0].key.startswith(staged_prefix("memq")) for each in data)
+        assert {(each.named[0].producer, each.named[0].batch_id) for each in data} == {(writer_id(WRITER), "7")}
+
+    run(rigged(work))
+
+
+def test_a_later_attempt_publishes_what_the_first_one_decided() -> None:
+    async def work(rig: Rig) -> None:
+        first, second = await rig.staged([b"first"]), await rig.staged([b"second"])
+        async with StagedCommits(rig.broker.address, WRITER) as dead:  # it put its manifest, and no more
+            await dead.topics(["clicks"])
+            await dead._decide(1, first, rig.store)
+        assert await rig.records() == []
+        assert (await rig.commits.commit(1, second, rig.store)).objects == tuple(first)
+        assert await rig.records() == [b"first"]
+
+    run(rigged(work))
+
+
+def test_a_commit_that_ended_half_way_is_brought_to_its_end_by_the_next_one() -> None:
+    async def work(rig: Rig) -> None:
+        objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
+        manifest, checksum = await rig.commits._decide(1, objects, rig.store)
+        ((place, pieces),) = manifest.places().items()
+        await rig.commits._publish(asyncio.Semaphore(1), _cut(manifest, 3), checksum, place, [])
+        ask = await _asked(rig, manifest, checksum, 3)
+        assert ask == 3
+        assert await rig.records() == [b"0", b"1", b"2"]
+        await _other_owner(rig)
+        await rig.commits.commit(1, [], rig.store)
+        assert await rig.records() == [b"%d" % number for number in range(5)]
+        assert len(pieces) == 5
+
+    run(rigged(work, partitions=1))
+
+
+def test_a_batch_below_the_last_one_is_there() -> None:
+    async def work(rig: Rig) -> None:
+        await rig.commits.commit(5, await rig.staged([b"five"]), rig.store)
+        await rig.commits.commit(4, await rig.staged([b"four"]), rig.store)
+        await rig.commits.commit(6, await rig.staged([b"six"]), rig.store)
+        assert await rig.records() == [b"five", b"six"]
+
+    run(rigged(work, partitions=1))
+
+
+def test_a_writer_is_remembered_by_the_next_owner() -> None:
+    async def work(rig: Rig) -> None:
+        objects = await rig.staged([b"a"])
+        await rig.commits.commit(1, objects, rig.store)
+        await _other_owner(rig)
+        await rig.store.delete(manifest_key("memq", WRITER, 1))  # too old: swept
+        await rig.commits.commit(1, await rig.staged([b"another attempt, hours later"]), rig.store)
+        assert await rig.records() == [b"a"]
+
+    run(rigged(work, partitions=1))
+
+
+def test_staged_records_stand_beside_sent_ones() -> None:
+    async def work(rig: Rig) -> None:
+        from memq.client.aio_producer import AsyncProducer
+
+        async with AsyncProducer(rig.broker.address) as producer:
+            for number in range(10):
+                await (await producer.send("clicks", b"sent %d" % number))
+                await rig.commits.commit(number, await rig.staged([b"staged %d" % number]), rig.store)
+        assert len(await rig.records()) == 20
+        batches = [each.batch_sequence for each in await rig.pointers() if each.kind == "data"]
+        assert batches == list(range(20)), "dense within the epoch"
+
+    run(rigged(work, partitions=1))
+
+
+def test_a_batch_of_many_pieces_goes_in_several_requests() -> None:
+    async def work(rig: Rig) -> None:
+        objects = [staged for number in range(150) for staged in await rig.staged([b"%03d" % number])]
+        await rig.commits.commit(0, objects, rig.store)
+        assert await rig.records() == [b"%03d" % number for number in range(150)]
+
+    run(rigged(work, partitions=1))
+
+
+def test_what_is_not_as_the_manifest_says_is_refused() -> None:
+    async def work(rig: Rig) -> None:
+        (staged,) = await rig.staged([b"a"])
+        (piece,) = staged.pieces
+        elsewhere = msgspec.structs.replace(staged, pieces=(msgspec.structs.replace(piece, length=piece.length - 1),))
+        with pytest.raises(CorruptDataError, match="has no batch of partition 0"):
+            await rig.commits.commit(0, [elsewhere], rig.store)
+        longer = msgspec.structs.replace(staged, bytes=staged.bytes + 1)
+        with pytest.raises((CorruptDataError, StoreError)):
+            await rig.commits.commit(1, [longer], rig.store)
+        foreign = msgspec.structs.replace(staged, key="memq/topics/clicks/00/x")
+        with pytest.raises(InvalidRequestError, match="none that writer 'nightly' staged"):
+            await rig.commits.commit(2, [foreign], rig.store)
+        await rig.store.delete(staged.key)
+        with pytest.raises(NotFoundError):
+            await rig.commits.commit(3, [staged], rig.store)
+        with pytest.raises(InvalidRequestError, match="batch id -1"):
+            await rig.commits.commit(-1, [staged], rig.store)
+        assert await rig.records() == []
+
+    run(rigged(work, partitions=1))
+
+
+def test_records_of_a_task_go_to_partitions_by_key_and_objects_by_size() -> None:
+    async def work(rig: Rig) -> None:
+        writer = StagedWriter(
+            rig.commits.cluster, {"clicks": rig.topic}, rig.store, WRITER, block_bytes=1_000, object_bytes=3_000
+        )
+        for number in range(400):
+            await writer.add("clicks", b"%03d" % number * 30, key=b"key %d" % (number % 7), tag="web")
+        objects = await writer.finish()
+        assert len(objects) > 1
+        await rig.commits.commit(0, objects, rig.store)
+        assert len(await rig.records()) == 400
+        with pytest.raises(TooLargeError):
+            await writer.add("clicks", b"x" * (2 << 20))
+        with pytest.raises(NotFoundError):
+            await writer.add("others", b"x")
+
+    run(rigged(work))
+
+
+def test_a_manifest_reads_back_and_any_other_bytes_are_named() -> None:
+    manifest = Manifest(cluster="c", writer="w", batch_id=3, store="main", created_ms=1, objects=())
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+    for body in (b"", b"{}", b"[]", encode_manifest(manifest)[:-1], b"\xff", b'{"version":9}'):
+        with pytest.raises(MemqError):
+            decode_manifest(body)
+
+
+def _cut(manifest: Manifest, objects: int) -> Manifest:
+    return msgspec.structs.replace(manifest, objects=manifest.objects[:objects])
+
+
+async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int:
+    """Ask the owner for the first pieces of the only partition; return how many are there."""
+    from memq.client.staged_writer import _wire
+
+    ((place, pieces),) = manifest.places().items()
+    ask = PublishStaged(
+        topic=place[0],
+        topic_id=place[1],
+        partition=place[2],
+        writer=WRITER,
+        batch_id=manifest.batch_id,
+        store=manifest.store,
+        manifest=checksum,
+        created_ms=manifest.created_ms,
+        pieces_total=len(pieces),
+        first=0,
+        pieces=[_wire(*piece) for piece in pieces[:count]],
+    )
+    return (await rig.commits._owners.ask(rig.topic, place[2], ask)).published
+
+
+async def _other_owner(rig: Rig) -> None:
+    """Let somebody open a higher epoch, as a new owner does."""
+    (read,) = read_partitions(rig.topic)
+    own = rig.broker.partitions.processors[rig.topic.id, 0].own
+    assert own is not None
+    pointer = Pointer(
+        kind="opened",
+        cluster="memq",
+        topic="clicks",
+        topic_id=rig.topic.id,
+        partition=0,
+        epoch=own.epoch + 1,
+        named=own.named.entries(),
+    )
+    from memq.format.pointer import encode_pointer
+
+    now_ms = rig.broker.services.runtime.clock.wall_ms()
+    await rig.broker.services.queue.publish(Publication(read, 0, own.epoch + 1, now_ms, encode_pointer(pointer)))
