@@ -131,7 +131,7 @@ async def _read(processor: TopicProcessor, ask: PublishStaged, held: int) -> lis
 async def _idle(processor: TopicProcessor) -> None:
     """Wait until no staged batch is on its way: of one that nobody waits for any more, nobody knows the number."""
     while any(slot.staged is not None for slot in processor.ring):
-        await processor.change()
+        await _change(processor)
 
 
 async def _add(processor: TopicProcessor, own: Ownership, batch: StagedBatch) -> None:
@@ -143,4 +143,9 @@ async def _add(processor: TopicProcessor, own: Ownership, batch: StagedBatch) ->
         if processor.ring.add_staged(batch, clock.monotonic(), clock.wall_ms()):
             processor.pump()
             return
-        await processor.change()
+        await _change(processor)
+
+
+async def _change(processor: TopicProcessor) -> None:
+    processor.changed.clear()
+    await processor.changed.wait()

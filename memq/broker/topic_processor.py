@@ -112,7 +112,7 @@ class TopicProcessor:
         self._timer: asyncio.TimerHandle | None = None
         self._ready = asyncio.Event()
         self._fenced = asyncio.Event()
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()  # a batch was published, or the partition given up: who waits clears it first
         self._drain_once = asyncio.Lock()
         self.staging = asyncio.Lock()  # pieces of writers' batches go one request after another
         self._released = False  # `closed` is on its way, the last word of the epoch
@@ -147,8 +147,8 @@ class TopicProcessor:
         self.start_draining()
         async with self._drain_once:  # a planned move may drain it while the whole broker drains
             while self.failure is None and (len(self.ring) or self._ends or self._publishing):
-                self._changed.clear()
-                await self._changed.wait()
+                self.changed.clear()
+                await self.changed.wait()
             if self.own is not None and self.failure is None:
                 self._released = True
                 await release_partition(self.services, self._publisher(), self.topic)
@@ -162,7 +162,7 @@ class TopicProcessor:
         if self.failure is None:
             self.failure = error
         self._ready.set()
-        self._changed.set()
+        self.changed.set()
         self._redirect_streams()
         self._fail_ends(error)
         _settle(self._stating, error)
@@ -231,8 +231,8 @@ class TopicProcessor:
         producer.epoch = begun = next_instance(own, producer, epoch, clock.monotonic(), by_age=by_age)
         self._redirect_streams(of=producer)
         while self.own is own and any(run.stream.producer is producer for slot in self.ring for run in slot.runs):
-            self._changed.clear()
-            await self._changed.wait()
+            self.changed.clear()
+            await self.changed.wait()
         if self.own is not own or self.failure is not None:
             raise MovedError(f"{self.name} lost its epoch while a producer began")
         own.learn([NamedProducer(producer=producer_id, epoch=begun, last_sequence=producer.next)], clock.wall_ms())
@@ -322,11 +322,6 @@ class TopicProcessor:
         await self.restate()
         await future
 
-    async def change(self) -> None:
-        """Return when a batch is published, or the partition is given up, after this moment."""
-        self._changed.clear()
-        await self._changed.wait()
-
     def pump_soon(self) -> None:
         """Pump after this round of the event loop, and after each that follows while they bring blocks."""
         self._grew = True
@@ -410,7 +405,7 @@ class TopicProcessor:
             return
         finally:
             self._publishing = None
-            self._changed.set()
+            self.changed.set()
         assert self.own is not None, "published without an epoch"
         if self.own.phase is Phase.FENCED:
             self._fenced.set()
@@ -513,7 +508,7 @@ class TopicProcessor:
             await asyncio.wait([task])  # the store reads the buffers until its put ends
         self._uploads.clear()
         self._empty_ring()
-        self._changed.set()
+        self.changed.set()
 
     def _empty_ring(self) -> None:
         """End the epoch, if there is one; leave what was acked with 1, and let go of the rest."""
