@@ -7,10 +7,10 @@ with their checksum when they were put, and which readers check as always.
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from memq.errors import CorruptDataError, InvalidRequestError
+from memq.errors import CorruptDataError, InvalidRequestError, MemqError
 from memq.format.block import Buffer
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, batch_checksum, parse_index, parse_trailer
 from memq.format.pointer import Location, NamedProducer
@@ -32,7 +32,7 @@ class StagedBatch:
     tag_bits: int
     checksum: int
     sequences: tuple[tuple[int, int, int], ...]  # producer id, first and next of each block
-    published: asyncio.Future[None]
+    settle: Callable[[MemqError | None], None]  # gets None when its pointer is in the queue
 
 
 def check_place(piece: WirePiece) -> None:
@@ -66,7 +66,7 @@ def staged_batch(
     store: str,
     place: tuple[str, str, int],
     writer: NamedProducer,
-    published: asyncio.Future[None],
+    settle: Callable[[MemqError | None], None],
 ) -> StagedBatch:
     """Return the batch that a piece names; `place` is its cluster, topic id and partition.
 
@@ -97,7 +97,7 @@ def staged_batch(
         tag_bits=tag_bits,
         checksum=batch_checksum(blocks),
         sequences=tuple((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks),
-        published=published,
+        settle=settle,
     )
 
 

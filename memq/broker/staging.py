@@ -10,12 +10,13 @@ one is there.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from memq.broker.named import batch_of
 from memq.broker.ownership import Ownership
 from memq.broker.staged import StagedBatch, check_place, staged_batch, staged_index
 from memq.broker.topic_processor import TopicProcessor
-from memq.errors import InvalidRequestError, MovedError, TooLargeError, TooOldError
+from memq.errors import InvalidRequestError, MemqError, MovedError, TooLargeError, TooOldError
 from memq.format.key import staged_prefix
 from memq.format.pointer import NamedProducer
 from memq.limits import BATCH_ID_END, NAMED_PRODUCERS_MAX, STAGED_PIECES_MAX
@@ -24,6 +25,30 @@ from memq.topic import check_name, writer_id
 
 READS_AT_ONCE_MAX = 8
 INDEX_BYTES_MAX = 16 << 20
+
+
+class _Published:
+    """Waits until all batches that were added are settled; the first error counts."""
+
+    def __init__(self) -> None:
+        self.waiting = 0  # how many were added
+        self._settled = 0
+        self._error: MemqError | None = None
+        self._changed = asyncio.Event()
+
+    def settle(self, error: MemqError | None) -> None:
+        """One batch is in the queue, or was given up."""
+        self._settled += 1
+        self._error = self._error or error
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Return when all are in the queue. Raises: what stood in the way."""
+        while self._settled < self.waiting:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
 
 
 async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
@@ -45,10 +70,11 @@ async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
         if held < ask.first:
             raise InvalidRequestError(f"pieces from {ask.first} on, of which {held} are there", hint="go on from there")
         _check_age(processor, ask)
-        batches = await _read(processor, ask, held)
-        for batch in batches:
+        published = _Published()
+        for batch in await _read(processor, ask, held, published.settle):
             await _add(processor, own, batch)
-        await asyncio.gather(*(batch.published for batch in batches))
+            published.waiting += 1
+        await published.wait()
         return _held(own, ask)
 
 
@@ -104,7 +130,9 @@ def _check_age(processor: TopicProcessor, ask: PublishStaged) -> None:
         )
 
 
-async def _read(processor: TopicProcessor, ask: PublishStaged, held: int) -> list[StagedBatch]:
+async def _read(
+    processor: TopicProcessor, ask: PublishStaged, held: int, settle: Callable[[MemqError | None], None]
+) -> list[StagedBatch]:
     """Return the batches from piece `held` on, by the indexes of their objects."""
     turn = asyncio.Semaphore(READS_AT_ONCE_MAX)
     store = processor.services.stores[ask.store]
@@ -121,8 +149,7 @@ async def _read(processor: TopicProcessor, ask: PublishStaged, held: int) -> lis
             manifest=ask.manifest,
             pieces=ask.pieces_total,
         )
-        published = asyncio.get_running_loop().create_future()
-        return staged_batch(staged_index(tail, piece), piece, ask.store, place, writer, published)
+        return staged_batch(staged_index(tail, piece), piece, ask.store, place, writer, settle)
 
     pieces = list(enumerate(ask.pieces, ask.first))[held - ask.first :]
     return list(await asyncio.gather(*(read(number, piece) for number, piece in pieces)))

@@ -449,7 +449,7 @@ class TopicProcessor:
 
         await self._publisher().publish(build, slot.number)
         self.ring.published()
-        _settle([staged.published])
+        staged.settle(None)
 
     def _skip(self, slot: Slot, sealed: SealedBatch, own: Ownership) -> tuple[int, ...]:
         """Return the numbers of the blocks that the queue holds already."""
@@ -522,7 +522,7 @@ class TopicProcessor:
         held = HeldBlocks.of_epoch(self.topic, self.partition, own, slots, self.services.pool.release)
         for slot in slots:
             if slot.staged is not None:
-                _settle([slot.staged.published], MovedError(f"{self.name} lost its epoch"))
+                slot.staged.settle(MovedError(f"{self.name} lost its epoch"))
             for slab in slot.let_go():
                 self.services.pool.release(slab)
         if held.blocks:
