@@ -10,6 +10,7 @@ from memq.clock import Clock
 LINES_MAX = 10  # for one event
 INTERVAL_S = 10.0
 EVENTS_MAX = 1_000
+OUTAGE_INTERVAL_S = 60.0
 
 logging.getLogger("memq").addHandler(logging.NullHandler())
 
@@ -68,6 +69,10 @@ class EventLog:
         """Log what somebody has to look at. With `error` its traceback is added."""
         self._write(logging.ERROR, event, text, error)
 
+    def outage(self, event: str, back: str) -> Outage:
+        """Return what logs something that fails again and again, `event`, until it works again, `back`."""
+        return Outage(self, self._clock, event, back)
+
     def _write(self, level: int, event: str, text: str, error: BaseException | None) -> None:
         if not self._logger.isEnabledFor(level):
             return
@@ -77,3 +82,33 @@ class EventLog:
         if suppressed:
             text = f"{text} ({suppressed} more of {event} were not logged)"
         self._logger.log(level, "%s: %s", event, text, exc_info=error, extra={"event": event})
+
+
+class Outage:
+    """What is tried every second may be away for hours: that is logged once, then every minute, and at its end."""
+
+    def __init__(self, events: EventLog, clock: Clock, event: str, back: str) -> None:
+        self._events = events
+        self._clock = clock
+        self._event = event
+        self._back = back
+        self._since_s = self._logged_s = 0.0
+        self._failures = 0
+
+    def failed(self, text: str) -> None:
+        """Note a failure."""
+        now_s = self._clock.monotonic()
+        self._failures += 1
+        if self._failures == 1:
+            self._since_s = self._logged_s = now_s
+            self._events.warning(self._event, text)
+        elif now_s - self._logged_s >= OUTAGE_INTERVAL_S:
+            self._logged_s = now_s
+            self._events.warning(self._event, f"{text} (for {now_s - self._since_s:.0f} s, {self._failures} times)")
+
+    def passed(self) -> None:
+        """Note that it works."""
+        if self._failures:
+            lasted_s = self._clock.monotonic() - self._since_s
+            self._events.info(self._back, f"it works again after {lasted_s:.0f} s and {self._failures} failures")
+            self._failures = 0

@@ -102,6 +102,8 @@ class Broker:
         self._listener: Listener | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._refresh = asyncio.Event()
+        self._ungoverned = self.services.events.outage("governor-failed", "governor-back")
+        self._unrefreshed = self.services.events.outage("refresh-failed", "refresh-back")
         self._entry = BrokerEntry(id=settings.broker_id, session=self.services.session, address="")
 
     async def start(self, http_address: str = "") -> None:
@@ -142,8 +144,9 @@ class Broker:
         try:
             await self.governor.act(self._entry)
         except MemqError as error:
-            self.services.events.warning("governor-failed", str(error))
+            self._ungoverned.failed(str(error))
             return False
+        self._ungoverned.passed()
         return True
 
     @property
@@ -262,9 +265,10 @@ class Broker:
             try:
                 await self.partitions.refresh()
             except MemqError as error:
-                self.services.events.warning("refresh-failed", str(error))
+                self._unrefreshed.failed(str(error))
                 governed = False
             else:
+                self._unrefreshed.passed()
                 self._check_id()  # what is old may show this broker's own life before
             took_s = self.services.runtime.clock.monotonic() - started_s
             await asyncio.sleep(min(FOLLOW_REST * took_s, FOLLOW_REST_S_MAX))

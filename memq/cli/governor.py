@@ -30,6 +30,9 @@ def plan(as_json: bool, config: str | None, profile: str | None, **flags: Value 
         print_json(msgspec.to_builtins(found))
         return
     rows = [(each.topic, each.partition, each.before or "-", each.after or "-", each.reason) for each in found.changes]
-    print_table(("topic", "partition", "from", "to", "because"), rows)
+    if rows:
+        print_table(("topic", "partition", "from", "to", "because"), rows)
+    else:
+        talk("there is nothing to move")
     for note in found.notes:
         talk(note)

@@ -289,6 +289,11 @@ def test_doctor_and_bench(memq: Memq) -> None:
     assert rates["topic"] not in memq("topic", "list").stdout
 
 
+def test_a_plan_without_changes_says_so(memq: Memq) -> None:
+    done = memq("governor", "plan")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "there is nothing to move\n")
+
+
 def test_limits_of_clients_are_set_and_shown(tmp_path: Path) -> None:
     config = tmp_path / "memq.toml"
     config.write_text('[clients]\nloader = "hard 10MiB/s 500/s"\n')

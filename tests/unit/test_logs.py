@@ -53,6 +53,28 @@ def test_lines_carry_their_event_and_the_count(caplog: pytest.LogCaptureFixture)
     assert caplog.records[-1].exc_info
 
 
+def test_what_fails_all_the_time_is_told_once_a_minute_and_when_it_works_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock()
+    outage = EventLog(clock).outage("toy.failed", "toy.back")
+    with caplog.at_level(logging.INFO, "memq"):
+        outage.passed()
+        for _ in range(150):
+            outage.failed("it is away")
+            clock.now_s += 1
+        outage.passed()
+        outage.passed()
+        outage.failed("it is away once more")
+    assert caplog.messages == [
+        "toy.failed: it is away",
+        "toy.failed: it is away (for 60 s, 61 times)",
+        "toy.failed: it is away (for 120 s, 121 times)",
+        "toy.back: it works again after 150 s and 150 failures",
+        "toy.failed: it is away once more",
+    ]
+
+
 def test_the_package_is_silent_by_default() -> None:
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("memq").handlers)
 
