@@ -219,6 +219,37 @@ async def test_while_it_is_away_everything_fails_in_time_and_goes_on_afterwards(
 
 
 @over_zookeeper
+async def test_the_event_loop_goes_on_while_kazoo_waits(door: Doors, server: Server) -> None:
+    """Only the loop's own ticks wake the server: did anything on the loop wait for it, it would wait in vain."""
+    one, late = door(session_timeout_ms="30s"), door(session_timeout_ms="30s", connect_timeout_ms="60s")
+    await one.create_topic(topic(partitions=1))
+
+    async def alter() -> object:
+        (found,) = await one.topics()
+        return await one.alter_topic(replace(found, settings=TopicSettings(retention_ms=0)))
+
+    async def register() -> None:
+        await one.register(broker("b1"))
+
+    works: list[Callable[[], Awaitable[object]]] = [alter, register, one.loads, late.brokers]
+    for work in works:
+        ticked = asyncio.Event()
+        server.pause()
+        _tick(50, server, ticked)
+        while not ticked.is_set():  # a signal: it may answer once or twice more
+            await work()
+
+
+def _tick(left: int, server: Server, ticked: asyncio.Event) -> None:
+    """Tick on the loop; at the last one wake the server."""
+    if left:
+        asyncio.get_running_loop().call_later(0.01, _tick, left - 1, server, ticked)
+    else:
+        ticked.set()
+        server.resume()
+
+
+@over_zookeeper
 async def test_it_survives_a_server_that_is_killed(door: Doors, server: Server) -> None:
     one = door()
     await one.register(broker("b1"))
