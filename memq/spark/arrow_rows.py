@@ -29,13 +29,17 @@ _MILLISECONDS = pyarrow.timestamp("ms", tz="UTC")
 
 
 class BlockPlace(NamedTuple):
-    """Where a block lies: topic, read partition, pointer offset, record index of its first record, and object."""
+    """Where a block lies: topic, read partition, pointer offset, record index of its first record, and object.
+
+    An `orphan` is in an object that no pointer would have named.
+    """
 
     topic: str
     partition: int
     pointer_offset: int
     first: int
     object: str
+    orphan: bool = False
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -91,6 +95,7 @@ class RowMaker:
             "offset": position.offset,
             "record_index": place.first,
             "object": place.object,
+            "orphan": place.orphan,
         }
         columns = [pyarrow.array([row.get(field.name)], field.type) for field in self._schema]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -164,6 +169,7 @@ _MAKERS: Mapping[str, Callable[[_Source, pyarrow.DataType], pyarrow.Array]] = {
     "sequence": lambda source, kind: _counted(source.header.first_sequence + source.low, source.rows.records, kind),
     "object": lambda source, kind: _repeated(source.place.object, kind, source.rows.records),
     "damage": lambda source, kind: pyarrow.nulls(source.rows.records, kind),
+    "orphan": lambda source, kind: _repeated(source.place.orphan, kind, source.rows.records),
 }
 assert _MAKERS.keys() == COLUMNS.keys()
 

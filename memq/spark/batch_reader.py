@@ -14,6 +14,7 @@ from memq.spark.options import ReadOptions
 from memq.spark.planner import Part, Split, split_parts
 from memq.spark.planning import parts_of, plan_of, stretches
 from memq.spark.pruning import Wanted, take_filters
+from memq.spark.raw import plan_raw
 from memq.spark.reading import read_task, settings_of
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class MemqReader(DataSourceReader):
         return read_task(partition, self._options, self._schema)
 
     async def _plan(self) -> list[Split]:
+        if self._options.path:
+            return await plan_raw(self._options, self._wanted, Runtime())
         parts: list[Part] = []
         async with open_access(self._options, Runtime()) as access:
             for stretch in await stretches(access, self._options, self._wanted):

@@ -18,9 +18,11 @@ COLUMNS = {
     "sequence": "BIGINT",
     "object": "STRING",
     "damage": "STRING",
+    "orphan": "BOOLEAN",
 }
-# `damage` makes a row of each damaged block that was skipped, in place of its records: it must be asked for.
-DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name != "damage")
+# `damage` makes a row of each damaged block that was skipped, in place of its records; `orphan` tells of objects that
+# no pointer would have named, which only who reads by `path` can meet. Both come only when they are asked for.
+DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name not in ("damage", "orphan"))
 
 
 def table_ddl(columns: tuple[str, ...], fields: str) -> str:

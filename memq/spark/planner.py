@@ -31,7 +31,7 @@ class Part:
     """What a task reads of one batch: the records from `low` up to, not with, `high` (None: to its end).
 
     `seen` are the sequences that batches before it had; with `by_index` blocks that can't match are not fetched.
-    `cause` is why the pointer itself can't be read.
+    `cause` is why the pointer itself can't be read; of an `orphan` there would have been none.
     """
 
     partition: int
@@ -41,6 +41,7 @@ class Part:
     high: int | None = None
     seen: tuple[Seen, ...] = ()
     by_index: bool = False
+    orphan: bool = False
     cause: MemqError | None = None
 
     @property
@@ -97,7 +98,7 @@ class PartitionPlan:
         self._lookback.advance(time_ms)
         self._note(pointer)
 
-    def take(self, entry: Entry, pointer: Pointer | MemqError) -> Part | None:
+    def take(self, entry: Entry, pointer: Pointer | MemqError, *, orphan: bool = False) -> Part | None:
         """Take the next entry; return what is to be read of it, if anything."""
         low = self._start.record_index if entry.offset == self._start.pointer_offset else 0
         high = self._end.record_index if entry.offset == self._end.pointer_offset else None
@@ -112,7 +113,7 @@ class PartitionPlan:
         if not self._wanted.may_match(pointer):
             return None
         by_index = not self._wanted.surely_matches(pointer)
-        return Part(partition, entry.offset, self._slim(pointer), low, high, seen, by_index)
+        return Part(partition, entry.offset, self._slim(pointer), low, high, seen, by_index, orphan)
 
     def _seen(self, pointer: Pointer) -> tuple[Seen, ...]:
         return tuple(

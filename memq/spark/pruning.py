@@ -28,6 +28,7 @@ from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +138,29 @@ def _range_of(one: Filter, bound: int) -> range | None:
 
 def _take_time(wanted: Wanted, one: Filter, values: list[Any] | None) -> Wanted | None:
     bounds = values if values is not None else [getattr(one, "value", None)]
-    moments = [bound for bound in bounds if isinstance(bound, datetime)]
+    moments = [bound for bound in bounds if isinstance(bound, datetime) and bound.tzinfo is not None]
     if len(moments) < len(bounds):
         return None
-    times = [(moment - _EPOCH) // timedelta(milliseconds=1) for moment in moments]
-    if values is not None or isinstance(one, GreaterThan | GreaterThanOrEqual):
-        wanted = replace(wanted, least_ms=max(wanted.least_ms, min(times)))
-    elif not isinstance(one, LessThan | LessThanOrEqual):
-        return None
-    if values is not None or isinstance(one, LessThan | LessThanOrEqual):
-        wanted = replace(wanted, greatest_ms=min(wanted.greatest_ms, max(times)))
-    return wanted
+    # Times are whole milliseconds: the first one at or behind each bound, and the last one at or before it.
+    first = [-((_EPOCH - moment) // _MILLISECOND) for moment in moments]
+    last = [(moment - _EPOCH) // _MILLISECOND for moment in moments]
+    if values is not None:
+        return _earlier(_later(wanted, min(first)), max(last))
+    match one:
+        case GreaterThan():
+            return _later(wanted, last[0] + 1)
+        case GreaterThanOrEqual():
+            return _later(wanted, first[0])
+        case LessThan():
+            return _earlier(wanted, first[0] - 1)
+        case LessThanOrEqual():
+            return _earlier(wanted, last[0])
+    return None
+
+
+def _later(wanted: Wanted, least_ms: int) -> Wanted:
+    return replace(wanted, least_ms=max(wanted.least_ms, least_ms))
+
+
+def _earlier(wanted: Wanted, greatest_ms: int) -> Wanted:
+    return replace(wanted, greatest_ms=min(wanted.greatest_ms, greatest_ms))

@@ -26,5 +26,11 @@ def read_task(split: Split, options: ReadOptions, schema: StructType) -> Iterato
     from memq.spark.json_values import json_decoder
     from memq.spark.task import read_split
 
-    decoding = Decoding(json_decoder, options.fail_malformed) if options.schema else None
+    decoding = None
+    if options.schema and options.value_format == "avro":
+        from memq.spark.avro_values import avro_decoder  # an extra of its own
+
+        decoding = Decoding(avro_decoder(options.avro_schema), options.fail_malformed)
+    elif options.schema:
+        decoding = Decoding(json_decoder, options.fail_malformed)
     return read_split(split, RowMaker(schema, options.columns, decoding)) if split.settings is not None else iter(())

@@ -155,4 +155,4 @@ def _place_of(part: Part, piece: Piece) -> BlockPlace:
     pointer = part.pointer
     if not isinstance(pointer, Pointer):
         return BlockPlace("", part.partition, part.offset, 0, "")
-    return BlockPlace(pointer.topic, part.partition, part.offset, piece.first, pointer.locations[0].key)
+    return BlockPlace(pointer.topic, part.partition, part.offset, piece.first, pointer.locations[0].key, part.orphan)

@@ -1,0 +1,103 @@
+"""Filters leave out what can't match, and nothing else: against every record of small batches, one by one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from memq.format.block import tag_bit
+from memq.format.pointer import Location, Pointer
+from memq.spark.pruning import take_filters
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+COMPARED: dict[type[Any], Callable[[Any, Any], bool]] = {
+    EqualTo: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+}
+
+
+def batch_of(times: list[int], tags: list[str]) -> Pointer:
+    bits = 0
+    for tag in tags:
+        bits |= tag_bit(tag)
+    return Pointer(
+        kind="data", cluster="c", topic="t", topic_id="0" * 32, partition=0, epoch=1, records=len(times),
+        locations=(Location(store="s", key="k", offset=0, length=1),),
+        least_ms=min(times), greatest_ms=max(times), tag_bits=bits,
+    )  # fmt: skip
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1),
+    st.lists(st.tuples(st.sampled_from(sorted(COMPARED, key=str)), st.integers(-1_000, 7_000)), max_size=3),
+)
+def test_times_in_microseconds_leave_in_all_that_match(times: list[int], bounds: list[tuple[type[Any], int]]) -> None:
+    filters = [kind(("timestamp",), EPOCH + timedelta(microseconds=bound)) for kind, bound in bounds]
+    wanted, left = take_filters(filters)
+    assert left == filters, "Spark applies them to each record"
+    matching = [time for time in times if all(COMPARED[kind](time * 1_000, bound) for kind, bound in bounds)]
+    for time in matching:
+        assert wanted.may_match(batch_of([time], []))
+    assert wanted.may_match(batch_of(times, [])) or not matching
+    if len(bounds) == 1:  # and leave out every single record that does not match
+        for time in set(times) - set(matching):
+            assert not wanted.may_match(batch_of([time], []))
+    if wanted.surely_matches(batch_of(times, [])):
+        assert wanted.may_match(batch_of(times, []))
+
+
+def test_tags_are_compared_by_their_bits() -> None:
+    wanted, left = take_filters([EqualTo(("tag",), "red")])
+    assert len(left) == 1
+    assert wanted.may_match(batch_of([0], ["red", "green"]))
+    assert not wanted.surely_matches(batch_of([0], ["red", "green"]))
+    assert wanted.surely_matches(batch_of([0], ["red"]))
+    assert not wanted.may_match(batch_of([0], ["green"]))
+    assert not wanted.may_match(batch_of([0], []))
+    either, _ = take_filters([In(("tag",), ("red", "green"))])
+    assert either.may_match(batch_of([0], ["green"]))
+
+
+@pytest.mark.parametrize(
+    ("filters", "there"),
+    [
+        ([EqualTo(("partition",), 2)], [2]),
+        ([In(("partition",), (1, 3))], [1, 3]),
+        ([GreaterThan(("partition",), 1), LessThanOrEqual(("partition",), 3)], [2, 3]),
+        ([GreaterThanOrEqual(("partition",), 1), LessThan(("partition",), 3), EqualTo(("partition",), 2)], [2]),
+        ([In(("partition",), (1, 2)), In(("partition",), (2, 3))], [2]),
+        ([EqualTo(("topic",), "other")], []),
+        ([EqualTo(("topic",), "clicks"), In(("topic",), ("clicks", "other"))], [0, 1, 2, 3, 4]),
+        ([EqualTo(("topic",), "clicks"), EqualTo(("topic",), "other"), EqualTo(("topic",), "clicks")], []),
+    ],
+)
+def test_partitions_and_topics_are_settled(filters: list[Filter], there: list[int]) -> None:
+    wanted, left = take_filters(filters)
+    assert left == []
+    assert [number for number in range(5) if wanted.has("clicks", number)] == there
+
+
+def test_what_is_not_understood_is_left_to_spark() -> None:
+    filters: list[Filter] = [StringStartsWith(("tag",), "r"), EqualTo(("key",), b"k"), GreaterThan(("tag",), "a")]
+    wanted, left = take_filters(filters)
+    assert left == filters
+    assert wanted.may_match(batch_of([0], []))
