@@ -9,8 +9,9 @@ import click
 
 from memq.errors import MemqError
 
-PIPELINES = {
-    "audit": "say what was lost, doubled or damaged, as `memq audit` does",
+PIPELINES = {  # name: file, and what it does
+    "audit": ("audit", "say what was lost, doubled or damaged, as `memq audit` does"),
+    "profile": ("profiles", "say how large records are, how keys are spread, and guess the schema of JSON values"),
 }
 
 
@@ -23,13 +24,13 @@ class _Pipelines(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in PIPELINES:
             return None
-        found = importlib.import_module(f"memq.spark.pipelines.{cmd_name}").command
+        found = importlib.import_module(f"memq.spark.pipelines.{PIPELINES[cmd_name][0]}").command
         assert isinstance(found, click.Command)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Pipelines"):
-            formatter.write_dl(list(PIPELINES.items()))
+            formatter.write_dl([(name, told) for name, (_, told) in PIPELINES.items()])
 
 
 @click.command(cls=_Pipelines)
