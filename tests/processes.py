@@ -32,6 +32,7 @@ class BrokerProcess:
         self.behind_ms = behind_ms
         self.port = 0
         self.log = config.parent / f"{name}.log"
+        self.spool = config.parent / f"{name}-spool"
         self._config = config
         self._process: subprocess.Popen[str] | None = None
 
@@ -53,7 +54,7 @@ class BrokerProcess:
 
     def launch(self) -> None:
         """Start; until it is ready, `wait_ready` is the only thing to do with it."""
-        options = ["--broker-id", self.name, "--port", str(self.port), "--http-port", "-1"]
+        options = ["--broker-id", self.name, "--port", str(self.port), "--http-port", "-1", "--spool", str(self.spool)]
         start = ["-c", _BEHIND.format(self.behind_ms)] if self.behind_ms else ["-m", "memq.cli"]
         command = [sys.executable, *start, "broker", "--config", str(self._config), *options]
         with self.log.open("a") as log:

@@ -200,8 +200,10 @@ class Broker:
         for reader in list(self.intake.readers):
             if isinstance(reader, Connection) and reader.ready:
                 reader.send(frame)
-        await self._replay.wait()
         await self.partitions.drain()
+        if self._replay.at_work:  # it opens partitions anew, as those do that still hold blocks of lost epochs
+            await self._replay.wait()
+            await self.partitions.drain()
         await self.services.spool.settle()
 
     async def close(self) -> None:

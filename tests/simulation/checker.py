@@ -8,7 +8,7 @@ nor the consumer's positions. What it checks, and when:
 - as a record is acked with `all`: its pointer and object are there;
 - as a record is consumed, or a position is stored: see `group_rules`;
 - as retention takes pointers: they are old enough; as an object is deleted: no pointer names it;
-- at the end: what was acked with 1 is in the log, unless an owner was killed with it; acked records stand
+- at the end: what was acked with 1 is in the log, unless an owner was killed that had it in memory; acked records stand
   in each producer's order; who resumes anywhere reads the same stream; no object is left that no pointer names; and
   lag is exact (see `lag`).
 """
@@ -59,6 +59,7 @@ class Checker:
         *,
         refuse: Refusal = "epoch",
     ) -> None:
+        self.on_disk = False  # what is acked with 1 outlives its owner, too
         self.ack_s_max: float | None = None  # in a calm world nobody waits for longer: else a wake-up was lost
         self.records: dict[bytes, SentRecord] = {}
         self.logs: dict[ReadPartition, ReadLog] = {}
@@ -221,14 +222,17 @@ class Checker:
                 self._check_resume(partition, log, *places.pop(draw_below(len(places))))
 
     def missing(self) -> list[bytes]:
-        """Return the records that are acked with 1 and not in the log, though their owners kept what they held."""
+        """Return the records that are acked with 1 and not in the log, though their owners kept what they held.
+
+        In memory they lose it when they are killed; on disk they keep it all the same.
+        """
         topic = {partition: rules for (_, partition), rules in self._parts.items()}
         return [
             value
             for value, record in self.records.items()
             if record.held_s < FOREVER
             and record.place is None
-            and not topic[record.stream[1]].may_lose(record.sent_s, record.held_s)
+            and (self.on_disk or not topic[record.stream[1]].may_lose(record.sent_s, record.held_s))
         ]
 
     def check_store(self, sweep_s: float) -> None:

@@ -21,6 +21,7 @@ from memq.settings import BrokerSettings
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
 from tests.simulation.checker import Checker
 from tests.simulation.cloud import Cloud, Doors
+from tests.simulation.disk import HostDisk, SimDisk
 from tests.simulation.faults import Faults
 from tests.simulation.network import SimNetwork, Switch
 from tests.simulation.node import EPOCH_MS, Node
@@ -32,6 +33,7 @@ CLOCK_ERROR_MS = 2 * 10_000  # of two nodes, see `_draw_offset_ms`
 TOPIC_ID = "5eed" * 8
 MIB = 1 << 20
 WRITE_PARTITIONS_MAX = 6  # where they are split and joined
+SPOOL_BYTES_MAX = 256 << 10  # so that segments are full soon
 CAPACITY_BYTES_S = 10_000  # so little that even idle partitions are worth moves: the governor shall make some
 
 SETTINGS = TopicSettings(
@@ -68,6 +70,7 @@ class SimCluster:
         self.switch = Switch(world, faults.network)
         self.cloud = Cloud(world, faults, self._observer(world, shape), refuse=shape.refuse)
         self.doors: dict[str, Doors] = {}
+        self.disks: dict[str, HostDisk] = {}
         self.topic = Topic(
             name="t",
             id=TOPIC_ID,
@@ -87,6 +90,7 @@ class SimCluster:
         self.checker = Checker(
             self.objects, shape.settings.dedup_window_ms, world.fail, lambda: world.now, refuse=shape.refuse
         )
+        self.checker.on_disk = shape.settings.ack1 == "disk"
         if shape.housekeeping_s:
             self.checker.retention = RetentionRules(shape.settings, CLOCK_ERROR_MS)
         return self.checker
@@ -140,6 +144,7 @@ class SimCluster:
             capacity_bytes_s=CAPACITY_BYTES_S,
             sweep_age_ms=self.shape.sweep_age_ms,
             shared_age_ms_max=self.shape.shared_age_ms,
+            spool_bytes_max=SPOOL_BYTES_MAX,
         )
         stop = self._stops[node.name] = asyncio.Event()
         broker = await self._started(settings, runtime, doors)
@@ -167,6 +172,10 @@ class SimCluster:
 
     async def _started(self, settings: BrokerSettings, runtime: Runtime, doors: Doors) -> Broker:
         """Start a broker; one that can't start is closed and made anew, as a process manager does."""
+        disk = None
+        if self.shape.settings.ack1 == "disk":
+            host = self.disks.setdefault(settings.broker_id, HostDisk())
+            disk = SimDisk(host, self.cloud.faults.disk, self.world.random("disk"))
         while True:
             broker = Broker(
                 settings,
@@ -174,6 +183,7 @@ class SimCluster:
                 {"main": doors.store},
                 doors.queue,
                 doors.coordinator,
+                spool_disk=disk,
                 slab_bytes=32 << 10,
             )
             self.counters.append(broker.services.counters)

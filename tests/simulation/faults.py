@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tests.simulation.disk import DiskFaults
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
@@ -72,6 +74,7 @@ class Faults:
     store: CallFaults = field(default_factory=CallFaults)
     queue: CallFaults = field(default_factory=CallFaults)
     coordinator: CallFaults = field(default_factory=CallFaults)
+    disk: DiskFaults = field(default_factory=DiskFaults)
     chaos: ChaosFaults = field(default_factory=ChaosFaults)
 
 

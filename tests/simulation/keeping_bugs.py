@@ -220,4 +220,32 @@ KEEPING_BUGS = (
         level="calm",
         aspects=("named",),
     ),
+    Planted(
+        "ack=1 before the fsync",
+        "memq.broker.spool.writer",
+        "Spool._write",
+        "await disk.append(segment.name, buffers)",
+        "for run in runs: run.stream.sink.send_ack(run.stream, AckLevel.ONE, run.next, run.epoch)\n"
+        "        await disk.append(segment.name, buffers)",
+        level="calm",
+        aspects=("disk",),
+    ),
+    Planted(
+        "spool lets go before the pointer is queued",
+        "memq.broker.topic_processor",
+        "TopicProcessor._upload",
+        "sealed = self._sealed.get(slot.number)",
+        "slot.settle()\n    sealed = self._sealed.get(slot.number)",
+        level="calm",
+        aspects=("disk",),
+    ),
+    Planted(
+        "what is in the spool left there",
+        "memq.broker.spool.replay",
+        "Replay._hold",
+        "self._forwarder.take(held)",
+        "pass",
+        level="calm",
+        aspects=("disk",),
+    ),
 )

@@ -13,9 +13,10 @@ import msgspec
 
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
+from tests.simulation.disk import DiskFaults
 from tests.simulation.faults import LEVELS, Faults
 
-ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen", "named", "staged")
+ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen", "named", "staged", "disk")
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 CALM_SWEEP_AGE_MS = 25_000
@@ -232,6 +233,23 @@ def _with_widening(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos), producers=kinds, keyed=True)
 
 
+def _with_disk(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Keep ack=1 on disk, and kill brokers whose rings are full, for the store is slow: nothing excuses a loss.
+
+    Not where retention takes pointers: what nobody can tell from a copy is set aside then.
+    """
+    if plan.shape.housekeeping_s:
+        return plan
+    chaos = plan.faults.chaos
+    chaos = replace(chaos, kill_every_s=draw.choice([4.0, 8.0, 20.0]), seize_every_s=draw.choice([0.0, 5.0]))
+    rate = draw.choice([0.0, 0.01, 0.1])
+    disk = DiskFaults(draw.choice([0.001, 0.1]), draw.choice([0.02, 0.5]), before_rate=rate / 2, after_rate=rate / 2)
+    store = replace(plan.faults.store, latency_s_max=draw.choice([0.2, 1.0, 3.0]))
+    shape = replace(plan.shape, settings=msgspec.structs.replace(plan.shape.settings, ack1="disk"))
+    faults = replace(plan.faults, chaos=chaos, disk=disk, store=store)
+    return replace(plan, shape=shape, faults=faults, producers=(*plan.producers, "one", "one"), pace_s_max=0.1)
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -242,4 +260,5 @@ _CHANGES = {
     "widen": _with_widening,
     "named": _with_names,
     "staged": _with_staging,
+    "disk": _with_disk,
 }

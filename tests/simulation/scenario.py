@@ -139,7 +139,11 @@ class Scenario:
             acked=checker.acked,
             given_up=checker.given_up,
             pointers=sum(len(log.entries) for log in checker.logs.values()),
-            counts=checker.counts() | {"forwarded": sum(each.forwarded_blocks for each in self.cluster.counters)},
+            counts=checker.counts()
+            | {
+                "forwarded": sum(each.forwarded_blocks for each in self.cluster.counters),
+                "replayed": sum(each.replayed_blocks for each in self.cluster.counters),
+            },
         )
 
     # ---- processes -----------------------------------------------------------------------------

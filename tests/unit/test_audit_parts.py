@@ -99,7 +99,7 @@ def test_entries_without_a_pointer_survive_their_way() -> None:
     gone = Checked(Entry(3, 0, b""), error=NotFoundError("retention took pointers 3 to 4 while the audit ran"))
     back = decode_checked(encode_checked(gone))
     assert (back.expired, back.entry, str(back.error)) == (True, gone.entry, str(gone.error))
-    broken = decode_checked(encode_checked(Checked(Entry(3, 0, b"{"), error=CorruptDataError("cut"))))
+    broken = decode_checked(encode_checked(Checked(Entry(3, 0, b""), error=CorruptDataError("cut"))))
     assert isinstance(broken.error, CorruptDataError)
     assert not broken.expired
 

@@ -55,12 +55,20 @@ class Replay:
         while any(segment.tickets for segment in self._segments) and self._forwarder.works:
             self._forwarder.changed.clear()
             await self._forwarder.changed.wait()
+        if self._segments:
+            left = sum(segment.tickets > 0 for segment in self._segments)
+            kept = f"; {left} stay, as the log says" if left else ""
+            self._services.events.info("spool-replayed", f"{len(self._segments)} segments of an earlier run{kept}")
         self._done.set()
 
     async def wait(self) -> None:
-        """Return when nothing of an earlier run is left to be brought, or there was nothing."""
-        if self._segments:
-            await self._done.wait()
+        """Return when nothing of an earlier run is left to be brought."""
+        await self._done.wait()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether an earlier run left something that is not brought to its end yet."""
+        return bool(self._segments) and not self._done.is_set()
 
     async def _replay(self, disk: SpoolDisk, segment: Segment) -> None:
         data = await self._try_on(segment.name, lambda: disk.read(segment.name))

@@ -110,8 +110,13 @@ class Spool:
             await self.disk.close()
 
     async def settle(self) -> None:
-        """Return when all that came is acked, or refused."""
+        """Return when all that came is acked, or refused, and what is wanted no more is gone from the disk."""
         await self._settled.wait()
+        if self.disk is not None:
+            self.segments.open = None
+            self._settled.clear()
+            self._wake.set()
+            await self._settled.wait()
 
     def check(self, settings: TopicSettings) -> None:
         """Refuse settings that this broker can't keep. Raises: InvalidSettingError."""

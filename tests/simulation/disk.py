@@ -1,0 +1,102 @@
+"""The disk of each host for the spool: it outlives processes, and of what was not fsynced a death leaves any part."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memq.errors import SpoolError
+from memq.storage_handlers import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFaults:
+    """What calls of a disk meet: how long one takes, and how often a write fails before or after it is there."""
+
+    latency_s_max: float = 0.005
+    sync_s_max: float = 0.02
+    before_rate: float = 0.0
+    after_rate: float = 0.0
+
+
+@dataclass(slots=True)
+class DiskFile:
+    """One file: what was written, and how much of it is there for certain."""
+
+    data: bytearray = field(default_factory=bytearray)
+    synced: int = 0
+
+
+@dataclass(slots=True)
+class HostDisk:
+    """The files of one host."""
+
+    files: dict[str, DiskFile] = field(default_factory=dict)
+    aside: dict[str, bytes] = field(default_factory=dict)
+
+    def lose_power(self, draw: random.Random) -> None:
+        """Forget a part of what was not fsynced; or the file is long enough, and has zeros there."""
+        for name, file in list(self.files.items()):
+            kept = draw.randint(file.synced, len(file.data))
+            lost = len(file.data) - kept
+            del file.data[kept:]
+            if lost and draw.random() < 0.3:
+                file.data += bytes(draw.randint(0, lost))
+            if not file.synced and draw.random() < 0.5:
+                del self.files[name]
+            file.synced = len(file.data)
+
+
+class SimDisk:
+    """See `memq.broker.spool.SpoolDisk`: one process's door to the disk of its host."""
+
+    def __init__(self, host: HostDisk, faults: DiskFaults, draw: random.Random) -> None:
+        host.lose_power(draw)
+        self._host = host
+        self._faults = faults
+        self._draw = draw
+
+    async def sizes(self) -> dict[str, int]:
+        """See `SpoolDisk.sizes`."""
+        await self._wait(self._faults.latency_s_max)
+        return {name: len(file.data) for name, file in sorted(self._host.files.items())}
+
+    async def read(self, name: str) -> bytes:
+        """See `SpoolDisk.read`."""
+        await self._wait(self._faults.latency_s_max)
+        return bytes(self._host.files[name].data)
+
+    async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
+        """See `SpoolDisk.append`: the buffers are read while it goes on."""
+        fate = self._draw.random()
+        file = self._host.files.setdefault(name, DiskFile())
+        for buffer in buffers:
+            if self._draw.random() < 0.1:
+                await self._wait(self._faults.latency_s_max)
+            file.data += buffer
+        if fate < self._faults.before_rate:
+            del file.data[self._draw.randint(file.synced, len(file.data)) :]
+            raise SpoolError("the disk is full")
+        await self._wait(self._faults.sync_s_max)
+        if fate < self._faults.before_rate + self._faults.after_rate:
+            raise SpoolError("the disk failed to sync")
+        file.synced = len(file.data)
+
+    async def remove(self, name: str) -> None:
+        """See `SpoolDisk.remove`."""
+        await self._wait(self._faults.latency_s_max)
+        self._host.files.pop(name, None)
+
+    async def set_aside(self, name: str) -> str:
+        """See `SpoolDisk.set_aside`."""
+        await self._wait(self._faults.latency_s_max)
+        self._host.aside[name] = bytes(self._host.files.pop(name).data)
+        return name
+
+    async def close(self) -> None:
+        """See `SpoolDisk.close`."""
+
+    async def _wait(self, seconds_max: float) -> None:
+        await asyncio.sleep(self._draw.uniform(0, seconds_max))
