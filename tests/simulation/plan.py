@@ -19,6 +19,7 @@ from tests.simulation.faults import LEVELS, Faults
 ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen", "named", "staged", "disk")
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
+ACTIVE_ON_DISK_S = 30.0  # kills come often there
 CALM_SWEEP_AGE_MS = 25_000
 
 
@@ -34,6 +35,8 @@ class Plan:
     blocks: int = 150  # per producer
     block_records_max: int = 5
     pace_s_max: float = 0.2
+    active_s: float = 150.0  # for how long the weather lasts at most; then the world is healed,
+    settle_s: float = 180.0  # and has so long: hanging calls last 40 s, silent peers up to 120 s
     rest_s: float = 0.0  # how long each producer rests in the middle, so that what it sent grows old
     wanders: bool = False  # consumers pause and seek
     named_rest_s_max: float = 0.0  # for how long a name is silent between its instances
@@ -233,7 +236,7 @@ def _with_widening(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos), producers=kinds, keyed=True)
 
 
-def _with_disk(plan: Plan, _level: str, draw: random.Random) -> Plan:
+def _with_disk(plan: Plan, level: str, draw: random.Random) -> Plan:
     """Keep ack=1 on disk, and kill brokers whose rings are full, for the store is slow: nothing excuses a loss.
 
     Not where retention takes pointers: what nobody can tell from a copy is set aside then.
@@ -247,7 +250,9 @@ def _with_disk(plan: Plan, _level: str, draw: random.Random) -> Plan:
     store = replace(plan.faults.store, latency_s_max=draw.choice([0.2, 1.0, 3.0]))
     shape = replace(plan.shape, settings=msgspec.structs.replace(plan.shape.settings, ack1="disk"))
     faults = replace(plan.faults, chaos=chaos, disk=disk, store=store)
-    return replace(plan, shape=shape, faults=faults, producers=(*plan.producers, "one", "one"), pace_s_max=0.1)
+    producers = (*plan.producers, "one", "one")
+    plan = replace(plan, shape=shape, faults=faults, producers=producers, blocks=min(plan.blocks, 60), pace_s_max=0.2)
+    return replace(plan, active_s=ACTIVE_ON_DISK_S, settle_s=90.0 if level == "calm" else plan.settle_s)
 
 
 _CHANGES = {

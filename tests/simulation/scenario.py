@@ -29,14 +29,12 @@ from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.world import World
 
-ACTIVE_S = 150.0
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value beside its name
 CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
 LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
 KEYS = 8  # of a producer that sends by keys
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
-SETTLE_S = 180.0  # hanging calls last 40 s, silent peers up to 120 s
 
 
 @dataclass(slots=True)
@@ -83,11 +81,11 @@ class Scenario:
         for number in range(len(self.plan.consumers)):
             self._start_consumer(f"consumer-{number}")
         self.chaos.start()
-        world.run(ACTIVE_S, done=self._all_done)
+        world.run(self.plan.active_s, done=self._all_done)
         self.chaos.end()
         for name in self.cluster.brokers:
             self.restart(name)
-        world.run(SETTLE_S, done=self._all_done)
+        world.run(self.plan.settle_s, done=self._all_done)
         self._check_life()
         self.checker.finish(world.random("finish").randrange)
         self.names.finish()
@@ -108,7 +106,9 @@ class Scenario:
         waiting = [name for name, done in self.done.items() if not done]
         waiting += [group for group in self.groups if not self.checker.groups.is_drained(group)]
         if waiting:
-            self.world.fail(f"{', '.join(waiting)} did not come to an end within {SETTLE_S:g} s in a healed world")
+            self.world.fail(
+                f"{', '.join(waiting)} did not come to an end within {self.plan.settle_s:g} s in a healed world"
+            )
 
     def _check_sweep(self) -> None:
         """Give the sweep its time, without the consumers, and check that it left nothing behind."""
