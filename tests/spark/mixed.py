@@ -1,0 +1,59 @@
+"""Records of every kind, sent with every codec, and a data frame compared with them and with what a consumer reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+import memq
+
+CODECS = ("none", "zstd", "lz4")
+START_MS = 1_767_225_600_000
+
+
+def record_of(number: int) -> dict[str, Any]:
+    """Return a record of one of five kinds: bare, keyed, with headers and a tag, with nulls, with a time."""
+    kind = number % 5
+    value = b"value %d" % number
+    if kind == 0:
+        return {"value": value}
+    if kind == 1:
+        return {"value": value * 20, "key": b"key %d" % (number % 50)}
+    if kind == 2:
+        return {"value": value, "key": b"", "headers": [("trace", b"%d" % number), ("none", None)], "tag": "web"}
+    if kind == 3:
+        return {"value": None, "key": b"gone %d" % number, "tag": None}
+    return {"value": b"", "timestamp_ms": START_MS + number, "tag": f"t{number % 3}", "headers": [("a", b"")]}
+
+
+def send_mixed(address: str, topic: str, count: int) -> list[dict[str, Any]]:
+    """Send records through producers of every codec, and return them in order."""
+    sent: list[dict[str, Any]] = []
+    for codec in CODECS:
+        with memq.Producer(address, codec=codec, block_bytes=64 * 1024) as producer:
+            for number in range(len(sent), len(sent) + count // len(CODECS)):
+                record = record_of(number)
+                producer.send(topic, **record)
+                sent.append(record)
+            producer.flush(timeout=60)
+    return sent
+
+
+def check_mixed(frame: DataFrame, address: str, topic: str, sent: list[dict[str, Any]]) -> None:
+    """Compare every column with what a consumer reads, and all values and keys with what was sent."""
+    table = frame.toArrow().to_pylist()
+    assert len(table) == len(sent)
+    with memq.Consumer(address, topic, end="end") as consumer:
+        consumed = {(each.partition, each.offset): each for batch in consumer for each in batch}
+    for row in table:
+        record = consumed.pop((row["partition"], row["offset"]))
+        headers = tuple((header["name"], header["value"]) for header in row["headers"])
+        assert (row["key"], row["value"], row["tag"]) == (record.key, record.value, record.tag)
+        assert headers == tuple(record.headers)
+        assert round(row["timestamp"].timestamp() * 1000) == record.timestamp_ms
+        assert row["record_index"] == record.position.record_index
+        assert row["topic"] == topic
+    assert not consumed
+    found = sorted((row["value"] or b"", row["key"] or b"") for row in table)
+    assert found == sorted((record["value"] or b"", record.get("key") or b"") for record in sent)
