@@ -1,0 +1,93 @@
+"""What was written of a topic as files: the manifest, which is one whole, and names of its successors. Pure.
+
+A store holds manifests 1, 2, 3 …, each put if absent: so of two that go on from one, one wins. The highest is what
+holds; a file that it does not name is not there. It says for each read partition up to where the topic is covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from memq.errors import CorruptDataError
+from memq.topic import Position
+
+PREFIX = "manifests/"
+KEPT = 10  # readers of one that was the highest may still be at it
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """One Parquet file: records of one hour (UTC, of their timestamps), with their least and greatest time in ms."""
+
+    key: str
+    date: str
+    hour: int
+    records: int
+    bytes: int
+    least_ms: int
+    greatest_ms: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All files of a topic. `covered` has by read partition, as text, the position up to which they hold it."""
+
+    number: int
+    topic: str
+    topic_id: str
+    started: dict[str, str] = {}
+    covered: dict[str, str] = {}
+    files: tuple[File, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Where it lies."""
+        return key_of(self.number)
+
+    @property
+    def records(self) -> int:
+        """How many records its files hold."""
+        return sum(file.records for file in self.files)
+
+    def position(self, read_partition: int) -> Position | None:
+        """Return up to where a read partition is covered; None when nothing of it is."""
+        text = self.covered.get(str(read_partition))
+        return Position.parse(text) if text is not None else None
+
+    def next(self, starts: Mapping[int, Position], ends: Mapping[int, Position], files: tuple[File, ...]) -> Manifest:
+        """Return the successor, with more files, which cover from `starts` up to `ends`."""
+        began = {str(partition): str(position) for partition, position in starts.items()}
+        reached = {str(partition): str(position) for partition, position in ends.items()}
+        return replace(
+            self,
+            number=self.number + 1,
+            started={**began, **self.started},
+            covered={**self.covered, **reached},
+            files=self.files + files,
+        )
+
+
+_DECODER = msgspec.json.Decoder(Manifest)
+
+
+def key_of(number: int) -> str:
+    """Return the key of a manifest: keys ascend with numbers."""
+    return f"{PREFIX}{number:020}.json"
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON."""
+    return msgspec.json.encode(manifest)
+
+
+def decode_manifest(data: bytes, key: str) -> Manifest:
+    """Return the manifest under a key. Raises: CorruptDataError."""
+    hint = "restore it, or write to another place"
+    try:
+        manifest = _DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        raise CorruptDataError(f"'{key}' is no manifest: {error}", hint=hint) from error
+    if manifest.key != key:
+        raise CorruptDataError(f"'{key}' holds manifest {manifest.number}", hint=hint)
+    return manifest

@@ -1,0 +1,105 @@
+"""Goes through a topic in rounds: each plans what tasks read next, by pointers, and ends where the next one begins.
+
+So a pipeline that is killed loses at most one round, whatever the size of the topic, and shows how far it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from memq.audit.minutes import watermark_ms
+from memq.network import Runtime
+from memq.spark.access import Access, TopicPlace, open_access
+from memq.spark.options import ReadOptions
+from memq.spark.planner import Part, Split, split_parts
+from memq.spark.planning import Stretch, parts_of, place_of, plan_of
+from memq.spark.pruning import Wanted
+from memq.spark.reading import settings_of
+from memq.topic import Position, ReadPartition
+
+ROUND_TASKS = 64  # splits of one round, about
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What tasks read, and by read partition where it begins and ends."""
+
+    topic: TopicPlace
+    splits: Sequence[Split]
+    starts: Mapping[int, Position]
+    ends: Mapping[int, Position]
+
+    @property
+    def bytes(self) -> int:
+        """How many stored bytes it reads."""
+        return sum(part.bytes for split in self.splits for part in split.parts)
+
+
+async def topic_of(options: ReadOptions) -> TopicPlace:
+    """Return the topic that options name. Raises: UnreachableError, NotFoundError."""
+    async with open_access(options, Runtime()) as access:
+        return access.topics[options.topics[0]]
+
+
+async def plan_round(
+    options: ReadOptions, covered: Mapping[int, Position], *, settled: bool, tasks: int = ROUND_TASKS
+) -> Round:
+    """Plan what comes behind `covered`, or from the options' start where nothing is; no splits when nothing is left.
+
+    With `settled` it ends below the watermark. Where retention was faster it goes on at what is left.
+    Raises: UnreachableError, NotFoundError; QueueError.
+    """
+    runtime = Runtime()
+    async with open_access(options, runtime) as access:
+        topic = access.topics[options.topics[0]]
+        until_ms = watermark_ms(topic.settings, runtime.clock.wall_ms()) if settled else None
+        stretches = [
+            await _stretch(access, topic, partition, options, covered, until_ms)
+            for partition in sorted(topic.partitions)
+        ]
+        parts, starts, ends = [], {}, {}
+        bytes_max = tasks * options.partition_bytes // len(stretches)
+        for stretch in stretches:
+            taken, end = await _take(access, stretch, options, bytes_max)
+            parts += taken
+            starts[stretch.partition.partition], ends[stretch.partition.partition] = stretch.start, end
+        settings = settings_of(options, access.urls, Wanted())
+        return Round(topic, split_parts(parts, options.partition_bytes, settings), starts, ends)
+
+
+async def _stretch(
+    access: Access,
+    topic: TopicPlace,
+    partition: ReadPartition,
+    options: ReadOptions,
+    covered: Mapping[int, Position],
+    until_ms: int | None,
+) -> Stretch:
+    """Return what is to be read of a read partition."""
+    number = partition.partition
+    start = covered.get(number) or await place_of(access, topic, partition, options.start, "beginning")
+    end = await place_of(access, topic, partition, options.end, "end")
+    span = await access.queue.span(partition)
+    last = span.end if until_ms is None else await access.queue.seek_time(partition, until_ms)
+    start = max(start, Position(number, span.begin))
+    return Stretch(partition, start, max(start, min(end, Position(number, last))))
+
+
+async def _take(access: Access, stretch: Stretch, options: ReadOptions, bytes_max: int) -> tuple[list[Part], Position]:
+    """Return parts of about `bytes_max` stored bytes, and the position behind them."""
+    parts: list[Part] = []
+    size = 0
+    if stretch.start >= stretch.end:
+        return parts, stretch.start
+    plan = plan_of(access, stretch, Wanted(), dedup=options.dedup)
+    source = cast(AsyncGenerator[Part, None], parts_of(access, stretch, plan))
+    async with aclosing(source):
+        async for part in source:
+            if parts and size + part.bytes > bytes_max:
+                return parts, Position(stretch.partition.partition, part.offset)
+            parts.append(part)
+            size += part.bytes
+    return parts, stretch.end

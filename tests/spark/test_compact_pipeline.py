@@ -1,0 +1,106 @@
+"""Compaction writes each record once, goes on where it ended, and survives a kill of its driver."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+import memq
+from memq.spark.pipelines.__main__ import pipelines
+from memq.spark.pipelines.file_store import place_of_text
+from memq.spark.pipelines.from_files import manifest_of, read_files
+from memq.spark.pipelines.inputs import options_of
+from memq.spark.pipelines.to_files import write_files
+from tests.servers import DevServer
+from tests.soak import repetitions
+
+pytestmark = pytest.mark.soak
+START_MS = 1_767_225_600_000
+HOUR_MS = 3_600_000
+NOISE = random.Random(7)
+
+
+def produce(broker: DevServer, topic: str, numbers: Sequence[int]) -> None:
+    """Send numbered records of six hours, which do not shrink, in several objects."""
+    with memq.Admin(broker.address) as admin:
+        admin.create_topic(topic, partitions=2, exist_ok=True)
+    with memq.Producer(broker.address, block_bytes=8192) as producer:
+        for number in numbers:
+            value = b"%d " % number + NOISE.randbytes(400)
+            producer.send(topic, value, key=b"%d" % (number % 9), timestamp_ms=START_MS + number % 6 * HOUR_MS)
+            if number % 100 == 99:
+                producer.flush(timeout=60)  # objects end here
+
+
+def numbers_in(spark: SparkSession, folder: Path) -> list[int]:
+    rows = read_files(spark, place_of_text(str(folder), None, None)).select("value").collect()
+    return sorted(int(bytes(row.value).split()[0]) for row in rows)
+
+
+def test_each_record_is_written_once_and_runs_go_on(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:
+    produce(broker, "compacted", range(500))
+    folder = tmp_path / "files"
+    arguments = ["compact", "compacted", "-b", broker.address, "--to", str(folder), "-o", "partitionBytes=128KiB"]
+
+    def compact(*more: str) -> str:
+        done = CliRunner().invoke(pipelines, [*arguments, *more], standalone_mode=False, catch_exceptions=False)
+        assert done.return_value == 0
+        return done.stdout
+
+    assert "0 records in 0 files" in compact()  # all of it may still have late copies
+    compact("--unsettled", "--tasks", "1")
+    place = place_of_text(str(folder), None, None)
+    manifest = manifest_of(place)
+    assert manifest.number > 2
+    assert numbers_in(spark, folder) == [*range(500)]
+    compact("--unsettled")
+    assert manifest_of(place) == manifest
+    produce(broker, "compacted", range(500, 600))
+    compact("--unsettled")
+    again = manifest_of(place)
+    assert again.files[: len(manifest.files)] == manifest.files
+    assert numbers_in(spark, folder) == [*range(600)]
+    assert {(file.date, file.hour) for file in again.files} == {("2026-01-01", hour) for hour in range(6)}
+    hour = read_files(spark, place, least_ms=START_MS + 2 * HOUR_MS, greatest_ms=START_MS + 3 * HOUR_MS - 1)
+    assert hour.count() == len(range(2, 600, 6))
+    read = spark.read.format("memq").options(brokers=broker.address, topics="compacted").load()
+    assert read_files(spark, place).exceptAll(read).count() == 0
+
+
+@pytest.mark.parametrize("seed", range(repetitions(few=1, many=20)))
+def test_a_killed_driver_loses_and_doubles_nothing(
+    spark: SparkSession, broker: DevServer, tmp_path: Path, seed: int
+) -> None:
+    topic = f"killed-{seed}"
+    produce(broker, topic, range(500))
+    folder = tmp_path / "files"
+    command = [sys.executable, "-m", "memq.spark.pipelines", "compact", topic, "-b", broker.address]
+    options = ["-o", "partitionBytes=64KiB"]
+    process = subprocess.Popen(
+        [*command, "--to", str(folder), "--unsettled", "--tasks", "1", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"SPARK_CONF_DIR": str(tmp_path)},
+    )
+    assert process.stderr is not None
+    rounds = random.Random(seed).randrange(1, 4)
+    for line in process.stderr:
+        rounds -= f"{topic}: manifest" in line
+        if not rounds:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    place = place_of_text(str(folder), None, None)
+    assert manifest_of(place).number >= 1
+    write_files(spark, options_of(topic, broker.address, options[1:])[1], place, settled=False)
+    assert numbers_in(spark, folder) == [*range(500)]
