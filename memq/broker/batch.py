@@ -215,7 +215,7 @@ def staged_pointer(
         slots=staged.slots,
         tag_bits=staged.tag_bits,
         checksum=staged.checksum,
-        named=(staged.writer,),
+        named=staged.writers,
         named_ms=named_ms,
     )
 

@@ -20,10 +20,13 @@ from memq.protocol.messages import WirePiece
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """One batch of a staged object. `writer` is where its writer stands with it; `sequences` are of its blocks."""
+    """One batch of a staged object; `sequences` are of its blocks.
+
+    `writers` is where its writer stands with it, empty for one that nobody remembers.
+    """
 
     location: Location
-    writer: NamedProducer
+    writers: tuple[NamedProducer, ...]
     records: int
     raw_bytes: int
     least_ms: int
@@ -65,7 +68,7 @@ def staged_batch(
     piece: WirePiece,
     store: str,
     place: tuple[str, str, int],
-    writer: NamedProducer,
+    writers: tuple[NamedProducer, ...],
     settle: Callable[[MemqError | None], None],
 ) -> StagedBatch:
     """Return the batch that a piece names; `place` is its cluster, topic id and partition.
@@ -88,7 +91,7 @@ def staged_batch(
             length=piece.length,
             index=piece.index_offset if piece.index_offset != end else 0,
         ),
-        writer=writer,
+        writers=writers,
         records=entry.records,
         raw_bytes=piece.raw_bytes,
         least_ms=min(block.least_ms for block in blocks),

@@ -75,7 +75,7 @@ async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
             await _add(processor, own, batch)
             published.waiting += 1
         await published.wait()
-        return _held(own, ask)
+        return _held(own, ask) if ask.remember else ask.first + len(ask.pieces)
 
 
 def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
@@ -100,6 +100,8 @@ def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
 def _held(own: Ownership, ask: PublishStaged) -> int:
     """Return how many pieces of the batch the queue holds; a batch before the last one is there as a whole."""
     known = own.named.get(writer_id(ask.writer))
+    if not ask.remember:
+        return ask.first
     if known is None:
         if len(own.named) >= NAMED_PRODUCERS_MAX:
             raise TooLargeError(
@@ -149,7 +151,8 @@ async def _read(
             manifest=ask.manifest,
             pieces=ask.pieces_total,
         )
-        return staged_batch(staged_index(tail, piece), piece, ask.store, place, writer, settle)
+        writers = (writer,) if ask.remember else ()
+        return staged_batch(staged_index(tail, piece), piece, ask.store, place, writers, settle)
 
     pieces = list(enumerate(ask.pieces, ask.first))[held - ask.first :]
     return list(await asyncio.gather(*(read(number, piece) for number, piece in pieces)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from awscrt.checksums import crc32c
 
-from memq.client.fields import Fields
+from memq.client.fields import Fields, Many
 from memq.client.partitioner import PartitionMap
 from memq.errors import NotFoundError, TooLargeError
 from memq.format.block import BlockHeader, scope_of
@@ -31,14 +31,31 @@ class _Part:
     slots_hold: bool = True  # nobody chose the partition of a record in the open block himself
 
 
+def _check_size(size: int, topic: Topic) -> None:
+    bound = topic.settings.record_bytes_max
+    if size > bound:
+        raise TooLargeError(f"record of {size} bytes is over record_bytes_max = {bound} of '{topic.name}'")
+
+
+def _chosen(many: Many, rows: list[int]) -> Many:
+    assert many.keys is not None, "records are chosen by their keys"
+    times = many.timestamps_ms
+    return Many(
+        [many.values[row] for row in rows],
+        [many.keys[row] for row in rows],
+        None if times is None else [times[row] for row in rows],
+        many.tag,
+    )
+
+
 class StagedObjectBuilder:
     """One object on its way. `bytes` is about what it holds; its blocks have a producer id of their own."""
 
     def __init__(self, topics: Mapping[str, Topic], producer_id: int, *, block_bytes: int, codec: str) -> None:
         self.bytes = 0
         self._topics = topics
-        self._maps = {name: PartitionMap(topic) for name, topic in topics.items()}
-        self._turns = dict.fromkeys(topics, 0)
+        self._maps: dict[str, PartitionMap] = {}
+        self._turns: dict[str, int] = {}
         self._parts: dict[tuple[str, int], _Part] = {}
         self._producer_id = producer_id
         self._block_bytes = block_bytes
@@ -49,26 +66,50 @@ class StagedObjectBuilder:
 
         Raises: NotFoundError for a topic that was not named before, or a partition; TooLargeError, InvalidRequestError.
         """
-        known = self._topics.get(topic)
-        if known is None:
-            raise NotFoundError(f"topic {topic[:60]!a} is none that this writer knows")
-        if fields.size > known.settings.record_bytes_max:
-            bound = known.settings.record_bytes_max
-            raise TooLargeError(f"record of {fields.size} bytes is over record_bytes_max = {bound} of '{topic}'")
+        known = self._known(topic)
+        _check_size(fields.size, known)
         places = self._maps[topic]
         if partition is not None:
             place = places.place_of(partition)
         else:
             place = self._turns[topic] if fields.key is None else places.place_of_key(fields.key)
-        part = self._part(known, places.partitions[place], places.slots[place])
+        part = self._part(known, place)
         before = part.open.raw_bytes
         part.open.append(*fields)
         self.bytes += part.open.raw_bytes - before
         part.slots_hold = part.slots_hold and partition is None
-        if part.open.raw_bytes >= self._block_bytes:
-            self._seal(part, now_ms)
-            if fields.key is None and partition is None:
-                self._turns[topic] = places.next_place(place, lambda _: False)
+        self._seal_full(part, place, now_ms, keyless=fields.key is None and partition is None)
+
+    def add_many(self, topic: str, many: Many, now_ms: int) -> None:
+        """Add records by key, or without. Raises: as `add`."""
+        known = self._known(topic)
+        places = self._maps[topic]
+        if many.keys is None:
+            self._extend(known, self._turns[topic], many, now_ms)
+            return
+        rows: dict[int, list[int]] = {}
+        for row, key in enumerate(many.keys):
+            place = self._turns[topic] if key is None else places.place_of_key(key)
+            rows.setdefault(place, []).append(row)
+        for place, chosen in rows.items():
+            self._extend(known, place, _chosen(many, chosen), now_ms)
+
+    def _extend(self, topic: Topic, place: int, many: Many, now_ms: int) -> None:
+        sizes = many.sizes(0, len(many.values))
+        _check_size(max(sizes), topic)
+        start, size = 0, 0
+        for row, each in enumerate(sizes, 1):
+            size += each
+            if size < self._block_bytes and row < len(sizes):
+                continue
+            part = self._part(topic, place)
+            before = part.open.raw_bytes
+            keys = many.keys and many.keys[start:row]
+            times = many.timestamps_ms and many.timestamps_ms[start:row]
+            part.open.extend(many.values[start:row], keys, times, many.tag)
+            self.bytes += part.open.raw_bytes - before
+            place = self._seal_full(part, place, now_ms, keyless=many.keys is None)
+            start, size = row, 0
 
     def build(self, cluster: str, writer: str, key: str, now_ms: int) -> tuple[list[bytes], int, StagedObject]:
         """Return the object's bytes in pieces, their crc32c, and what the manifest says of it. It must not be empty."""
@@ -110,11 +151,31 @@ class StagedObjectBuilder:
         size = offset + len(buffers[-1])
         return buffers, checksum, StagedObject(key=key, bytes=size, index_offset=offset, pieces=tuple(pieces))
 
-    def _part(self, topic: Topic, partition: int, slots: tuple[int, int]) -> _Part:
+    def _known(self, topic: str) -> Topic:
+        known = self._topics.get(topic)
+        if known is None:
+            raise NotFoundError(f"topic {topic[:60]!a} is none that this writer knows")
+        if topic not in self._maps:
+            self._maps[topic], self._turns[topic] = PartitionMap(known), 0
+        return known
+
+    def _part(self, topic: Topic, place: int) -> _Part:
+        places = self._maps[topic.name]
+        partition = places.partitions[place]
         part = self._parts.get((topic.name, partition))
         if part is None:
-            part = self._parts[topic.name, partition] = _Part(topic, partition, slots)
+            part = self._parts[topic.name, partition] = _Part(topic, partition, places.slots[place])
         return part
+
+    def _seal_full(self, part: _Part, place: int, now_ms: int, *, keyless: bool) -> int:
+        """Seal the open block when it is full; return the place that comes next for records without a key."""
+        if part.open.raw_bytes < self._block_bytes:
+            return place
+        self._seal(part, now_ms)
+        if keyless:
+            name = part.topic.name
+            place = self._turns[name] = self._maps[name].next_place(place, lambda _: False)
+        return place
 
     def _sealed(self, now_ms: int) -> Iterator[_Part]:
         for _, part in sorted(self._parts.items()):

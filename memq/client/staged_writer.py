@@ -12,7 +12,7 @@ from typing import Self
 
 from awscrt.checksums import crc32c
 
-from memq.client.fields import BytesLike, HeadersLike, check_fields
+from memq.client.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses, check_connect_timeout
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
@@ -34,7 +34,8 @@ class StagedWriter:
     """One task's side: records in, staged objects out. Nothing of it is seen before `StagedCommits.commit`.
 
     Args:
-        cluster, topics, store: what `StagedCommits` says of the cluster, and the store opened here.
+        cluster, topics, store: what `StagedCommits` says of the cluster, and the store opened here. More topics may be
+            put into `topics` later.
         writer: the writer's name.
         block_bytes, object_bytes: raw size at which a block is sealed; about the size at which an object is put.
     """
@@ -78,6 +79,21 @@ class StagedWriter:
         """
         fields = check_fields(value, key, headers, timestamp_ms, tag)
         self._open.add(topic, fields, partition, self._runtime.clock.wall_ms())
+        if self._open.bytes >= self._object_bytes:
+            await self._put()
+
+    async def add_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> None:
+        """Stage many records, the fast way in; arguments as those of `memq.Producer.send_many`. Raises: as `add`."""
+        if values:
+            many = check_many(values, keys, timestamps_ms, tag)
+            self._open.add_many(topic, many, self._runtime.clock.wall_ms())
         if self._open.bytes >= self._object_bytes:
             await self._put()
 
@@ -131,6 +147,11 @@ class StagedCommits:
         await self._metadata.close()
         await self._pool.close()
 
+    async def connect(self) -> None:
+        """Learn what the cluster is. Raises: UnreachableError."""
+        await self._pool.reach(self._connect_timeout_s)
+        await self._metadata.all_topics()
+
     async def topics(self, names: Sequence[str]) -> dict[str, Topic]:
         """Return the topics of these names, made where that is allowed. Raises: NotFoundError, UnreachableError."""
         await self._pool.reach(self._connect_timeout_s)
@@ -138,21 +159,28 @@ class StagedCommits:
 
     @property
     def cluster(self) -> str:
-        """The cluster's name, after `topics`."""
+        """The cluster's name, after `connect` or `topics`."""
         return self._metadata.cluster
 
     @property
     def store(self) -> StoreMetadata:
-        """Where to stage, after `topics`: the cluster's first store."""
+        """Where to stage, after `connect` or `topics`: the cluster's first store."""
         return self._metadata.stores[0]
 
     async def commit(
-        self, batch_id: int, objects: Sequence[StagedObject], store: StorageHandler, *, timeout_s: float = 600.0
+        self,
+        batch_id: int,
+        objects: Sequence[StagedObject],
+        store: StorageHandler,
+        *,
+        remember: bool = True,
+        timeout_s: float = 600.0,
     ) -> Manifest:
         """Make a batch of staged objects visible, all of it, once: however often it is committed, and from wherever.
 
         The first commit of a batch decides what it is; a later one, with whatever objects, brings that to its end.
-        Batch ids of a writer grow; a batch below the last one is there already. Returns what the batch is.
+        Batch ids of a writer grow; a batch below the last one is there already. Without `remember` no partition keeps
+        the writer's name, and a commit is repeated within the dedup window only. Returns what the batch is.
         Raises: TimedOutError: commit it again; InvalidRequestError, NotFoundError, TooOldError, CorruptDataError.
         """
         if not 0 <= batch_id < BATCH_ID_END:
@@ -162,7 +190,7 @@ class StagedCommits:
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 for place, pieces in manifest.places().items():
-                    group.create_task(self._publish(turn, manifest, checksum, place, pieces))
+                    group.create_task(self._publish(turn, manifest, checksum, place, pieces, remember=remember))
         except TimeoutError as error:
             raise TimedOutError(
                 f"batch {batch_id} of writer '{self._writer}' is not published after {timeout_s:g} s",
@@ -200,6 +228,8 @@ class StagedCommits:
         checksum: int,
         place: Place,
         pieces: Sequence[tuple[StagedObject, StagedPiece]],
+        *,
+        remember: bool,
     ) -> None:
         """Have the owner of one partition publish its pieces."""
         name, topic_id, partition = place
@@ -222,6 +252,7 @@ class StagedCommits:
                     created_ms=manifest.created_ms,
                     pieces_total=len(pieces),
                     first=done,
+                    remember=remember,
                     pieces=[_wire(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
                 )
                 done = max(done + 1, (await self._owners.ask(topic, partition, ask)).published)

@@ -376,7 +376,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     """Have the owner of a partition publish pieces of a writer's batch where they lie, those that are not there yet.
 
     They are the pieces from number `first` on of the `pieces_total` that the manifest (its crc32c, and when it was
-    made, Unix ms) has for the partition.
+    made, Unix ms) has for the partition. Not to `remember` the writer leaves its repetition to the dedup window.
     """
 
     topic: str
@@ -390,6 +390,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     pieces_total: Int64
     first: Int64
     pieces: list[WirePiece]
+    remember: bool = True
 
 
 class AdminRequest(msgspec.Struct, kw_only=True):

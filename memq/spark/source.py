@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
 class MemqSource(DataSource):
-    """Reads topics; `docs/spark.md` has the options."""
+    """Reads and writes topics; `docs/spark.md` has the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -42,3 +48,17 @@ class MemqSource(DataSource):
         from memq.spark.stream_reader import MemqStreamReader
 
         return MemqStreamReader(read_options(self.options, "streaming"), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what appends a data frame. Raises: as `write_options` and `check_columns`."""
+        from memq.spark.write_options import write_options
+        from memq.spark.writers import MemqWriter
+
+        return MemqWriter(write_options(self.options, streams=False), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - as above
+        """Return what appends micro-batches. Raises: as `write_options` and `check_columns`."""
+        from memq.spark.write_options import write_options
+        from memq.spark.writers import MemqStreamWriter
+
+        return MemqStreamWriter(write_options(self.options, streams=True), schema, overwrite=overwrite)

@@ -1,13 +1,29 @@
-"""What a user submits to a cluster: `cluster_job.py MASTER BROKERS TOPIC`; prints what it read, as JSON."""
+"""What a user submits to a cluster: `cluster_job.py MASTER BROKERS TOPIC`; prints what it read, as JSON.
+
+It also copies the topic to TOPIC-copy, twice as the same batch, by tasks of which one is killed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
 
+import pyarrow
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
+
+
+def killed_once(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Pass rows on; the first try of the first task ends with SIGKILL when some of them have gone."""
+    context = TaskContext.get()
+    for batch in batches:
+        yield batch
+        if context is not None and context.partitionId() == 0 and context.attemptNumber() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(master: str, brokers: str, topic: str) -> None:
@@ -35,6 +51,10 @@ def main(master: str, brokers: str, topic: str) -> None:
         records = spark.read.format("memq").options(brokers=brokers, topics=topic, partitionBytes="64KiB").load()
         sums = records.groupBy("partition").agg(f.count("*"), f.sum(f.crc32("value"))).orderBy("partition")
         told = [list(row) for row in sums.collect()]
+        for _ in range(2):
+            copied = records.select("value").mapInArrow(killed_once, "value BINARY")
+            target = {"brokers": brokers, "topic": f"{topic}-copy", "writer": "copies", "batchId": "1"}
+            copied.write.format("memq").mode("append").options(**target).save()
         print(json.dumps(told))
     finally:
         spark.stop()

@@ -18,11 +18,14 @@ from tests.spark.standalone import standalone_cluster
 PARTITIONS, RECORDS = 3, 3_000
 
 
-def test_executors_of_a_cluster_read_a_topic(tmp_path: Path, broker: DevServer) -> None:
+def test_executors_of_a_cluster_read_a_topic_and_write_it_once_though_their_tasks_are_killed(
+    tmp_path: Path, broker: DevServer
+) -> None:
     topic, draw = "spread", random.Random(1)
     sums = [0] * PARTITIONS
     with memq.Admin(broker.address) as admin:
         admin.create_topic(topic, partitions=PARTITIONS)
+        admin.create_topic(f"{topic}-copy", partitions=2)
     with memq.Producer(broker.address, codec="none", block_bytes=64 * 1024) as producer:
         for number in range(RECORDS):
             value = b"%d " % number + draw.randbytes(100)
@@ -37,3 +40,6 @@ def test_executors_of_a_cluster_read_a_topic(tmp_path: Path, broker: DevServer) 
         assert found == [[number, RECORDS // PARTITIONS, sums[number]] for number in range(PARTITIONS)]
         for worker in workers:
             assert "Asked to launch executor" in worker.log.read_text(), f"{worker.launch.kind} had nothing to do"
+    with memq.Consumer(broker.address, [f"{topic}-copy"], start="beginning", end="end") as consumer:
+        copied = sorted(int((record.value or b"").split(b" ")[0]) for batch in consumer for record in batch)
+    assert copied == list(range(RECORDS)), "what killed tasks have staged is not seen, nor what the second commit had"

@@ -113,8 +113,7 @@ def test_a_commit_that_ended_half_way_is_brought_to_its_end_by_the_next_one() ->
     async def work(rig: Rig) -> None:
         objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
         manifest, checksum = await rig.commits._decide(1, objects, rig.store)
-        ((place, pieces),) = manifest.places().items()
-        await rig.commits._publish(asyncio.Semaphore(1), _cut(manifest, 3), checksum, place, [])
+        ((_, pieces),) = manifest.places().items()
         ask = await _asked(rig, manifest, checksum, 3)
         assert ask == 3
         assert await rig.records() == [b"0", b"1", b"2"]
@@ -172,6 +171,35 @@ def test_a_batch_of_many_pieces_goes_in_several_requests() -> None:
     run(rigged(work, partitions=1))
 
 
+def test_a_writer_that_is_not_remembered_leaves_its_repetition_to_the_window() -> None:
+    async def work(rig: Rig) -> None:
+        objects = await rig.staged([b"a", b"b"]) + await rig.staged([b"c"])
+        await rig.commits.commit(0, objects, rig.store, remember=False)
+        await rig.commits.commit(0, [], rig.store, remember=False)
+        assert await rig.records() == [b"a", b"b", b"c"]
+        assert not any(each.named for each in await rig.pointers())
+
+    run(rigged(work))
+
+
+def test_many_records_at_once_are_the_same_as_one_by_one() -> None:
+    async def work(rig: Rig) -> None:
+        writer = StagedWriter(rig.commits.cluster, {"clicks": rig.topic}, rig.store, WRITER, block_bytes=2_000)
+        values = [b"%04d" % number * 10 for number in range(1_000)]
+        keys = [None if number % 3 == 0 else b"key %d" % (number % 11) for number in range(1_000)]
+        await writer.add_many("clicks", values[:500], keys[:500], timestamps_ms=list(range(500)))
+        await writer.add_many("clicks", values[500:], tag="web")
+        await rig.commits.commit(0, await writer.finish(), rig.store)
+        async with AsyncConsumer(rig.broker.address, ["clicks"], start="beginning", end="end") as consumer:
+            found = {record.value: record async for batch in consumer for record in batch}
+        assert sorted(found, key=lambda value: value or b"") == values
+        assert all(found[value].key == key for value, key in zip(values[:500], keys[:500], strict=True))
+        assert found[values[7]].timestamp_ms == 7
+        assert {found[value].tag for value in values[500:]} == {"web"}
+
+    run(rigged(work))
+
+
 def test_what_is_not_as_the_manifest_says_is_refused() -> None:
     async def work(rig: Rig) -> None:
         (staged,) = await rig.staged([b"a"])
@@ -220,10 +248,6 @@ def test_a_manifest_reads_back_and_any_other_bytes_are_named() -> None:
     for body in (b"", b"{}", b"[]", encode_manifest(manifest)[:-1], b"\xff", b'{"version":9}'):
         with pytest.raises(MemqError):
             decode_manifest(body)
-
-
-def _cut(manifest: Manifest, objects: int) -> Manifest:
-    return msgspec.structs.replace(manifest, objects=manifest.objects[:objects])
 
 
 async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int:

@@ -1,0 +1,121 @@
+"""The options of a write with `format("memq")`, and the columns that it takes. Pure.
+
+Names are case-insensitive; there are no options for keys and passwords, as with those of reads (`memq.spark.options`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.format.block import CODECS
+from memq.limits import BATCH_ID_END
+from memq.settings import did_you_mean
+from memq.topic import check_name
+
+WRITE_DESCRIPTIONS = {
+    "brokers": "HOST:PORT of a broker, several with commas; else MEMQ_BROKERS",
+    "store": "file:FOLDER or s3://BUCKET/PREFIX?endpoint=…: where tasks stage, instead of what brokers say",
+    "config": "settings file on every machine, for the section [s3]; else as `memq` finds it",
+    "profile": "profile of the settings file",
+    "topic": "where records go that have no column topic",
+    "mode": "exactly-once: tasks stage, a commit makes a batch visible; or low-latency: straight to the brokers",
+    "writer": "name of the writer; a stream needs one, and a new one for each new checkpoint",
+    "batchid": "number of a batch job, which grows; with writer: the job that runs again is there once",
+    "codec": "zstd, lz4 or none",
+}
+WRITE_SPELLING = {name: name for name in WRITE_DESCRIPTIONS} | {"batchid": "batchId"}
+MODES = ("exactly-once", "low-latency")
+_TEXT = ("binary", "string")
+WRITE_COLUMNS: dict[str, tuple[str, ...]] = {
+    "value": _TEXT,
+    "key": _TEXT,
+    "headers": ("array<struct<name:string,value:binary>>",),
+    "tag": ("string",),
+    "timestamp": ("timestamp",),
+    "topic": ("string",),
+    "partition": ("int",),
+}
+_SECRET = re.compile(r"secret|password|token|access.?key|sasl", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """What was asked for. `batch_id` is -1 where nobody gave one."""
+
+    brokers: str | None = None
+    store: str = ""
+    config: str | None = None
+    profile: str | None = None
+    topic: str = ""
+    staged: bool = True
+    writer: str = ""
+    batch_id: int = -1
+    codec: str = "zstd"
+
+
+def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
+    """Read the options of a write. Raises: UnknownSettingError, InvalidSettingError, InvalidNameError."""
+    told = {name.lower(): value.strip() for name, value in given.items()}
+    told.pop("path", None)  # Spark's own, for what is saved to a path
+    told.pop("checkpointlocation", None)
+    for name in told:
+        if name not in WRITE_DESCRIPTIONS:
+            raise _unknown(name)
+    writer, batch = told.get("writer", ""), told.get("batchid", "")
+    if streams and (not writer or batch):
+        raise InvalidSettingError(
+            "a stream needs the option 'writer', and no 'batchId'", hint="writer = a name that its checkpoint keeps"
+        )
+    if not streams and bool(writer) != bool(batch):
+        raise InvalidSettingError("options 'writer' and 'batchId' come together", hint="give both, or none")
+    if batch and not (batch.isdecimal() and int(batch) < BATCH_ID_END):
+        raise InvalidSettingError(f"option 'batchId' = '{batch[:60]}' is no number below {BATCH_ID_END}")
+    return WriteOptions(
+        brokers=told.get("brokers") or None,
+        store=told.get("store", ""),
+        config=told.get("config") or None,
+        profile=told.get("profile") or None,
+        topic=check_name(told["topic"]) if told.get("topic") else "",
+        staged=_choice("mode", told.get("mode", MODES[0]), MODES) == MODES[0],
+        writer=check_name(writer, "writer") if writer else "",
+        batch_id=int(batch) if batch else -1,
+        codec=_choice("codec", told.get("codec", "zstd"), tuple(CODECS)),
+    )
+
+
+def check_columns(columns: Mapping[str, str], options: WriteOptions) -> None:
+    """Check the names and types (as Spark's simple strings) of what is written. Raises: InvalidSettingError."""
+    for name, kind in columns.items():
+        allowed = WRITE_COLUMNS.get(name.lower())
+        if allowed is None:
+            raise InvalidSettingError(
+                f"column '{name[:60]}' is none that a record has",
+                hint=did_you_mean(name, tuple(WRITE_COLUMNS), known=False) or f"select {', '.join(WRITE_COLUMNS)}",
+            )
+        if kind not in allowed:
+            raise InvalidSettingError(f"column '{name}' is {kind}, not {' or '.join(allowed)}", hint="cast it")
+    names = {name.lower() for name in columns}
+    if "value" not in names:
+        raise InvalidSettingError("there is no column value", hint="select to_json(struct(*)) as value, for example")
+    if ("topic" in names) == bool(options.topic):
+        raise InvalidSettingError("one of the option 'topic' and the column topic is needed", hint="topic = clicks")
+
+
+def _unknown(name: str) -> UnknownSettingError:
+    if _SECRET.search(name):
+        return UnknownSettingError(
+            f"option '{name}' is not taken: options stand in plans and logs",
+            hint="give keys by the environment of every machine, or by the settings file that option 'config' names",
+        )
+    return UnknownSettingError(f"unknown option '{name}'", hint=did_you_mean(name, tuple(WRITE_SPELLING.values())))
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value.lower() not in choices:
+        raise InvalidSettingError(
+            f"option '{name}' = '{value[:60]}' is none of {', '.join(choices)}", hint=did_you_mean(value, choices)
+        )
+    return value.lower()

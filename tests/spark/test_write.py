@@ -1,0 +1,163 @@
+"""Writes with Spark: every column arrives, a batch is there once, and a failed attempt leaves nothing to see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+import memq
+from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.spark.write_options import WRITE_COLUMNS, WRITE_SPELLING, WriteOptions, check_columns, write_options
+from tests.servers import DevServer
+from tests.spark.conftest import ROOT
+from tests.spark.topics import make_topic
+
+
+def consumed(address: str, topic: str) -> list[memq.Record]:
+    with memq.Consumer(address, [topic], start="beginning", end="end") as consumer:
+        return [record for batch in consumer for record in batch]
+
+
+def numbers_in(address: str, topic: str) -> list[int]:
+    return sorted(int(record.value or b"") for record in consumed(address, topic))
+
+
+def write(frame: DataFrame, broker: DevServer, **options: str) -> None:
+    frame.write.format("memq").mode("append").options(brokers=broker.address, **options).save()
+
+
+def numbers(spark: SparkSession, first: int, end: int) -> DataFrame:
+    return spark.range(first, end, numPartitions=3).selectExpr("cast(id as string) as value")
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "low-latency"])
+def test_every_column_arrives(spark: SparkSession, broker: DevServer, mode: str) -> None:
+    topics = [f"out-{mode}-a", f"out-{mode}-b"]
+    for topic in topics:
+        make_topic(broker.address, topic, partitions=2)
+    frame = spark.range(0, 300, numPartitions=2).selectExpr(
+        "cast(id as string) as value",
+        "case when id % 3 = 0 then null else cast(cast(id % 7 as string) as binary) end as key",
+        "array(named_struct('name', 'trace', 'value', cast(cast(id as string) as binary))) as headers",
+        "case when id % 2 = 0 then 'even' end as tag",
+        "timestamp_millis(1767225600000 + id) as timestamp",
+        f"concat('out-{mode}-', case when id % 5 = 0 then 'b' else 'a' end) as topic",
+        "cast(id % 2 as int) as partition",
+    )
+    write(frame, broker, mode=mode)
+    found = [(topic, record) for topic in topics for record in consumed(broker.address, topic)]
+    assert len(found) == 300
+    for topic, record in found:
+        number = int(record.value or b"")
+        assert topic.endswith("b" if number % 5 == 0 else "a")
+        assert record.key == (None if number % 3 == 0 else b"%d" % (number % 7))
+        assert tuple(record.headers) == (("trace", b"%d" % number),)
+        assert record.tag == ("even" if number % 2 == 0 else None)
+        assert record.timestamp_ms == 1_767_225_600_000 + number
+        assert record.position.read_partition == number % 2
+
+
+def test_a_named_batch_that_runs_again_is_there_once(spark: SparkSession, broker: DevServer) -> None:
+    make_topic(broker.address, "job", partitions=2)
+    for attempt in range(2):
+        write(numbers(spark, 0, 1_000), broker, topic="job", writer="nightly", batchId="1")
+        assert numbers_in(broker.address, "job") == list(range(1_000)), attempt
+    write(numbers(spark, 1_000, 1_500), broker, topic="job", writer="nightly", batchId="2")
+    assert numbers_in(broker.address, "job") == list(range(1_500))
+
+
+def test_a_batch_that_fails_leaves_nothing_to_see(spark: SparkSession, broker: DevServer) -> None:
+    make_topic(broker.address, "failed")
+    broken = spark.range(0, 1_000, numPartitions=3).selectExpr(
+        "case when id = 999 then raise_error('on purpose') else cast(id as string) end as value"
+    )
+    with pytest.raises(PySparkException, match="on purpose"):
+        write(broken, broker, topic="failed")
+    assert consumed(broker.address, "failed") == []
+    write(numbers(spark, 0, 10), broker, topic="failed")
+    assert numbers_in(broker.address, "failed") == list(range(10))
+
+
+def test_an_empty_frame_is_a_batch_too(spark: SparkSession, broker: DevServer) -> None:
+    make_topic(broker.address, "nothing")
+    write(numbers(spark, 0, 0), broker, topic="nothing")
+    assert consumed(broker.address, "nothing") == []
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "low-latency"])
+def test_a_stream_whose_driver_forgot_its_last_commits_writes_them_once(
+    spark: SparkSession, broker: DevServer, tmp_path: Path, mode: str
+) -> None:
+    """What a killed driver leaves: batches whose commits its checkpoint does not know of run again."""
+    topic, source, checkpoint = f"stream-{mode}", tmp_path / "in", tmp_path / "checkpoint"
+    make_topic(broker.address, topic, partitions=2)
+    source.mkdir()
+
+    def run() -> None:
+        frame = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).text(str(source))
+        query = (
+            frame.writeStream.format("memq")
+            .options(brokers=broker.address, topic=topic, writer=f"w-{mode}", mode=mode)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    for number in range(3):
+        (source / f"{number}.txt").write_text("".join(f"{number * 100 + row}\n" for row in range(100)))
+    run()
+    assert numbers_in(broker.address, topic) == list(range(300))
+    for name in ("2", ".2.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    (source / "3.txt").write_text("".join(f"{300 + row}\n" for row in range(100)))
+    run()
+    assert numbers_in(broker.address, topic) == list(range(400))
+
+
+# ---- options and columns -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "streams", "wrong"),
+    [
+        ({"topics": "a"}, False, "unknown option 'topics'"),
+        ({"secretKey": "x"}, False, "option 'secretkey' is not taken"),
+        ({"mode": "once"}, False, "option 'mode' = 'once'"),
+        ({"writer": "w"}, False, "come together"),
+        ({"writer": "w", "batchId": "-1"}, False, "option 'batchId' = '-1'"),
+        ({}, True, "a stream needs the option 'writer'"),
+        ({"codec": "gzip"}, False, "option 'codec' = 'gzip'"),
+    ],
+)
+def test_options_that_are_wrong_are_named(given: dict[str, str], streams: bool, wrong: str) -> None:
+    with pytest.raises((UnknownSettingError, InvalidSettingError), match=wrong):
+        write_options(given, streams=streams)
+
+
+def test_the_page_names_every_option_and_column() -> None:
+    page = (ROOT / "docs" / "spark-write.md").read_text(encoding="utf-8")
+    told = {name for row in page.splitlines() if row.startswith("| ") for name in row.split(" | ")[0][2:].split(", ")}
+    assert told >= set(WRITE_SPELLING.values()) | set(WRITE_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "wrong"),
+    [
+        ({"key": "binary"}, "there is no column value"),
+        ({"value": "int"}, "column 'value' is int, not binary or string"),
+        ({"value": "binary", "vlaue": "binary"}, "column 'vlaue' is none"),
+        ({"value": "binary", "topic": "string"}, "one of the option 'topic' and the column topic"),
+    ],
+)
+def test_columns_that_are_wrong_are_named(columns: dict[str, str], wrong: str) -> None:
+    with pytest.raises(InvalidSettingError, match=wrong):
+        check_columns(columns, WriteOptions(topic="clicks"))
+
+
+def test_overwriting_is_refused(spark: SparkSession, broker: DevServer) -> None:
+    with pytest.raises(Exception, match=r"overwritten|truncate|overwrite"):
+        numbers(spark, 0, 1).write.format("memq").mode("overwrite").options(brokers=broker.address, topic="x").save()
