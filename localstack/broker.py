@@ -17,6 +17,7 @@ def launch(config: Path, name: str, ports: list[int], arguments: Sequence[str]) 
     """Say how to start the broker of that name; `arguments` go to `memq broker` as they are."""
     (port,) = ports
     command = [sys.executable, "-m", "memq.cli", "broker", "--config", str(config), "--broker-id", name]
+    command += ["--spool", str(config.parent / name / "spool")]
     return Launch(
         kind=name,
         command=(*command, "--host", HOST, "--port", str(port), "--http-port", "-1", *arguments),

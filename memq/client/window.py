@@ -86,6 +86,7 @@ class ProducerWindow:
         self._refresh = False
         self._finishing = False
         self._written = False  # anything, on any stream: else there is no end to report
+        self._why: MemqError | None = None  # why the last stream is gone, or none was opened, since the last ack
         self._out: list[Instruction] = []
 
     # ---- what the shell looks at -------------------------------------------------------------
@@ -180,7 +181,7 @@ class ProducerWindow:
     def _settle_below(self, blocks: deque[UnackedBlock], bound: int) -> None:
         while blocks and blocks[0].next <= bound:
             self._out.append(Settle(blocks.popleft(), None))
-            self._attempts = 0
+            self._attempts, self._why = 0, None
 
     def _tick(self, event: Tick) -> None:
         if self.state is State.CLOSING:
@@ -196,7 +197,12 @@ class ProducerWindow:
         """Give up what is past its deadline. Deadlines grow with the sequences, so the oldest ones come first."""
         for blocks in (self._sent, self._queued):
             while blocks and blocks[0].deadline_s <= now_s:
-                self._burn(blocks.popleft(), TimedOutError(f"{self._name} took no block within the delivery timeout"))
+                self._burn(blocks.popleft(), self._late())
+
+    def _late(self) -> TimedOutError:
+        """Say that time is up, and what stood in the way."""
+        text = f"{self._name} took no block within the delivery timeout"
+        return TimedOutError(text) if self._why is None else TimedOutError(f"{text}: {self._why}", hint=self._why.hint)
 
     def _burn(self, block: UnackedBlock, error: MemqError, *, unknown: bool = False) -> None:
         """Settle a block that is given up. When it was sent it may be stored: then the outcome is unknown."""
@@ -290,6 +296,7 @@ class ProducerWindow:
         """
         self._queued.extendleft(reversed(self._sent))
         self._sent.clear()
+        self._why = error
         delay_s = backoff_s(self._random, self._attempts, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
         first_time = self._attempts == 0
         self._attempts += 1

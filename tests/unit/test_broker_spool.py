@@ -10,10 +10,12 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.broker.spool.files import ASIDE, SpoolFiles, look_at_spool, sizes_in
+from memq.cli.doctor import _spool as spool_findings
 from memq.errors import InvalidRequestError, InvalidSettingError, SpoolError
 from memq.format.spool import HEAD, decode_segment
 from memq.protocol.frames import AckLevel, Api
-from memq.protocol.messages import Nack, decode_message
+from memq.protocol.messages import Nack, Throttle, decode_message
+from memq.settings import load_settings
 from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import BareClient, block_of, write_frame
@@ -98,6 +100,44 @@ def test_what_is_published_leaves_the_spool_and_a_drain_leaves_nothing(tmp_path:
             topic, client = await taken(one, blocks=5)
             await until(lambda: not sizes_in(tmp_path) and not len(one.services.spool.segments))
             assert sum(count for _, count in await records(cluster, topic)) == 10
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_an_altered_topic_goes_to_disk_at_once_and_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            topic, client = await taken(one, settings=TopicSettings())
+            for first, settings, spooled in ((2, ON_DISK, 1), (4, TopicSettings(), 1), (6, ON_DISK, 2)):
+                await one.partitions.alter("clicks", settings)
+                client.write(write_frame(block_of(topic, first, [b"a", b"b"])))
+                while (await client.frame()).argument < first + 2:
+                    pass
+                assert one.services.counters.acks >= 1 + first // 2
+                assert one.services.counters.spooled_blocks <= spooled
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_a_disk_that_hangs_throttles_and_a_close_gives_all_memory_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            disk = GatedDisk(tmp_path)
+            one = await cluster.start("one", spool=disk)
+            topic = await one.partitions.create("clicks", 1, ON_DISK, exist_ok=False)
+            client = await BareClient.connect(one)
+            await client.open(topic, acks=AckLevel.ONE)
+            disk.gate.clear()
+            for number in range(30):  # 250 kB each, and an eighth of the 32 MiB may wait
+                client.write(write_frame(block_of(topic, number, [bytes(250_000)])))
+            frame = await client.frame()
+            text = decode_message(frame.body, Throttle).text
+            assert (frame.api, "wait for the disk" in text) == (Api.THROTTLE, True)
+            await one.close()
+            assert one.services.pool.leased_bytes == one.intake.slab.size
             await client.close()
 
     asyncio.run(work())
@@ -299,6 +339,15 @@ def test_what_nobody_can_tell_from_a_copy_is_kept_for_people(tmp_path: Path) -> 
 
 
 # ---- the folder ----------------------------------------------------------------------------------
+
+
+def test_doctor_looks_at_the_spool_of_a_broker_that_has_one(tmp_path: Path) -> None:
+    assert list(spool_findings(load_settings({}, {}, folder=tmp_path))) == []
+    (found,) = spool_findings(load_settings({"spool": str(tmp_path / "spool")}, {}, folder=tmp_path))
+    assert (found.what, found.state, "0 segments with 0 bytes" in found.text) == ("spool", "ok", True)
+    flags: dict[str, str | int] = {"spool": str(tmp_path / "spool"), "spool_bytes_max": 1 << 44}
+    (found,) = spool_findings(load_settings(flags, {}, folder=tmp_path))
+    assert (found.state, found.hint) == ("warning", f"spool_bytes_max is {1 << 44}: free some space, or lower it")
 
 
 def test_a_folder_is_one_broker_s_alone_and_must_be_writable(tmp_path: Path) -> None:

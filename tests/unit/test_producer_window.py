@@ -216,7 +216,9 @@ def test_a_block_that_was_never_written_times_out_and_one_that_was_is_unknown() 
     window.handle(Refused(ThrottledError("slow"), 1.0))
     window.handle(Sealed(third))
     settled = window.handle(Tick(D + 0.1))
-    assert [type(each.error) for each in settled if isinstance(each, Settle)] == [OutcomeUnknownError] * 2
+    errors = [each.error for each in settled if isinstance(each, Settle)]
+    assert [type(error) for error in errors] == [OutcomeUnknownError] * 2
+    assert all("within the delivery timeout: slow" in str(error) for error in errors), "it says what stood in the way"
     assert window.burned == [(0, 20)]
     window = in_state(State.WAITING)
     (settle,) = window.handle(Tick(D))
