@@ -9,6 +9,7 @@ nobody can tell a block from a copy, and its segment is set aside for people.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from memq.broker.services import Services
 from memq.broker.slabs import Slab
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.segments import Segment, Ticket
-from memq.errors import CorruptDataError, RetryableError, UnsupportedFormatError
+from memq.errors import CorruptDataError, RetryableError, SpoolError, UnsupportedFormatError
 from memq.format.spool import SpoolContent, SpoolEntry, decode_segment
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 WORKS_MAX = 64  # partitions that blocks are brought to at once
 RETRY_S = 1.0
+READ_TRIES = 5
 ROOM_S = 0.1  # how often memory for the next blocks is looked for
 MEMORY_SHARE = 2  # half of the memory budget is left to what comes in
 
@@ -50,8 +52,8 @@ class Replay:
     async def run(self, disk: SpoolDisk) -> None:
         """Bring all of them to the queue; return when nothing is left to be handed to the forwarder."""
         for segment, ticket in self._segments.items():
-            await self._replay(disk, segment)
-            ticket.release()
+            if await self._replay(disk, segment):
+                ticket.release()
         while any(segment.tickets for segment in self._segments) and self._forwarder.works:
             self._forwarder.changed.clear()
             await self._forwarder.changed.wait()
@@ -70,8 +72,14 @@ class Replay:
         """Whether an earlier run left something that is not brought to its end yet."""
         return bool(self._segments) and not self._done.is_set()
 
-    async def _replay(self, disk: SpoolDisk, segment: Segment) -> None:
-        data = await self._try_on(segment.name, lambda: disk.read(segment.name))
+    async def _replay(self, disk: SpoolDisk, segment: Segment) -> bool:
+        """Bring one segment; return whether it could be read at all: else it stays where it is."""
+        try:
+            data = await self._try_on(segment.name, lambda: disk.read(segment.name), READ_TRIES)
+        except SpoolError as error:
+            self._services.counters.spool_damages += 1
+            self._services.events.error("spool-damaged", f"segment {segment.name}, which the next start reads: {error}")
+            return False
         try:
             content = decode_segment(data)
         except (CorruptDataError, UnsupportedFormatError) as error:
@@ -81,6 +89,7 @@ class Replay:
             self._tell(segment, content)
             for entries in self._chunks(content.entries):
                 await self._take(segment, data, entries)
+        return True
 
     def _ticket(self, segment: Segment) -> Ticket:
         ticket = Ticket(self._services.spool.freed)
@@ -173,11 +182,15 @@ class Replay:
             segment, "spool-undecided", f"it is unknown whether the queue held {len(blocks)} blocks: {why}: {names}"
         )
 
-    async def _try_on(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Call until it works: a disk or a queue that is sick passes."""
+    async def _try_on(self, name: str, call: Callable[[], Awaitable[T]], tries_max: float = math.inf) -> T:
+        """Call until it works: a disk or a queue that is sick passes. Raises: what stands in the way, in the end."""
+        tries = 0
         while True:
             try:
                 return await call()
             except (RetryableError, TimeoutError) as error:
+                tries += 1
+                if tries >= tries_max:
+                    raise
                 self._services.events.warning("spool-retry", f"segment {name}: {error}")
                 await asyncio.sleep(RETRY_S)
