@@ -7,14 +7,12 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-import memq
 from memq.spark.pipelines.__main__ import pipelines
 from memq.spark.pipelines.file_store import place_of_text
 from memq.spark.pipelines.from_files import manifest_of, read_files
@@ -22,28 +20,9 @@ from memq.spark.pipelines.inputs import options_of
 from memq.spark.pipelines.to_files import write_files
 from tests.servers import DevServer
 from tests.soak import repetitions
+from tests.spark.produced import HOUR_MS, START_MS, numbers_in, produce
 
 pytestmark = pytest.mark.soak
-START_MS = 1_767_225_600_000
-HOUR_MS = 3_600_000
-NOISE = random.Random(7)
-
-
-def produce(broker: DevServer, topic: str, numbers: Sequence[int]) -> None:
-    """Send numbered records of six hours, which do not shrink, in several objects."""
-    with memq.Admin(broker.address) as admin:
-        admin.create_topic(topic, partitions=2, exist_ok=True)
-    with memq.Producer(broker.address, block_bytes=8192) as producer:
-        for number in numbers:
-            value = b"%d " % number + NOISE.randbytes(400)
-            producer.send(topic, value, key=b"%d" % (number % 9), timestamp_ms=START_MS + number % 6 * HOUR_MS)
-            if number % 100 == 99:
-                producer.flush(timeout=60)  # objects end here
-
-
-def numbers_in(spark: SparkSession, folder: Path) -> list[int]:
-    rows = read_files(spark, place_of_text(str(folder), None, None)).select("value").collect()
-    return sorted(int(bytes(row.value).split()[0]) for row in rows)
 
 
 def test_each_record_is_written_once_and_runs_go_on(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_manifests_go_on_from_one_another() -> None:
     again = after.next({0: Position(0, 17, 2)}, {0: Position(0, 20)}, (FILE,))
     assert (again.number, again.records, len(again.files)) == (6, 10, 2)
     assert (again.started, again.covered) == ({"0": "0:3:0"}, {"0": "0:20:0"})
-    assert (again.position(0), again.position(1)) == (Position(0, 20), None)
+    assert again.positions == {0: Position(0, 20)}
     assert decode_manifest(encode_manifest(again), again.key) == again
 
 

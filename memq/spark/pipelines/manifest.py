@@ -50,10 +50,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """How many records its files hold."""
         return sum(file.records for file in self.files)
 
-    def position(self, read_partition: int) -> Position | None:
-        """Return up to where a read partition is covered; None when nothing of it is."""
-        text = self.covered.get(str(read_partition))
-        return Position.parse(text) if text is not None else None
+    @property
+    def positions(self) -> dict[int, Position]:
+        """By read partition, up to where it is covered."""
+        return {int(partition): Position.parse(text) for partition, text in self.covered.items()}
 
     def next(self, starts: Mapping[int, Position], ends: Mapping[int, Position], files: tuple[File, ...]) -> Manifest:
         """Return the successor, with more files, which cover from `starts` up to `ends`."""

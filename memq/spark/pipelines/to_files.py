@@ -58,7 +58,7 @@ def write_files(
         manifest = thread.run(_first(place, topic.name, topic.id))
         if manifest.number:
             done(manifest)
-        covered = {**(starts or {}), **_covered(manifest)}
+        covered = {**(starts or {}), **manifest.positions}
         found = thread.run(plan_round(options, covered, settled=settled, tasks=tasks))
         if not found.splits and manifest.number:
             return manifest
@@ -70,10 +70,6 @@ def write_files(
             )
         else:
             tell(f"{topic.name}: another run wrote manifest {successor.number}; going on from it")
-
-
-def _covered(manifest: Manifest) -> dict[int, Position]:
-    return {int(partition): Position.parse(text) for partition, text in manifest.covered.items()}
 
 
 def _written(spark: SparkSession, options: ReadOptions, place: FilePlace, found: Round) -> tuple[File, ...]:

@@ -1,0 +1,100 @@
+"""`backfill`: catches a group up in parallel, from where it stands to the end, and commits what is done.
+
+To files each record goes once: the manifest says what is done, and the group follows it, also when the run is killed
+between the two. A function of the caller's gets each record at least once: a round that was not committed comes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+import pyarrow
+from pyspark.sql.types import StructType
+
+from memq.client.io_thread import io_thread
+from memq.spark.columns import table_ddl
+from memq.spark.options import ReadOptions
+from memq.spark.pipelines.file_store import FilePlace, place_of_text
+from memq.spark.pipelines.group_positions import commit_positions, positions_of
+from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
+from memq.spark.pipelines.manifest import Manifest
+from memq.spark.pipelines.rounds import ROUND_TASKS, plan_round
+from memq.spark.pipelines.spread import Batches, spread
+from memq.spark.pipelines.to_files import write_files
+from memq.spark.planner import Split
+from memq.spark.reading import read_task
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_COUNT = pyarrow.schema({"records": pyarrow.int64()})
+Work = Callable[[Batches], None]
+
+
+@click.command("backfill")
+@topic_options
+@click.option("-G", "--group", required=True, metavar="NAME", help="The group; its members must have stopped.")
+@click.option("--to", required=True, metavar="PLACE", help="Folder, or s3://BUCKET/PREFIX?endpoint=…")
+@click.option("--tasks", default=ROUND_TASKS, show_default=True, help="Tasks of one round; each round is committed.")
+def command(topic: str, brokers: str | None, given: tuple[str, ...], group: str, to: str, tasks: int) -> int:
+    """Write what a group has not read of TOPIC as Parquet files, in parallel, and commit it."""
+    _, read = options_of(topic, brokers, given)
+    place = place_of_text(to, read.config, read.profile)
+    with spark_session(f"backfill {topic}") as spark:
+        manifest = backfill_files(spark, read, group, place, tasks=tasks)
+    click.echo(f"group '{group}' stands at {', '.join(manifest.covered.values())}: {manifest.records} records in files")
+    return 0
+
+
+def backfill_files(
+    spark: SparkSession, options: ReadOptions, group: str, place: FilePlace, *, tasks: int = ROUND_TASKS
+) -> Manifest:
+    """Write what a group has not read to files, and commit it; return the manifest.
+
+    Raises: InvalidRequestError while the group has members; as `write_files`.
+    """
+    thread = io_thread()
+    starts = thread.run(positions_of(options, group))
+
+    def commit(manifest: Manifest) -> None:
+        thread.run(commit_positions(options, group, manifest.positions))
+
+    return write_files(spark, options, place, settled=False, tasks=tasks, starts=starts, done=commit)
+
+
+def backfill(spark: SparkSession, options: ReadOptions, group: str, work: Work, *, tasks: int = ROUND_TASKS) -> int:
+    """Give what a group has not read to `work`, which runs in each task with its Arrow batches, in order; commit it.
+
+    Each round is committed when all its tasks are done: what was not comes again, to the same or to other tasks.
+    Return how many records there were.
+    Raises: InvalidRequestError while the group has members; as a batch read; what `work` raises, as Spark tells it.
+    """
+    thread = io_thread()
+    schema = StructType.fromDDL(table_ddl(options.columns, options.schema))
+    records = 0
+    while True:
+        covered = thread.run(positions_of(options, group))
+        found = thread.run(plan_round(options, covered, settled=False, tasks=tasks))
+        if found.splits:
+            counts = spread(spark, found.splits, partial(_work, options, schema, work), _COUNT).toArrow()
+            records += sum(counts.column(0).to_pylist())
+        thread.run(commit_positions(options, group, found.ends))
+        if not found.splits:
+            return records
+        tell(f"group '{group}': {records:,} records, {found.bytes:,} bytes in the last round")
+
+
+def _work(options: ReadOptions, schema: Any, work: Work, split: Split) -> Batches:
+    records = 0
+
+    def counted() -> Batches:
+        nonlocal records
+        for batch in read_task(split, options, schema):
+            records += batch.num_rows
+            yield batch
+
+    work(counted())
+    yield pyarrow.RecordBatch.from_pylist([{"records": records}], _COUNT)

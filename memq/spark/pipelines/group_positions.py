@@ -1,0 +1,53 @@
+"""Where a group stands in a topic, and its commits from outside: for who catches up on behalf of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from memq.errors import InvalidRequestError, NotFoundError
+from memq.network import Runtime
+from memq.notification import Groups
+from memq.spark.access import open_access
+from memq.spark.options import ReadOptions
+from memq.topic import Committed, Position, ReadPartition
+
+
+async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:
+    """Return where a group stands in the topic of `options`, by read partition; nothing for a new group.
+
+    Raises: InvalidRequestError while the group has members; UnreachableError, NotFoundError of the topic.
+    """
+    async with open_access(options, Runtime()) as access:
+        groups = cast(Groups, access.queue)  # each of the queues keeps groups, too
+        try:
+            state = await groups.describe(group)
+        except NotFoundError:
+            return {}
+        if state.members:
+            raise InvalidRequestError(
+                f"group '{group}' has {len(state.members)} members", hint="stop them: they would read the same records"
+            )
+        partitions = access.topics[options.topics[0]].partitions
+        stored = await groups.committed(group, list(partitions))
+        return {partition.partition: committed.position for partition, committed in stored.items()}
+
+
+async def commit_positions(options: ReadOptions, group: str, positions: Mapping[int, Position]) -> None:
+    """Put a group to these positions, by read partition, where it does not stand there or behind them already.
+
+    Raises: as `positions_of`; as `Groups.commit`.
+    """
+    stored = await positions_of(options, group)
+    async with open_access(options, Runtime()) as access:
+        topic = access.topics[options.topics[0]]
+        commits: dict[ReadPartition, Committed] = {}
+        for partition, writers in topic.partitions.items():
+            position = positions.get(partition.partition)
+            before = stored.get(partition.partition)
+            if position is not None and (before is None or before < position):
+                offset = position.pointer_offset
+                totals = await access.places.totals_before(partition, offset, topic.settings, writers)
+                commits[partition] = Committed(position, totals.plus(position.record_index, 0))
+        if commits:
+            await cast(Groups, access.queue).commit(group, "", -1, commits)
