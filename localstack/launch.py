@@ -18,6 +18,7 @@ from typing import Self
 
 import msgspec
 
+from localstack import guard
 from localstack.errors import LocalstackError
 from localstack.ports import answers
 from localstack.processes import LOOK_EVERY_S, Identity, identity_of
@@ -115,6 +116,7 @@ class Server:
                 start_new_session=True,  # a Ctrl-C in the terminal is for the launcher, not for the servers
             )
         self._identity = identity_of(self._child.pid)
+        guard.watch(self._identity)
         try:
             self.save()
             self._wait_ready(begin, timeout_s)

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from localstack import guard
 from localstack.servers import Server, start_zookeeper
+
+guard.begin()  # a run that is killed leaves no server behind
 
 # No deadline: nothing here asserts a time. Derandomized: a red build is red again on the next machine.
 settings.register_profile(

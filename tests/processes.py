@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from localstack import guard
+from localstack.processes import identity_of
 from localstack.s3 import BUCKET
 from localstack.servers import S3Server, Server
 
@@ -59,6 +61,7 @@ class BrokerProcess:
         command = [sys.executable, *start, "broker", "--config", str(self._config), *options]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        guard.watch(identity_of(self._process.pid))
 
     def wait_ready(self) -> None:
         """Wait for the ready line."""

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from localstack import guard
+from localstack.processes import identity_of
+
 END_TIMEOUT_S = 60.0
 
 
@@ -41,6 +44,7 @@ class DevServer:
             self._process = subprocess.Popen(
                 [*command, *self._http, *self._options], stdout=subprocess.PIPE, stderr=log, text=True
             )
+        guard.watch(identity_of(self._process.pid))
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line.startswith("memq ready: "), f"no ready line but {line!r}; log:\n{self.log.read_text()}"

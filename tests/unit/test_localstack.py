@@ -47,6 +47,34 @@ def test_a_handle_survives_its_process(tmp_path: Path) -> None:
     assert Server.load(tmp_path / "other") is None
 
 
+STARTER = """
+import sys
+from pathlib import Path
+from localstack import guard
+from localstack.launch import Launch, Server
+if sys.argv[2] == "guarded":
+    guard.begin()
+toy = (sys.executable, "-u", "-c", "import signal; print('ready'); signal.pause()")
+print(Server(Path(sys.argv[1]), Launch("toy", toy, "127.0.0.1:1", (), ("ready",))).start().pid, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("kind", ["guarded", "left"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_outlives_who_started_it_only_where_it_shall(tmp_path: Path, kind: str, number: int) -> None:
+    command = [sys.executable, "-c", STARTER, str(tmp_path), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as starter:
+        assert starter.stdout is not None
+        server = identity_of(int(starter.stdout.readline()))
+        assert server is not None
+        starter.send_signal(number)
+        starter.wait(60)
+        if kind == "left":
+            assert server.send(signal.SIGKILL), "it went with who started it"
+        assert server.wait_gone(60)
+
+
 def test_ports_are_below_those_that_the_system_gives_out() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
