@@ -1,0 +1,107 @@
+"""The contract of the spool's disk, over files and over the simulation's, and what files say when the disk fails."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memq.broker.spool import SpoolDisk
+from memq.broker.spool.files import ASIDE, SpoolFiles, _spool_error
+from memq.errors import ClosedError, SpoolError
+from tests.simulation.disk import DiskFaults, HostDisk, SimDisk
+
+ONE, TWO = "0000000000000001-aaaaaaaa.spool", "0000000000000002-bbbbbbbb.spool"
+Opened = Callable[[], SpoolDisk]
+
+
+def files(folder: Path) -> Opened:
+    return lambda: SpoolFiles(folder)
+
+
+def simulated(_folder: Path) -> Opened:
+    host = HostDisk()
+    return lambda: SimDisk(host, DiskFaults(0.0, 0.0), random.Random(1))
+
+
+def run(opened: Opened, work: Callable[[SpoolDisk], Coroutine[Any, Any, None]]) -> None:
+    """Do something with the disk, as one process would."""
+
+    async def main() -> None:
+        disk = opened()
+        try:
+            await work(disk)
+        finally:
+            await disk.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("make", [files, simulated])
+def test_what_was_appended_is_there_for_the_next_process(make: Callable[[Path], Opened], tmp_path: Path) -> None:
+    opened = make(tmp_path)
+
+    async def first(disk: SpoolDisk) -> None:
+        assert await disk.sizes() == {}
+        await disk.append(TWO, [b"head", memoryview(b"two")])
+        await disk.append(ONE, [b"one"])
+        await disk.append(ONE, [bytearray(b" more"), b""])
+
+    async def second(disk: SpoolDisk) -> None:
+        assert list((await disk.sizes()).items()) == [(ONE, 8), (TWO, 7)], "oldest first"
+        assert await disk.read(ONE) == b"one more"
+        assert await disk.read(TWO) == b"headtwo"
+
+    run(opened, first)
+    run(opened, second)
+
+
+@pytest.mark.parametrize("make", [files, simulated])
+def test_what_is_removed_or_set_aside_is_not_shown(make: Callable[[Path], Opened], tmp_path: Path) -> None:
+    async def work(disk: SpoolDisk) -> None:
+        await disk.append(ONE, [b"one"])
+        await disk.append(TWO, [b"two"])
+        assert TWO in await disk.set_aside(TWO)
+        assert await disk.sizes() == {ONE: 3}
+        await disk.remove(ONE)
+        await disk.remove(ONE)
+        assert await disk.sizes() == {}
+
+    opened = make(tmp_path)
+    run(opened, work)
+    if make is files:
+        assert (tmp_path / ASIDE / TWO).read_bytes() == b"two"
+
+
+def test_a_process_that_dies_while_it_writes_leaves_what_was_synced_and_any_part_of_the_rest() -> None:
+    for seed in range(200):
+        draw, host = random.Random(seed), HostDisk()
+        run(lambda: SimDisk(host, DiskFaults(0.0, 0.0), draw), lambda disk: disk.append(ONE, [b"synced"]))  # noqa: B023
+        host.files[ONE].data += b"not synced"
+        host.lose_power(draw)
+        found = bytes(host.files[ONE].data)
+        assert found.startswith(b"synced")
+        assert b"not synced".startswith(found[6:].rstrip(b"\0"))
+
+
+def test_files_say_what_to_do(tmp_path: Path) -> None:
+    async def work(disk: SpoolDisk) -> None:
+        (tmp_path / "spool" / ONE).mkdir()
+        with pytest.raises(SpoolError, match=rf"can't be written: '{ONE}': File exists") as caught:
+            await disk.append(ONE, [b"x"])
+        assert "look at the broker's disk" in caught.value.hint
+        await disk.append(TWO, [b"x"])
+        with pytest.raises(SpoolError, match="can't be read"):
+            await disk.read("gone.spool")
+        await disk.close()
+        with pytest.raises(ClosedError):
+            await disk.append(TWO, [b"x"])
+
+    run(files(tmp_path / "spool"), work)
+    full = _spool_error(tmp_path, "be written", OSError(errno.ENOSPC, "No space left on device"))
+    assert "free space" in full.hint
