@@ -9,21 +9,25 @@ batch of nothing new is left out. A block that nobody acked may so appear, once,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memq.broker.batch import producer_ranges
 from memq.errors import CorruptDataError, MemqError
 from memq.format.block import Buffer, check_block, parse_header
+from memq.format.manifest import Manifest
 from memq.format.object import BatchEntry, BlockEntry, batch_checksum, open_object, parse_trailer
-from memq.format.pointer import Location, Pointer, bounded_ranges
+from memq.format.pointer import Location, NamedProducer, Pointer, bounded_ranges
 from memq.format.ranges import RangeSet
 from memq.limits import POINTER_RANGES_MAX, TRAILER_BYTES
-from memq.topic import Topic, Totals
+from memq.topic import Topic, Totals, writer_id
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """One batch as index and headers tell it; `damaged` counts its blocks that do not hold."""
+    """One batch as index and headers tell it; `damaged` counts its blocks that do not hold.
+
+    `named` is how far named producers come with it, or the writer that staged it.
+    """
 
     key: str
     broker: str
@@ -32,11 +36,15 @@ class FoundBatch:
     index_offset: int
     raw_bytes: int
     damaged: int
+    named: tuple[NamedProducer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Where a batch lies: in an object of its own, or, with `entry`, in a shared one that `broker` wrote."""
+    """Where a batch lies: in an object of its own, or, with `entry`, in a shared one that `broker` wrote.
+
+    A piece that `writer` has staged has an entry without a number of blocks: its manifest does not tell it.
+    """
 
     key: str
     partition: int
@@ -45,6 +53,43 @@ class BatchPlace:
     entry: BatchEntry | None = None
     index_offset: int = 0
     broker: str = ""
+    writer: NamedProducer | None = None
+
+
+def staged_places(manifest: Manifest, checksum: int) -> dict[str, list[BatchPlace]]:
+    """Return the pieces of a batch by topic id, in their order; epoch and batch sequence are still to be given."""
+    places: dict[str, list[BatchPlace]] = {}
+    for (_, topic_id, partition), pieces in manifest.places().items():
+        for number, (staged, piece) in enumerate(pieces, 1):
+            entry = BatchEntry(piece.offset, piece.length, manifest.created_ms, 0, piece.records, 0, 0, partition, 0)
+            writer = NamedProducer(
+                producer=writer_id(manifest.writer),
+                epoch=0,
+                last_sequence=number,
+                batch_id=str(manifest.batch_id),
+                manifest=checksum,
+                pieces=len(pieces),
+            )
+            place = BatchPlace(staged.key, partition, 0, 0, entry, staged.index_offset, manifest.writer, writer)
+            places.setdefault(topic_id, []).append(place)
+    return places
+
+
+def follow_on(places: list[BatchPlace], staged: list[BatchPlace]) -> list[BatchPlace]:
+    """Return the staged pieces of a partition as the batches of one more epoch, behind those that have theirs."""
+    epoch = 1 + max((place.epoch for place in places), default=0)
+    found: list[BatchPlace] = []
+    for number, place in enumerate(staged):
+        assert place.entry is not None, f"'{place.key}' is not staged"
+        entry = place.entry._replace(epoch=epoch, batch_sequence=number)
+        found.append(replace(place, epoch=epoch, batch_sequence=number, entry=entry))
+    return found
+
+
+def at_least(found: FoundBatch, time_ms: int) -> FoundBatch:
+    """Return the batch as if it had been sealed at `time_ms` or later."""
+    entry = found.entry
+    return replace(found, entry=entry._replace(appended_ms=max(entry.appended_ms, time_ms)))
 
 
 def shared_places(key: str, data: Buffer) -> dict[str, list[BatchPlace]]:
@@ -84,9 +129,12 @@ def find_shared_batch(place: BatchPlace, data: Buffer) -> FoundBatch:
         block = BlockEntry.from_header(parse_header(view, at), at)
         blocks.append(block)
         at += block.length
-    if at != len(view) or len(blocks) != place.entry.blocks:
+    if at != len(view) or (place.writer is None and len(blocks) != place.entry.blocks):
         raise CorruptDataError(f"object '{place.key}': the blocks of a batch do not fit its index")
-    return _checked(place.key, place.broker, place.entry, tuple(blocks), place.index_offset, view)
+    found = _checked(place.key, place.broker, place.entry, tuple(blocks), place.index_offset, view)
+    if place.writer is None:
+        return found
+    return replace(found, entry=found.entry._replace(blocks=len(blocks)), named=(place.writer,))
 
 
 def _index_offset(data: Buffer) -> int:
@@ -97,12 +145,19 @@ def _checked(
     key: str, broker: str, entry: BatchEntry, blocks: tuple[BlockEntry, ...], index_offset: int, view: memoryview
 ) -> FoundBatch:
     raw, damaged = 0, 0
+    named: dict[int, NamedProducer] = {}
     for block in blocks:
         try:
-            raw += check_block(view[block.offset : block.offset + block.length]).raw_length
+            header = check_block(view[block.offset : block.offset + block.length])
         except MemqError:
             raw, damaged = raw + block.length, damaged + 1
-    return FoundBatch(key, broker, entry, blocks, index_offset, raw, damaged)
+            continue
+        raw += header.raw_length
+        if header.producer_epoch:
+            named[header.producer_id] = NamedProducer(
+                producer=header.producer_id, epoch=header.producer_epoch, last_sequence=header.next_sequence
+            )
+    return FoundBatch(key, broker, entry, blocks, index_offset, raw, damaged, tuple(named.values()))
 
 
 class Rebuilder:
@@ -114,6 +169,7 @@ class Rebuilder:
         self._store = store
         self._named: dict[tuple[int, int], RangeSet] = {}  # by write partition and producer
         self._totals: dict[int, Totals] = {}
+        self._names_ms: dict[int, int] = {}  # by write partition: since when there are named producers
 
     def pointer(self, found: FoundBatch) -> Pointer | None:
         """Return the pointer of the next batch of its partition; None when all its blocks were named already."""
@@ -138,6 +194,8 @@ class Rebuilder:
             length=entry.length,
             index=found.index_offset if found.index_offset != end else 0,
         )
+        if found.named:
+            self._names_ms.setdefault(entry.partition, entry.appended_ms)
         pointer = Pointer(
             kind="data",
             cluster=self._cluster,
@@ -161,6 +219,8 @@ class Rebuilder:
             checksum=batch_checksum(blocks),
             broker=found.broker,
             sealed_ms=entry.appended_ms,
+            named=found.named,
+            named_ms=self._names_ms.get(entry.partition, 0),
         )
         for producer, first, next_ in sequences:
             self._ranges(entry.partition, producer).add(first, next_)

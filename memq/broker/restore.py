@@ -6,7 +6,19 @@ import heapq
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from memq.broker.rebuild import BatchPlace, FoundBatch, Rebuilder, find_batch, find_shared_batch, shared_places
+from awscrt.checksums import crc32c
+
+from memq.broker.rebuild import (
+    BatchPlace,
+    FoundBatch,
+    Rebuilder,
+    at_least,
+    find_batch,
+    find_shared_batch,
+    follow_on,
+    shared_places,
+    staged_places,
+)
 from memq.clock import Clock
 from memq.errors import (
     CorruptDataError,
@@ -17,7 +29,8 @@ from memq.errors import (
     QueueRefusedError,
     UnsupportedFormatError,
 )
-from memq.format.key import ObjectKey, parse_object_key, shared_prefix, topic_prefix
+from memq.format.key import ObjectKey, parse_object_key, shared_prefix, staged_prefix, topic_prefix
+from memq.format.manifest import Manifest, decode_manifest
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entry, NotificationQueue, Publication
 from memq.storage_handlers import ObjectReader
@@ -67,6 +80,7 @@ class Restorer:
         self._dry_run = dry_run
         self._moved = moved
         self._shared: dict[str, list[BatchPlace]] | None = None  # by topic id
+        self._staged: dict[str, list[BatchPlace]] | None = None  # as above, in the order of their commits
 
     async def restore(self, topic: Topic) -> Restored:
         """Publish the pointers of all objects of a topic that the queue does not hold, and return what was found.
@@ -115,7 +129,32 @@ class Restorer:
                 places.setdefault(named.partition, []).append(place)
         for found in places.values():
             found.sort(key=lambda place: (place.epoch, place.batch_sequence))
+        if self._staged is None:
+            self._staged = await self._staged_places(told)
+        staged: Places = {}
+        for place in self._staged.get(topic.id, ()):
+            staged.setdefault(place.partition, []).append(place)
+        for partition, pieces in staged.items():
+            own = places.setdefault(partition, [])
+            own += follow_on(own, pieces)
         return places
+
+    async def _staged_places(self, told: Restored) -> dict[str, list[BatchPlace]]:
+        """Read all manifests of staged batches: what one names was committed, or was about to be."""
+        manifests: list[tuple[Manifest, int]] = []
+        async for entry in self._store.list(staged_prefix(self._cluster)):
+            if "/commits/" in entry.key:
+                try:
+                    body = await self._store.get(entry.key)
+                    manifests.append((decode_manifest(body), crc32c(body)))
+                except (CorruptDataError, UnsupportedFormatError) as error:
+                    told.findings.append((entry.key, str(error)))
+        manifests.sort(key=lambda each: (each[0].created_ms, each[0].writer, each[0].batch_id))
+        found: dict[str, list[BatchPlace]] = {}
+        for manifest, checksum in manifests:
+            for topic_id, places in staged_places(manifest, checksum).items():
+                found.setdefault(topic_id, []).extend(places)
+        return found
 
     async def _shared_places(self, told: Restored) -> dict[str, list[BatchPlace]]:
         """Read the indexes of all shared objects once; what is wrong with one is told of the first topic."""
@@ -167,13 +206,21 @@ class Restorer:
                 break
 
     async def _batches(self, topic: Topic, places: list[BatchPlace], told: Restored) -> AsyncIterator[FoundBatch]:
+        last_ms = 0
         for place in places:
             told.objects += 1
             try:
                 found = await self._find(topic, place)
             except (CorruptDataError, UnsupportedFormatError) as error:
                 told.findings.append((place.key, str(error)))
+            except NotFoundError as error:
+                if place.writer is None:
+                    raise
+                told.findings.append((place.key, f"retention took what was staged: {error}"))
             else:
+                if place.writer is not None:  # they come last, and queue times go on
+                    found = at_least(found, last_ms)
+                last_ms = max(last_ms, found.entry.appended_ms)
                 if found.damaged:
                     told.damaged_blocks += found.damaged
                     told.findings.append((place.key, f"{found.damaged} of {len(found.blocks)} blocks are damaged"))

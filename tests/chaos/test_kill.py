@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import memq
+from memq.client.staged_writer import StagedCommits, StagedWriter
+from memq.storage_handlers.filesystem import FilesystemHandler
 from tests.servers import DevServer, dev_server
 
 TIMEOUT_S = 60.0
@@ -85,6 +88,35 @@ def test_a_named_producer_that_begins_anew_after_each_kill_has_its_records_there
                 producer.close(timeout=0)
             server.start()
         assert read_all(server, "clicks") == [b"%d" % number for number in range(total)]
+
+
+def test_a_staged_batch_is_there_once_though_the_broker_is_killed_while_it_is_committed(tmp_path: Path) -> None:
+    draw, batches, records = random.Random(6), 4, 300
+    with dev_server(tmp_path / "data") as server:
+
+        async def commit(batch: int, kill_after_s: float | None) -> None:
+            store = FilesystemHandler(server.data / "objects", server.data / "tmp")
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(store.close)
+                commits = await stack.enter_async_context(StagedCommits(server.address, "job"))
+                topics = await commits.topics(["clicks"])
+                objects = []
+                for part in range(3):
+                    writer = StagedWriter(commits.cluster, topics, store, "job", block_bytes=1_024)
+                    for number in range(part * records // 3, (part + 1) * records // 3):
+                        await writer.add("clicks", b"%d" % (batch * records + number))
+                    objects += await writer.finish()
+                work = asyncio.create_task(commits.commit(batch, objects, store, timeout_s=TIMEOUT_S))
+                if kill_after_s is not None:
+                    await asyncio.wait([work], timeout=kill_after_s)
+                    await asyncio.to_thread(server.kill)
+                    await asyncio.to_thread(server.start)
+                await work
+
+        for batch in range(batches):
+            asyncio.run(commit(batch, draw.uniform(0, 0.05)))
+            asyncio.run(commit(draw.randint(0, batch), None))
+        assert read_all(server, "clicks") == [b"%d" % number for number in range(batches * records)]
 
 
 def test_a_start_sweeps_what_no_pointer_names_and_says_so(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,10 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
+from memq.broker.opening import open_partition
 from memq.broker.restore import Restored, Restorer
+from memq.client.aio_producer import AsyncProducer
+from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.clock import SystemClock
 from memq.errors import InvalidRequestError
 from memq.format.block import parse_header
@@ -21,7 +25,7 @@ from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
-from memq.topic import Topic, Totals, read_partitions
+from memq.topic import Topic, Totals, producer_id_of, read_partitions, writer_id
 from tests.brokers import TIMEOUT_S, BareClient, block_of, running_broker, write_frame
 
 BATCHES = 5
@@ -159,3 +163,54 @@ def test_a_topic_that_was_opened_in_the_new_queue_is_refused() -> None:
                 await restore(broker, queue, topic)
 
     run(work())
+
+
+def test_names_and_staged_batches_are_remembered_by_who_opens_the_new_queue() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            async with AsyncProducer(broker.address, name="job") as producer:
+                for number in range(3):
+                    await (await producer.send("clicks", b"%d" % number))
+            await stage(broker, topic, [b"x", b"yy"], batch_id=7)
+            before = await data_pointers(broker.services.queue, topic)
+            queue = MemoryQueue(SystemClock())
+            told = await restore(broker, queue, topic)
+            assert told.findings == []
+            found = await data_pointers(queue, topic)
+            assert [pointer.records for pointer in found] == [pointer.records for pointer in before]
+            assert found[-1].locations == before[-1].locations
+            assert found[-1].checksum == before[-1].checksum
+            assert (await restore(broker, queue, topic)).held == len(before)
+            own = await open_partition(replace(broker.services, queue=queue), topic, 0, read_partitions(topic)[0])
+            job, writer = own.named.get(producer_id_of("job")), own.named.get(writer_id("nightly"))
+            assert job is not None
+            assert writer is not None
+            assert (job.epoch, job.last_sequence) == (1, 3)
+            assert (writer.batch_id, writer.last_sequence, writer.pieces) == ("7", 1, 1)
+
+    run(work())
+
+
+def test_staged_objects_that_nobody_committed_are_not_restored() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            await stage(broker, topic, [b"never"], batch_id=None)
+            queue = MemoryQueue(SystemClock())
+            assert (await restore(broker, queue, topic)).pointers == BATCHES
+
+    run(work())
+
+
+async def stage(broker: Broker, topic: Topic, values: list[bytes], batch_id: int | None) -> None:
+    """Stage values, and commit them as a batch, if it has an id."""
+    store = broker.services.store
+    async with StagedCommits(broker.address, "nightly") as commits:
+        await commits.topics([topic.name])
+        writer = StagedWriter(commits.cluster, {topic.name: topic}, store, "nightly")
+        for value in values:
+            await writer.add(topic.name, value)
+        objects = await writer.finish()
+        if batch_id is not None:
+            await commits.commit(batch_id, objects, store)
