@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
 
 from benchmarks.child import Child
+from benchmarks.together import Together
 
 
-class Peers:
+class Peers(Together):
     """Both sides, with clients that wait for commands.
 
     librdkafka lets nobody set the congestion control of its sockets, so both sides run with the system's.
@@ -25,11 +24,3 @@ class Peers:
             self.kafka = stack.enter_context(Child("kafka_client", address=self.mock.ready["address"]))
             self.kafka_reader = stack.enter_context(Child("kafka_client", address=self.mock.ready["address"]))
             self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()

@@ -9,10 +9,9 @@ import shutil
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from benchmarks.child import Child, cpu_s, pss_bytes
+from benchmarks.together import Together
 from localstack.ports import HOST, free_ports
 from localstack.s3 import BUCKET, preferred
 from localstack.servers import S3Server, Server, start_broker, start_kafka, start_s3, start_zookeeper
@@ -67,7 +66,7 @@ class Broker(Process):
         return sum(map(float, found))
 
 
-class RealServers:
+class RealServers(Together):
     """One Kafka, which is the peer and holds memq's pointers, one ZooKeeper, one S3 server, and the brokers.
 
     Leaving the `with` block ends them all and removes their data. `s3_environment` has what clients need to read.
@@ -136,14 +135,6 @@ class RealServers:
         arguments = ("--http-port", str(http_port))
         server = start_broker(self.folder / f"broker-{store}", config, f"{store}-1", arguments=arguments)
         return Broker(self._stack.enter_context(server), http_port)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
 
 def load() -> float:

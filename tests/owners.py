@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import memq
-from tests.load import TOPIC, Sender
+from tests.load import PARTITIONS, TOPIC, Sender
 from tests.processes import BrokerProcess
 
 Owners = dict[int, tuple[str, int]]
@@ -33,6 +33,15 @@ def owner_of(partition: int, owners: Owners, brokers: list[BrokerProcess]) -> tu
     name = owners[partition][0]
     owner = next(broker for broker in brokers if broker.name == name)
     return owner, next(broker for broker in brokers if broker is not owner)
+
+
+def next_victim(
+    number: int, sender: Sender, brokers: list[BrokerProcess]
+) -> tuple[BrokerProcess, BrokerProcess, Owners, list[int]]:
+    """Return an owner, another broker, who owns what now that it has settled, and what that owner owns of it."""
+    before = settled(sender, *brokers)
+    victim, witness = owner_of(number % PARTITIONS, before, brokers)
+    return victim, witness, before, owned_by(victim, before)
 
 
 def owned_by(owner: BrokerProcess, owners: Owners) -> list[int]:

@@ -52,24 +52,22 @@ async def check_part(
     runtime = runtime or Runtime()
     if name == "coordinator":
         coordinator = open_coordinator(parts, runtime, settings.cluster)
-        try:
-            await coordinator.brokers()
-        finally:
-            await coordinator.close()
+        await _closed_after(coordinator.brokers(), coordinator.close)
         return f"{parts.coordinator} answers"
     if name == "store":
         store = open_store(parts, runtime, settings.cluster)
-        try:
-            await store.check(deletes=settings.delete_objects)
-        finally:
-            await store.close()
+        await _closed_after(store.check(deletes=settings.delete_objects), store.close)
         return f"{parts.store} answers, and lets memq do what it has to"
     queue = open_queue(parts, runtime, settings.cluster)
-    try:
-        await queue.check()
-    finally:
-        await queue.close()
+    await _closed_after(queue.check(), queue.close)
     return f"{parts.queue} answers, and lets memq do what it has to"
+
+
+async def _closed_after(check: Awaitable[object], close: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await check
+    finally:
+        await close()
 
 
 async def serve_cluster(

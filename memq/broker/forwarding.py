@@ -16,9 +16,9 @@ from memq.backoff import backoff_s
 from memq.broker.forwarded import take_forwarded
 from memq.broker.held import HeldBlock, HeldBlocks
 from memq.broker.peer import Peer, connect_peer
-from memq.broker.pointer_reader import PointerReader
 from memq.broker.services import Services
 from memq.broker.topic_processor import TopicProcessor, given_up_text
+from memq.broker.whole_pointers import WholePointers
 from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, TooOldError
 from memq.limits import MIB
 from memq.tasks import TaskOwner
@@ -131,7 +131,7 @@ class Forwarder:
         """Read the queue to its end, and let go of what it holds. Return the moment at which it held no more."""
         slots = held.topic.partitions[held.partition]
         read = ReadPartition(held.topic.name, held.topic.id, slots.read_partition)
-        log = PointerReader(self._services, read, held.name)
+        log = WholePointers(self._services, read, held.name)
         while True:
             handed_over_s = self._now()
             async with asyncio.timeout(READ_TIMEOUT_S):

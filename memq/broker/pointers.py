@@ -1,4 +1,4 @@
-"""Reads all pointers of a read partition, for retention and the sweep."""
+"""Reads all pointers of a read partition once, as they are: what retention and the sweep want of them are the keys."""
 
 from __future__ import annotations
 

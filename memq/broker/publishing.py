@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from memq.backoff import backoff_s
 from memq.broker.ownership import Ownership, Phase
-from memq.broker.pointer_reader import PointerReader
 from memq.broker.services import Services
+from memq.broker.whole_pointers import WholePointers
 from memq.errors import EpochFencedError, RetryableError
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entry, Publication
@@ -25,7 +25,7 @@ class Publisher:
         self.own = own
         self.partition = partition
         self._services = services
-        self._log = PointerReader(services, partition, self._name())
+        self._log = WholePointers(services, partition, self._name())
 
     async def publish(
         self, build: Callable[[], Pointer], batch_sequence: int | None, until_s: float = math.inf

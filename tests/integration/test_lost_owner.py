@@ -6,8 +6,8 @@ import pytest
 
 from localstack.servers import Server
 from memq.clock import SystemClock
-from tests.load import PARTITIONS, Sender, check_read, create
-from tests.owners import owned_by, owner_of, settled, wait_for_takeover
+from tests.load import Sender, check_read, create
+from tests.owners import next_victim, wait_for_takeover
 from tests.processes import SESSION_TIMEOUT_MS, BrokerProcess
 from tests.soak import SOAKING, repetitions, report
 
@@ -21,9 +21,7 @@ def test_owners_that_are_killed_lose_and_double_nothing(brokers: list[BrokerProc
     create(brokers)
     with Sender(brokers) as one, Sender(brokers) as two:
         for number in range(repetitions(few=2, many=20)):
-            before = settled(one, *brokers)
-            victim, witness = owner_of(number % PARTITIONS, before, brokers)
-            lost = owned_by(victim, before)
+            victim, witness, before, lost = next_victim(number, one, brokers)
             killed_s = clock.monotonic()
             victim.kill()
             one.wait_for_all(5)
@@ -51,9 +49,7 @@ def test_an_owner_that_was_paused_finds_itself_replaced(brokers: list[BrokerProc
     create(brokers, stale_publish_ms=stale_publish_ms)
     with Sender(brokers) as one, Sender(brokers) as two:
         for number in range(repetitions(few=1, many=5)):
-            before = settled(one, *brokers)
-            victim, witness = owner_of(number % PARTITIONS, before, brokers)
-            lost = owned_by(victim, before)
+            victim, witness, before, lost = next_victim(number, one, brokers)
             victim.pause()
             wait_for_takeover(one, witness, before, lost)
             for sender in (one, two):
@@ -74,9 +70,7 @@ def test_an_owner_that_is_paused_with_pointers_that_kafka_has_not_got(
     create(brokers, stale_publish_ms=stale_publish_ms)
     with Sender(brokers) as one, Sender(brokers) as two:
         for number in range(repetitions(few=1, many=5)):
-            before = settled(one, *brokers)
-            victim, witness = owner_of(number % PARTITIONS, before, brokers)
-            lost = owned_by(victim, before)
+            victim, witness, before, lost = next_victim(number, one, brokers)
             kafka.kill()
             one.wait_for_sent(300)  # batches that are stored, and pointers that wait
             victim.pause()

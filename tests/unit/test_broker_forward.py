@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -64,6 +66,36 @@ async def seize(cluster: Rig, topic: Topic, target: Broker) -> BareClient:
     return there
 
 
+@dataclass(frozen=True)
+class Seized:
+    """A partition whose owner, `one`, was not asked: `two` has it, and what `one` took of `client` lies in its ring."""
+
+    cluster: Rig
+    topic: Topic
+    one: Broker
+    two: Broker
+    client: BareClient
+    there: BareClient
+    gate: asyncio.Event
+
+    async def records(self) -> list[tuple[str, int]]:
+        """Return who published batches, and how many records are in each."""
+        return [(each.broker, each.records) for each in await pointers(self.cluster, self.topic) if each.records]
+
+
+@asynccontextmanager
+async def seized(acks: AckLevel) -> AsyncIterator[Seized]:
+    async with rig() as cluster:
+        one = await cluster.start("one")
+        gate = gate_of(cluster)
+        topic, client = await held_at(one, acks)
+        two = await cluster.start("two")
+        there = await seize(cluster, topic, two)
+        yield Seized(cluster, topic, one, two, client, there, gate)
+        await client.close()
+        await there.close()
+
+
 async def until_sealed(broker: Broker, topic: Topic) -> TopicProcessor:
     """Let the loop turn until a batch is on its way to the store."""
     processors = broker.partitions.processors
@@ -74,64 +106,38 @@ async def until_sealed(broker: Broker, topic: Topic) -> TopicProcessor:
 
 def test_a_fenced_owner_hands_what_it_acked_with_1_to_the_next_one() -> None:
     async def work() -> None:
-        async with rig() as cluster:
-            one = await cluster.start("one")
-            gate = gate_of(cluster)
-            topic, client = await held_at(one, AckLevel.ONE)
-            two = await cluster.start("two")
-            there = await seize(cluster, topic, two)
-            gate.set()
-            await one.drain()
-            assert [(each.broker, each.records) for each in await pointers(cluster, topic) if each.records] == [
-                ("two", 3)
-            ]
-            assert len(one.partitions.forwarder) == 0
-            await client.close()
-            await there.close()
+        async with seized(AckLevel.ONE) as found:
+            found.gate.set()
+            await found.one.drain()
+            assert await found.records() == [("two", 3)]
+            assert len(found.one.partitions.forwarder) == 0
 
     asyncio.run(work())
 
 
 def test_what_its_producer_sent_again_is_there_once() -> None:
     async def work() -> None:
-        async with rig() as cluster:
-            one = await cluster.start("one")
-            gate = gate_of(cluster)
-            topic, client = await held_at(one, AckLevel.ONE)
-            two = await cluster.start("two")
-            there = await seize(cluster, topic, two)
-            await there.open(topic, stream=1, acks=AckLevel.ONE)  # the producer: its ack was lost
-            there.write(write_frame(block_of(topic, 0, [b"a", b"b", b"c"])))
-            assert (await there.frame()).argument == 3
-            gate.set()
-            await one.drain()
-            assert [(each.broker, each.records) for each in await pointers(cluster, topic) if each.records] == [
-                ("two", 3)
-            ]
-            assert one.held_blocks() == []
-            await client.close()
-            await there.close()
+        async with seized(AckLevel.ONE) as found:
+            await found.there.open(found.topic, stream=1, acks=AckLevel.ONE)  # the producer: its ack was lost
+            found.there.write(write_frame(block_of(found.topic, 0, [b"a", b"b", b"c"])))
+            assert (await found.there.frame()).argument == 3
+            found.gate.set()
+            await found.one.drain()
+            assert await found.records() == [("two", 3)]
+            assert found.one.held_blocks() == []
 
     asyncio.run(work())
 
 
 def test_a_partition_that_comes_back_takes_its_own_blocks_and_a_drain_waits_for_them() -> None:
     async def work() -> None:
-        async with rig() as cluster:
-            one = await cluster.start("one")
-            gate = gate_of(cluster)
-            topic, client = await held_at(one, AckLevel.ONE)
-            two = await cluster.start("two")
-            there = await seize(cluster, topic, two)
-            await there.close()
-            again = await seize(cluster, topic, one)
-            gate.set()
-            await two.close()
-            await one.drain()
-            assert [(each.broker, each.records) for each in await pointers(cluster, topic) if each.records] == [
-                ("one", 3)
-            ]
-            await client.close()
+        async with seized(AckLevel.ONE) as found:
+            await found.there.close()
+            again = await seize(found.cluster, found.topic, found.one)
+            found.gate.set()
+            await found.two.close()
+            await found.one.drain()
+            assert await found.records() == [("one", 3)]
             await again.close()
 
     asyncio.run(work())
@@ -139,18 +145,11 @@ def test_a_partition_that_comes_back_takes_its_own_blocks_and_a_drain_waits_for_
 
 def test_a_block_of_acks_all_is_left_to_its_producer() -> None:
     async def work() -> None:
-        async with rig() as cluster:
-            one = await cluster.start("one")
-            gate = gate_of(cluster)
-            topic, client = await held_at(one, AckLevel.ALL)
-            two = await cluster.start("two")
-            there = await seize(cluster, topic, two)
-            gate.set()
-            assert (await client.frame()).api == Api.REDIRECT
-            await one.drain()
-            assert [each.records for each in await pointers(cluster, topic) if each.records] == []
-            await client.close()
-            await there.close()
+        async with seized(AckLevel.ALL) as found:
+            found.gate.set()
+            assert (await found.client.frame()).api == Api.REDIRECT
+            await found.one.drain()
+            assert await found.records() == []
 
     asyncio.run(work())
 

@@ -1,4 +1,4 @@
-"""Reads the pointers of a read partition: one that does not name all its producers is completed from its object."""
+"""Reads a read partition on, for an owner that must know each block in it: pointers come with all their producers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from memq.topic import ReadPartition
 READ_BYTES = 1 << 20
 
 
-class PointerReader:
-    """Reads one read partition; `name` is what the log calls it."""
+class WholePointers:
+    """One read partition; `name` is what the log calls it. What a pointer has no room for comes from its object."""
 
     def __init__(self, services: Services, partition: ReadPartition, name: str) -> None:
         self._services = services

@@ -1,0 +1,21 @@
+"""Things that are started one after another and end together."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+
+class Together:
+    """Ends what is on its stack at the end of its `with` block."""
+
+    _stack: ExitStack
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
