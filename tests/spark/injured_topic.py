@@ -69,6 +69,17 @@ class Injured:
         """Return the verdict of `memq audit`."""
         return asyncio.run(self._audited())
 
+    def trim(self, partition: int, before: int) -> None:
+        """Take pointers as retention does."""
+        asyncio.run(self._trim(ReadPartition(TOPIC.name, TOPIC.id, partition), before))
+
+    async def _trim(self, partition: ReadPartition, before: int) -> None:
+        queue = SqliteQueue(self.queue, SystemClock())
+        try:
+            await queue.trim(partition, before)
+        finally:
+            await queue.close()
+
     async def _audited(self) -> Verdict:
         queue, store = SqliteQueue(self.queue, SystemClock()), FilesystemHandler(self.store, self.store)
 

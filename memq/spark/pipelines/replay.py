@@ -1,0 +1,200 @@
+"""`replay`: a range of one topic into another topic, or to files, each record once, however often it is killed.
+
+One task for each read partition sends its records in their order, under a name: the target remembers of a name how
+many records it holds, so a task goes on there, and fences one that still runs. That holds as long as the records are
+the same ones in the same order. So the range begins at positions that retention does not move, a damaged block is not
+passed over, and each read partition goes to one partition of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+import pyarrow
+from pyspark.sql.types import StructType
+
+from memq.client.expiry import expired_error
+from memq.client.io_thread import io_thread
+from memq.client.producer import Producer
+from memq.errors import InvalidRequestError
+from memq.network import Runtime
+from memq.spark.access import open_access
+from memq.spark.columns import table_ddl
+from memq.spark.options import ReadOptions
+from memq.spark.pipelines.file_store import place_of_text
+from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
+from memq.spark.pipelines.rounds import ROUND_TASKS
+from memq.spark.pipelines.spread import Batches, iterate, spread
+from memq.spark.pipelines.to_files import write_files
+from memq.spark.planner import Part, Split, split_parts
+from memq.spark.planning import Stretch, parts_of, plan_of, stretches
+from memq.spark.pruning import Wanted
+from memq.spark.reading import read_task, settings_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_COUNTS = pyarrow.schema({"partition": pyarrow.int32(), "sent": pyarrow.int64(), "held": pyarrow.int64()})
+_COLUMNS = ("key", "value", "headers", "tag", "timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a replay goes: a topic, by these brokers, under this name."""
+
+    topic: str
+    brokers: str | None
+    name: str
+
+
+@click.command("replay")
+@topic_options
+@click.option("--to-topic", metavar="TOPIC", help="Send the records to this topic.")
+@click.option("--to-brokers", metavar="HOST:PORT", help="A broker of that topic's cluster; else that of --brokers.")
+@click.option("--name", metavar="NAME", help="Name of this replay: what goes on under it is not sent again.")
+@click.option("--to", metavar="PLACE", help="Write Parquet files to a folder, or s3://BUCKET/PREFIX?endpoint=…")
+@click.option("--tasks", default=ROUND_TASKS, show_default=True, help="Tasks of one round, to files.")
+def command(
+    topic: str,
+    brokers: str | None,
+    given: tuple[str, ...],
+    to_topic: str | None,
+    to_brokers: str | None,
+    name: str | None,
+    to: str | None,
+    tasks: int,
+) -> int:
+    """Send or write a range of TOPIC, as `-o start=… -o end=…` say."""
+    _, read = options_of(topic, brokers, given)
+    if bool(to_topic) == bool(to):
+        raise click.UsageError("one of --to-topic and --to is needed")
+    with spark_session(f"replay {topic}") as spark:
+        if to:
+            place = place_of_text(to, read.config, read.profile)
+            manifest = write_files(spark, read, place, settled=False, tasks=tasks)
+            click.echo(f"{manifest.records} records in {len(manifest.files)} files at {place.url}")
+        elif to_topic:
+            target = Target(to_topic, to_brokers or brokers, name or f"replay.{topic}.{to_topic}")
+            click.echo(f"{replay(spark, read, target)} records sent to topic '{to_topic}'")
+    return 0
+
+
+def replay(spark: SparkSession, options: ReadOptions, target: Target) -> int:
+    """Send the range of `options` to a topic; return how many records it holds of it now that it did not hold before.
+
+    Raises: InvalidRequestError for a range that a second run would not find again; PositionExpiredError; of tasks, as
+    Spark tells it: ProducerFencedError when another run took over.
+    """
+    if options.skip_damaged or not options.dedup:
+        raise InvalidRequestError(
+            "a replay neither skips damage nor sends copies", hint="leave out onDamaged and dedup"
+        )
+    lanes = io_thread().run(_lanes(options))
+    tell(f"replay: {', '.join(f'{lane.start} to {lane.end}' for lane in lanes) or 'nothing in this range'}")
+    schema = StructType.fromDDL(table_ddl(_COLUMNS, ""))
+    work = partial(_replay, options, target, schema)
+    counts = spread(spark, lanes, work, _COUNTS).toArrow().to_pylist() if lanes else []
+    io_thread().run(_check_kept(options, lanes))
+    for row in counts:
+        tell(f"replay: partition {row['partition']}: {row['sent']} sent, {row['held']} were there")
+    return sum(row["sent"] for row in counts)
+
+
+async def _lanes(options: ReadOptions) -> list[Stretch]:
+    """Return the range of each read partition, if a later run finds the same one.
+
+    Raises: InvalidRequestError when retention may move its start; PositionExpiredError.
+    """
+    async with open_access(options, Runtime()) as access:
+        found = await stretches(access, options, Wanted())
+        begins = {lane: (await access.queue.span(lane.partition)).begin for lane in found}
+    fixed = isinstance(options.start, Mapping)
+    for lane, begin in begins.items():
+        if lane.start.pointer_offset < begin:
+            raise expired_error(lane.partition, lane.start, begin)
+        if begin and not fixed:
+            starts = ",".join(str(each.start) for each in found)
+            raise InvalidRequestError(
+                f"retention takes what '{options.topics[0]}' begins with: a second run would begin elsewhere",
+                hint=f"begin at positions: -o start={starts}",
+            )
+    return found
+
+
+async def _check_kept(options: ReadOptions, lanes: list[Stretch]) -> None:
+    """Check that retention took nothing of the range while it was read. Raises: PositionExpiredError."""
+    async with open_access(options, Runtime()) as access:
+        for lane in lanes:
+            begin = (await access.queue.span(lane.partition)).begin
+            if lane.start.pointer_offset < begin:
+                raise expired_error(lane.partition, lane.start, begin)
+
+
+# ---- a task ------------------------------------------------------------------------------------------
+
+
+def _replay(options: ReadOptions, target: Target, schema: Any, lane: Stretch) -> Batches:
+    """Send one read partition's range, behind what the target holds of it."""
+    number = lane.partition.partition
+    name = f"{target.name}.{number}-{lane.start.pointer_offset}-{lane.start.record_index}"
+    sent = 0
+    with Producer(target.brokers, name=name) as producer:
+        partition, held = _place_in(producer, target.topic, number)
+        left = held
+        for split in iterate(_splits(options, lane)):
+            for batch in read_task(split, options, schema):
+                behind = batch.slice(left)
+                left = max(0, left - batch.num_rows)
+                sent += behind.num_rows
+                for record in _records_of(behind):
+                    producer.send(target.topic, partition=partition, **record)
+        producer.flush()
+    yield pyarrow.RecordBatch.from_pylist([{"partition": number, "sent": sent, "held": held}], _COUNTS)
+
+
+def _place_in(producer: Producer, topic: str, number: int) -> tuple[int, int]:
+    """Return the target's partition for a read partition, and how many records it holds of it.
+
+    Raises: InvalidRequestError when another one holds some: the target's partitions are not the same any more.
+    """
+    stood = producer.stood(topic)
+    holding = [partition for partition, held in stood.items() if held]
+    partitions = sorted(stood)
+    partition = holding[0] if holding else partitions[number % len(partitions)]
+    if len(holding) > 1:
+        raise InvalidRequestError(
+            f"partitions {holding} of topic '{topic}' hold records of one replay", hint="replay under another name"
+        )
+    return partition, stood[partition]
+
+
+async def _splits(options: ReadOptions, lane: Stretch) -> AsyncGenerator[Split, None]:
+    """Yield what is to be read of a range, in order, a few batches at a time.
+
+    The dedup window before it is not looked at: retention takes it, and a second run would judge otherwise.
+    """
+    async with open_access(options, Runtime()) as access:
+        settings = settings_of(options, access.urls, Wanted())
+        plan = plan_of(access, lane, Wanted(), dedup=True)
+        held: list[Part] = []
+        size = 0
+        async for part in parts_of(access, lane, plan, seen=True):
+            held.append(part)
+            size += part.bytes
+            if size >= options.prefetch_bytes:
+                yield Split(held, settings)
+                held, size = [], 0
+        for split in split_parts(held, options.partition_bytes, settings):
+            yield split
+
+
+def _records_of(batch: pyarrow.RecordBatch) -> Any:
+    """Yield the arguments of `Producer.send` for each record."""
+    times = batch.column("timestamp").cast(pyarrow.int64())
+    for row, time in zip(batch.select(["key", "value", "headers", "tag"]).to_pylist(), times.to_pylist(), strict=True):
+        headers = [(header["name"], header["value"]) for header in row["headers"] or ()]
+        yield {**row, "headers": headers, "timestamp_ms": time // 1_000}
