@@ -15,7 +15,7 @@ import click
 
 from benchmarks.results import Figure, Options
 
-ROWS = ("ingest", "produce", "consume", "arrow", "end_to_end", "latency", "memory", "start", "cluster", "puts")
+ROWS = ("ingest", "produce", "consume", "arrow", "end_to_end", "latency", "memory", "start", "cluster", "puts", "spark")
 
 
 def say(text: str) -> None:
