@@ -2,19 +2,21 @@
 
 Pointers of an epoch go out in the order of its batches. So what lies behind a hole in the batch sequences of an epoch,
 no further than a ring is long, was stored by an owner that never came to publish it: no pointer would have named it.
-Retention leaves no such hole, since it takes the oldest first.
+Retention leaves no such hole, since it takes the oldest first. Batches of a topic may lie in objects that topics share,
+for good or since they waited long: below a topic's folder those are looked at, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, MemqError
-from memq.format.key import ObjectKey, parse_object_key
+from memq.format.key import parse_object_key, shared_prefix
 from memq.format.object import BatchEntry, ObjectIndex, Trailer, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.limits import KIB, TRAILER_BYTES
@@ -33,7 +35,9 @@ TAIL_BYTES = 16 * KIB  # what is read of an object at first: nearly always its w
 RING_SLOTS_MAX = 256  # how many batches an owner may store beyond one that it has not
 _FOR_EVER_MS = 1 << 60
 _END = Position(0, 1 << 60)
+_TOPIC_FOLDER = re.compile(r"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/")
 Epoch = tuple[str, int, int]  # topic id, write partition, epoch
+Order = tuple[str, int, int, int, str]  # the same and batch sequence, key
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +49,16 @@ class RawBatch:
     cause: MemqError | None = None
 
     @property
-    def order(self) -> tuple[str, int, int, int, str]:
+    def order(self) -> Order:
         """Where it comes: by topic and partition, then as its owners stored it."""
         if self.pointer is None:
             return ("", 0, 0, 0, self.key)
         found = self.pointer
         return (found.topic_id, found.partition, found.epoch, found.batch_sequence, self.key)
+
+    def is_of(self, topic: str) -> bool:
+        """Whether it is of a topic; what can't be read of a shared object may be of any."""
+        return self.pointer is None or self.pointer.topic == topic
 
 
 async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> list[Split]:
@@ -62,10 +70,14 @@ async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> li
     urls = StoreUrls({ANY: root}, options.config, options.profile)
     stores = TaskStores(urls, runtime)
     try:
-        batches = sorted([batch async for batch in _batches(stores.open(ANY), prefix)], key=lambda batch: batch.order)
+        batches = [batch async for batch in _batches(stores.open(ANY), prefix)]
+        topic = _TOPIC_FOLDER.match(prefix)
+        if topic is not None:
+            shared = _batches(stores.open(ANY), shared_prefix(topic["cluster"]))
+            batches += [batch async for batch in shared if batch.is_of(topic["topic"])]
     finally:
         await stores.close()
-    parts = _parts(batches, options, wanted)
+    parts = _parts(sorted(batches, key=lambda batch: batch.order), options, wanted)
     return split_parts(parts, options.partition_bytes, settings_of(options, urls, wanted))
 
 
@@ -171,7 +183,7 @@ def _parts(batches: Sequence[RawBatch], options: ReadOptions, wanted: Wanted) ->
             plans[place] = PartitionPlan(start, _END, _FOR_EVER_MS, wanted, dedup=options.dedup), 0
         plan, number = plans[place]
         plans[place] = plan, number + 1
-        part = plan.take(Entry(number, 0, b""), pointer, orphan=batch.key in orphans)
+        part = plan.take(Entry(number, 0, b""), pointer, orphan=batch.order in orphans)
         if part and low_ms <= pointer.sealed_ms < high_ms and wanted.has(pointer.topic, pointer.partition):
             parts.append(part)
     return parts
@@ -187,19 +199,19 @@ def _time_of(name: str, point: object, otherwise: int) -> int:
     return otherwise
 
 
-def find_orphans(batches: Sequence[RawBatch]) -> frozenset[str]:
-    """Return the keys of the objects that no pointer would have named; what topics share is never among them."""
-    epochs: dict[Epoch, dict[int, list[str]]] = {}
+def find_orphans(batches: Sequence[RawBatch]) -> frozenset[Order]:
+    """Return which batches no pointer would have named, by their order."""
+    epochs: dict[Epoch, dict[int, list[Order]]] = {}
     for batch in batches:
-        if batch.pointer is not None and isinstance(parse_object_key(batch.key), ObjectKey):
+        if batch.pointer is not None:
             found = batch.pointer
             numbers = epochs.setdefault((found.topic_id, found.partition, found.epoch), {})
-            numbers.setdefault(found.batch_sequence, []).append(batch.key)
-    return frozenset(key for numbers in epochs.values() for key in _behind_hole(numbers))
+            numbers.setdefault(found.batch_sequence, []).append(batch.order)
+    return frozenset(order for numbers in epochs.values() for order in _behind_hole(numbers))
 
 
-def _behind_hole(numbers: Mapping[int, Sequence[str]]) -> list[str]:
-    """Return the keys behind the first hole that is no further from the last number than a ring is long."""
+def _behind_hole(numbers: Mapping[int, Sequence[Order]]) -> list[Order]:
+    """Return what is behind the first hole that is no further from the last number than a ring is long."""
     last = max(numbers)
     holes = [number for number in range(max(min(numbers), last - RING_SLOTS_MAX), last) if number not in numbers]
-    return [key for number, keys in numbers.items() if holes and number > holes[0] for key in keys]
+    return [order for number, orders in numbers.items() if holes and number > holes[0] for order in orders]

@@ -149,6 +149,19 @@ def test_objects_are_read_by_listing_alone(spark: SparkSession, broker: DevServe
     assert listed(onDamaged="skip") == [*range(100, 300), *range(400, 500)]
 
 
+def test_listing_a_topic_finds_what_lies_in_shared_objects(spark: SparkSession, broker: DevServer) -> None:
+    for topic in ("sharing", "beside"):
+        make_topic(broker.address, topic, shared_objects=True)
+    for first in range(0, 300, 100):
+        send(broker.address, "sharing", numbers(first, first + 100))
+        send(broker.address, "beside", numbers(0, 10))
+    (cluster,) = {path.parent.name for path in (broker.data / "objects").glob("*/topics")}
+    path = str(broker.data / "objects" / cluster / "topics" / "sharing")
+    frame = spark.read.format("memq").options(path=path, columns="value,topic,orphan").load()
+    assert values_of(frame) == list(range(300))
+    assert frame.where("orphan OR topic <> 'sharing'").count() == 0
+
+
 def test_values_are_decoded_into_columns(spark: SparkSession, broker: DevServer) -> None:
     make_topic(broker.address, "json")
     send(broker.address, "json", [b'{"n": %d, "s": "x%d", "more": [1]}' % (n, n) for n in range(100)])
