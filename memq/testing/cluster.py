@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from memq.broker.broker import Broker
+from memq.broker.spool.memory import MemorySpool
 from memq.client.admin import Admin
 from memq.client.consumer import Consumer
 from memq.client.io_thread import new_event_loop
@@ -41,6 +42,7 @@ class Cluster:
         self._runtime = Runtime()
         self.faults = Faults()
         self.store = FaultyStore(self._runtime.clock, self.faults)
+        self._spool = MemorySpool()
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name="memq-test-cluster", daemon=True)
         self._started = threading.Event()
@@ -147,7 +149,7 @@ class Cluster:
 
     def _make_broker(self, queue: FaultyQueue, settings: BrokerSettings) -> Broker:
         coordinator = MemoryCoordinator(self._shared)
-        return Broker(settings, self._runtime, {STORE_NAME: self.store}, queue, coordinator)
+        return Broker(settings, self._runtime, {STORE_NAME: self.store}, queue, coordinator, spool_disk=self._spool)
 
     async def _restart(self) -> None:
         port = int(self._broker.address.rpartition(":")[2])

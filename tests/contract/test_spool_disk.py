@@ -13,6 +13,7 @@ import pytest
 
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.files import ASIDE, SpoolFiles, _spool_error
+from memq.broker.spool.memory import MemorySpool
 from memq.errors import ClosedError, SpoolError
 from tests.simulation.disk import DiskFaults, HostDisk, SimDisk
 
@@ -29,6 +30,11 @@ def simulated(_folder: Path) -> Opened:
     return lambda: SimDisk(host, DiskFaults(0.0, 0.0), random.Random(1))
 
 
+def in_memory(_folder: Path) -> Opened:
+    disk = MemorySpool()
+    return lambda: disk
+
+
 def run(opened: Opened, work: Callable[[SpoolDisk], Coroutine[Any, Any, None]]) -> None:
     """Do something with the disk, as one process would."""
 
@@ -42,7 +48,7 @@ def run(opened: Opened, work: Callable[[SpoolDisk], Coroutine[Any, Any, None]]) 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("make", [files, simulated])
+@pytest.mark.parametrize("make", [files, in_memory, simulated])
 def test_what_was_appended_is_there_for_the_next_process(make: Callable[[Path], Opened], tmp_path: Path) -> None:
     opened = make(tmp_path)
 
@@ -61,7 +67,7 @@ def test_what_was_appended_is_there_for_the_next_process(make: Callable[[Path], 
     run(opened, second)
 
 
-@pytest.mark.parametrize("make", [files, simulated])
+@pytest.mark.parametrize("make", [files, in_memory, simulated])
 def test_what_is_removed_or_set_aside_is_not_shown(make: Callable[[Path], Opened], tmp_path: Path) -> None:
     async def work(disk: SpoolDisk) -> None:
         await disk.append(ONE, [b"one"])

@@ -60,3 +60,17 @@ def test_two_clusters_share_nothing(memq_cluster: Cluster) -> None:
             assert len(admin.topic("clicks").topic.partitions) == 3
         with memq.Admin(memq_cluster.address) as admin:
             assert admin.topics() == []
+
+
+def test_what_was_acked_on_disk_outlives_its_broker(memq_cluster: Cluster) -> None:
+    holding = {"seal_when_idle": False, "batch_age_ms_max": 600_000, "stale_publish_ms": 1_000}
+    memq_cluster.create_topic("clicks", settings={"ack1": "disk", **holding})
+    with memq.Producer(memq_cluster.address, acks=1) as producer:
+        producer.send("clicks", b"0").result(60)
+    memq_cluster.stop_broker()
+    assert memq_cluster.store.objects == {}
+    memq_cluster.start_broker()
+    with memq.Consumer(memq_cluster.address, "clicks", start="beginning") as consumer:
+        batch = consumer.poll(timeout=60)
+        assert batch is not None
+        assert batch.values() == [b"0"]
