@@ -15,7 +15,7 @@ LOOK_S = 1
 
 
 def main(address: str, topic: str, folder: str) -> None:
-    """Follow the topic into files until what is there at the start was read."""
+    """Follow the topic into files, and into another topic, until what is there at the start was read."""
     builder = SparkSession.builder.master("local[2,8]").config("spark.sql.warehouse.dir", f"{folder}/warehouse")
     for name, value in CONFIG.items():
         builder = builder.config(name, value)
@@ -24,6 +24,10 @@ def main(address: str, topic: str, folder: str) -> None:
     frame = spark.readStream.format("memq").options(**options).load()
     writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
     query = writer.trigger(availableNow=True).start(f"{folder}/out")
+    larger = spark.readStream.format("memq").options(**options | {"maxRecordsPerTrigger": "700"}).load()
+    copies = larger.select("value").writeStream.format("memq").option("checkpointLocation", f"{folder}/copied")
+    copies = copies.options(brokers=address, topic=f"{topic}-copy", writer="copies")
+    copy = copies.trigger(availableNow=True).start()
     seen = -1
     while True:
         ended = query.awaitTermination(LOOK_S)
@@ -31,7 +35,7 @@ def main(address: str, topic: str, folder: str) -> None:
             if progress["batchId"] > seen:
                 seen = progress["batchId"]
                 print(f"batch {seen}", flush=True)
-        if ended:
+        if ended and copy.awaitTermination(LOOK_S):
             print("all read", flush=True)
             return
 

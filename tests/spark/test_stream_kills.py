@@ -1,4 +1,4 @@
-"""A streaming read whose driver and whose tasks are killed with SIGKILL loses no row and doubles none."""
+"""Streaming reads and writes whose driver and whose tasks are killed with SIGKILL lose no row and double none."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+import memq
 from tests.servers import DevServer
 from tests.soak import repetitions, report
 from tests.spark.topics import make_topic, numbers, send, values_of
@@ -90,6 +91,7 @@ def _parent_of(pid: int) -> int:
 def test_kills_lose_and_double_nothing(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:
     chance = random.Random(RECORDS)
     make_topic(broker.address, "killed", partitions=3)
+    make_topic(broker.address, "killed-copy", partitions=2)
     for first in range(0, RECORDS, 500):
         send(broker.address, "killed", numbers(first, first + 500))
     drivers = tasks = 0
@@ -111,3 +113,6 @@ def test_kills_lose_and_double_nothing(spark: SparkSession, broker: DevServer, t
     report(f"streaming read: {drivers} drivers and {tasks} tasks killed over {RECORDS} records")
     assert drivers == KILLS
     assert values_of(spark.read.parquet(str(tmp_path / "out"))) == list(range(RECORDS))
+    with memq.Consumer(broker.address, ["killed-copy"], start="beginning", end="end") as consumer:
+        copied = sorted(int(value or b"") for batch in consumer for value in batch.values())
+    assert copied == list(range(RECORDS))
