@@ -11,7 +11,7 @@ from memq.broker.services import Services
 from memq.errors import MemqError, ObjectExistsError
 from memq.settings import BrokerSettings
 
-BACKOFF_S_MAX = 2.0
+BACKOFF_S_MAX = 0.5  # how many requests a sick store gets is up to its breaker
 STORE_TIMEOUT_S = 60.0
 
 

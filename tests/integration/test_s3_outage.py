@@ -112,6 +112,7 @@ async def _sick_for_a_while() -> None:
                 healed_s = loop.time()
                 await sending.more(100)  # what waited, and what comes now
                 report(f"{name}: {loop.time() - healed_s:.2f} s from its end to 100 acks")
+                await sending.more(sending.sent - sending.acked)  # two outages in a row would be one of twice the time
             stored, asked = broker.services.counters.stored_objects, store.counters.put_requests
             await sending.more(1_000)
             stored = broker.services.counters.stored_objects - stored
