@@ -40,7 +40,18 @@ NO_FOLDER = "set spool = FOLDER for this broker, or the topic's ack1 to memory; 
 class PendingRun:
     """Blocks of one stream, in order, that lie in one slab; it has a reference there until they are written."""
 
-    __slots__ = ("appended_ms", "epoch", "extents", "first", "next", "queue_offset", "slab", "stream", "ticket")
+    __slots__ = (
+        "appended_ms",
+        "bytes",
+        "epoch",
+        "extents",
+        "first",
+        "next",
+        "queue_offset",
+        "slab",
+        "stream",
+        "ticket",
+    )
 
     def __init__(
         self, stream: Stream, extents: Sequence[Extent], first: int, next_: int, ticket: Ticket, now_ms: int
@@ -56,11 +67,7 @@ class PendingRun:
         self.epoch = own.epoch
         self.queue_offset = own.read_to
         self.appended_ms = now_ms
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes its blocks have."""
-        return sum(end - start for _, start, end in self.extents)
+        self.bytes = sum(end - start for _, start, end in extents)
 
 
 class Spool:
