@@ -140,6 +140,8 @@ def _damaged(part: Part, piece: Piece, settings: TaskSettings, rows: RowMaker) -
     cause = piece.cause
     assert cause is not None
     place = _place_of(part, piece)
+    if settings.skip_damaged and piece.first < part.low:
+        return  # told by who read its first record, in the micro-batch before
     if not settings.skip_damaged or isinstance(cause, UnsupportedFormatError):
         at = Position(part.partition, part.offset, piece.first)
         raise type(cause)(

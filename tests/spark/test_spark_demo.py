@@ -12,7 +12,7 @@ TIMEOUT_S = 400.0
 
 def test_batch_and_stream_equal_pandas(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(DEMO), "--records", "60000"],
+        [sys.executable, str(DEMO), "--records", "20000"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -20,6 +20,6 @@ def test_batch_and_stream_equal_pandas(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "batch: delays of 60,000 flights" in done.stdout
-    assert "stream: delays of 60,000 flights" in done.stdout
+    assert "batch: delays of 20,000 flights" in done.stdout
+    assert "stream: delays of 20,000 flights" in done.stdout
     assert "DIFFERENT" not in done.stdout

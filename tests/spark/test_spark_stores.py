@@ -13,11 +13,11 @@ from tests.integration.kafka import running_kafka
 from tests.processes import BrokerProcess
 from tests.s3_servers import BUCKET, S3Place, moto, seaweedfs
 from tests.spark.mixed import check_mixed, send_mixed
+from tests.spark.streams import run_to_end
 from tests.spark.topics import make_topic, read
 
 TOPIC = "stored"
 COUNT = 1_500
-END_S = 300
 
 
 @contextmanager
@@ -74,11 +74,7 @@ def test_all_stores_and_queues_read_alike(spark: SparkSession, tmp_path: Path, k
 def check_stream(spark: SparkSession, options: dict[str, str], folder: Path) -> None:
     """Follow the topic to its end, without a broker."""
     frame = spark.readStream.format("memq").options(maxRecordsPerTrigger="1000", **options).load()
-    writer = frame.select("partition", "offset").writeStream.format("parquet").trigger(availableNow=True)
-    query = writer.option("checkpointLocation", str(folder / "checkpoint")).start(str(folder / "out"))
-    try:
-        assert query.awaitTermination(END_S), "the stream did not end"
-    finally:
-        query.stop()
+    writer = frame.select("partition", "offset").writeStream.format("parquet")
+    query = run_to_end(writer.option("checkpointLocation", str(folder / "checkpoint")), str(folder / "out"))
     assert [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]] == [1_000, COUNT - 1_000]
     assert spark.read.parquet(str(folder / "out")).distinct().count() == COUNT

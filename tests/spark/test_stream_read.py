@@ -14,20 +14,15 @@ from memq.network import Runtime
 from memq.notification.sqlite import SqliteQueue
 from memq.spark.progress import StreamLag, lag
 from tests.servers import DevServer
+from tests.spark.streams import run_to_end
 from tests.spark.topics import make_topic, numbers, read, send, values_of
-
-END_S = 300
 
 
 def follow(spark: SparkSession, broker: DevServer, topic: str, folder: Path, **options: str) -> list[Any]:
     """Read all that is new into files, and return the progress of each micro-batch that had something."""
     frame = spark.readStream.format("memq").options(brokers=broker.address, topics=topic, **options).load()
-    writer = frame.select("value", "partition", "offset").writeStream.format("parquet").trigger(availableNow=True)
-    query = writer.option("checkpointLocation", str(folder / "checkpoint")).start(str(folder / "out"))
-    try:
-        assert query.awaitTermination(END_S), "the stream did not end"
-    finally:
-        query.stop()
+    writer = frame.select("value", "partition", "offset").writeStream.format("parquet")
+    query = run_to_end(writer.option("checkpointLocation", str(folder / "checkpoint")), str(folder / "out"))
     return [progress for progress in query.recentProgress if progress["numInputRows"]]
 
 
