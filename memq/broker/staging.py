@@ -69,7 +69,6 @@ async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
             return held
         if held < ask.first:
             raise InvalidRequestError(f"pieces from {ask.first} on, of which {held} are there", hint="go on from there")
-        _check_age(processor, ask)
         published = _Published()
         for batch in await _read(processor, ask, held, published.settle):
             await _add(processor, own, batch)
@@ -122,12 +121,12 @@ def _held(own: Ownership, ask: PublishStaged) -> int:
     return known.last_sequence
 
 
-def _check_age(processor: TopicProcessor, ask: PublishStaged) -> None:
+def _check_age(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> None:
     """Refuse what the sweep may take while it is published: it takes nothing that is younger than the whole age."""
-    age_ms = processor.services.runtime.clock.wall_ms() - ask.created_ms
+    age_ms = processor.services.runtime.clock.wall_ms() - created_ms
     if age_ms > processor.services.settings.staged_age_ms // 2:
         raise TooOldError(
-            f"batch {ask.batch_id} of writer '{ask.writer}' was begun {age_ms} ms ago",
+            f"object '{piece.key}' was staged {age_ms} ms ago",
             hint="staged_age_ms of the brokers is twice what a commit may take",
         )
 
@@ -152,7 +151,9 @@ async def _read(
             pieces=ask.pieces_total,
         )
         writers = (writer,) if ask.remember else ()
-        return staged_batch(staged_index(tail, piece), piece, ask.store, place, writers, settle)
+        index = staged_index(tail, piece)
+        _check_age(processor, piece, index.meta.created_ms)
+        return staged_batch(index, piece, ask.store, place, writers, settle)
 
     pieces = list(enumerate(ask.pieces, ask.first))[held - ask.first :]
     return list(await asyncio.gather(*(read(number, piece) for number, piece in pieces)))
@@ -161,6 +162,8 @@ async def _read(
 async def _idle(processor: TopicProcessor) -> None:
     """Wait until no staged batch is on its way: of one that nobody waits for any more, nobody knows the number."""
     while any(slot.staged is not None for slot in processor.ring):
+        if processor.failure is not None:
+            raise processor.failure
         await _change(processor)
 
 

@@ -249,7 +249,6 @@ class StagedCommits:
                     batch_id=manifest.batch_id,
                     store=manifest.store,
                     manifest=checksum,
-                    created_ms=manifest.created_ms,
                     pieces_total=len(pieces),
                     first=done,
                     remember=remember,

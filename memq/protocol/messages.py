@@ -375,8 +375,8 @@ class WirePiece(msgspec.Struct, kw_only=True):
 class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_only=True):
     """Have the owner of a partition publish pieces of a writer's batch where they lie, those that are not there yet.
 
-    They are the pieces from number `first` on of the `pieces_total` that the manifest (its crc32c, and when it was
-    made, Unix ms) has for the partition. Not to `remember` the writer leaves its repetition to the dedup window.
+    They are the pieces from number `first` on of the `pieces_total` that the manifest (its crc32c) has for the
+    partition. Not to `remember` the writer leaves its repetition to the dedup window.
     """
 
     topic: str
@@ -386,7 +386,6 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     batch_id: Int64
     store: str
     manifest: Int64
-    created_ms: Int64
     pieces_total: Int64
     first: Int64
     pieces: list[WirePiece]

@@ -10,9 +10,18 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
+from memq.broker.sweep import Sweep
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.staged_writer import StagedCommits, StagedWriter
-from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError, StoreError, TooLargeError
+from memq.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    StoreError,
+    TooLargeError,
+    TooOldError,
+)
 from memq.format.key import manifest_key, staged_prefix
 from memq.format.manifest import Manifest, StagedObject, decode_manifest, encode_manifest
 from memq.format.pointer import Pointer, decode_pointer
@@ -223,6 +232,35 @@ def test_what_is_not_as_the_manifest_says_is_refused() -> None:
     run(rigged(work, partitions=1))
 
 
+def test_what_the_sweep_may_soon_take_is_not_published() -> None:
+    async def work(rig: Rig) -> None:
+        objects = await rig.staged([b"a"])
+        clock, age_ms = rig.broker.services.runtime.clock, rig.broker.services.settings.staged_age_ms
+        wall_ms = clock.wall_ms
+        clock.wall_ms = lambda: wall_ms() + age_ms // 2 + 1_000  # type: ignore[method-assign]
+        with pytest.raises(TooOldError, match="was staged"):
+            await rig.commits.commit(0, objects, rig.store)
+        clock.wall_ms = lambda: wall_ms() + age_ms // 2 - 60_000  # type: ignore[method-assign]
+        await rig.commits.commit(0, [], rig.store)
+        assert len([each for each in await rig.pointers() if each.kind == "data"]) == 1
+
+    run(rigged(work, partitions=1))
+
+
+def test_the_sweep_takes_what_was_staged_and_never_committed_at_its_own_age() -> None:
+    async def work(rig: Rig) -> None:
+        committed, never = await rig.staged([b"a"]), await rig.staged([b"b"])
+        await rig.commits.commit(0, committed, rig.store)
+        services = rig.broker.services
+        sweep = Sweep("memq", rig.store, services.queue, services.coordinator, services.runtime.clock, print)
+        assert [each async for each in sweep.find(0, 60_000)] == []
+        gone = [each.key async for each in sweep.run(3_600_000, -60_000)]
+        assert gone == sorted([never[0].key, manifest_key("memq", WRITER, 0)])
+        assert await rig.records() == [b"a"]
+
+    run(rigged(work, partitions=1))
+
+
 def test_records_of_a_task_go_to_partitions_by_key_and_objects_by_size() -> None:
     async def work(rig: Rig) -> None:
         writer = StagedWriter(
@@ -263,7 +301,6 @@ async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int
         batch_id=manifest.batch_id,
         store=manifest.store,
         manifest=checksum,
-        created_ms=manifest.created_ms,
         pieces_total=len(pieces),
         first=0,
         pieces=[_wire(*piece) for piece in pieces[:count]],
