@@ -16,9 +16,11 @@ from pyspark.sql import SparkSession
 
 import memq
 from memq.audit.minutes import COUNTS
+from memq.client.io_thread import io_thread
 from memq.spark.options import read_options
 from memq.spark.pipelines.__main__ import pipelines
 from memq.spark.pipelines.audit import audit
+from memq.spark.pipelines.audit_plan import plan_audit
 from tests.servers import DevServer
 from tests.soak import repetitions
 from tests.spark.injured_topic import GROUP, MINUTE_MS, Stream, injure
@@ -32,7 +34,7 @@ KINDS = ("delivered", "copies", "lost", "corrupt", "doubled", "unknown", "late")
 def test_reported_is_what_was_injected_and_what_memq_audit_says(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     topic = injure(tmp_path, seed)
     options = replace(read_options(topic.options, "batch"), partition_bytes=8_192)  # a few pieces of each partition
-    verdict, table = audit(spark, options)
+    verdict, table = audit(spark, options, io_thread().run(plan_audit(options)))
     assert verdict == topic.audited()
     rows = table.collect()
     found: dict[Stream, Counter[str]] = {}

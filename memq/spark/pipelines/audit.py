@@ -15,7 +15,7 @@ from memq.audit.parts import merge_verdicts
 from memq.audit.verdict import Verdict
 from memq.client.io_thread import io_thread
 from memq.spark.options import ReadOptions
-from memq.spark.pipelines.audit_plan import plan_audit
+from memq.spark.pipelines.audit_plan import AuditPlan, plan_audit
 from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
 
 if TYPE_CHECKING:
@@ -33,44 +33,43 @@ def command(
     """Read all that TOPIC's queue names, and say what was lost, doubled or damaged, and how sure that is."""
     options, read = options_of(topic, brokers, given)
     with spark_session(f"audit {topic}") as spark:
-        verdict, table = audit(spark, read)
+        plan = io_thread().run(plan_audit(read))
+        verdict, table = audit(spark, read, plan)
         if parquet:
             table.write.mode("overwrite").parquet(parquet)
             tell(f"audit: table written to {parquet}")
         if report:
-            send_table(table, report, options.get("brokers"))
+            send_table(table, report, options.get("brokers"), now_ms=plan.now_ms)
             tell(f"audit: table sent to topic '{report}'")
         print_verdict(verdict, as_json=as_json)
     return 0 if verdict.passed else 1
 
 
-def audit(spark: SparkSession, options: ReadOptions) -> tuple[Verdict, DataFrame]:
-    """Audit the topic of `options` as its queue is now; return the verdict and the table by producer and minute.
+def audit(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> tuple[Verdict, DataFrame]:
+    """Audit what `plan` has of the topic of `options`; return the verdict and the table by producer and minute.
 
     The table: `topic`, write `partition`, `producer_id`, `minute` (of queue time), the counts of
     `memq.audit.minutes`, `committed` by group, `verdict` in a word, and `final`: whether the minute lies below the
     watermark, so that nothing of it can change any more.
-    Raises: UnreachableError, NotFoundError; of tasks, as Spark tells it.
+    Raises: what tasks raise, as Spark tells it.
     """
     from memq.spark.pipelines.audit_tasks import judge, table_of, verdicts_of
 
-    plan = io_thread().run(plan_audit(options))
     tell(f"audit: topic '{plan.topic.name}', {len(plan.pieces)} pieces of {len(plan.spans)} partitions")
     judged = judge(spark, options, plan)
     return merge_verdicts(verdicts_of(judged, plan)), table_of(judged, plan)
 
 
-def send_table(table: DataFrame, topic: str, brokers: str | None) -> None:
-    """Send a table to a topic, from one task; rows of a run that is repeated have the same keys."""
+def send_table(table: DataFrame, topic: str, brokers: str | None, *, now_ms: int) -> None:
+    """Write a table to a topic, whole and once, as the batch of this moment (Unix ms). Raises: as a batch write."""
     from pyspark.sql import functions
-
-    from memq.spark.pipelines.audit_tasks import sender
 
     keyed = table.select(
         functions.concat_ws("/", "topic", "partition", "producer_id", "minute").alias("key"),
         functions.to_json(functions.struct("*")).alias("value"),
     )
-    keyed.coalesce(1).foreachPartition(sender(topic, brokers))
+    options = {"topic": topic, "writer": f"audit.{topic}", "batchId": str(now_ms)}
+    keyed.write.format("memq").mode("append").options(**options, **({"brokers": brokers} if brokers else {})).save()
 
 
 def print_verdict(verdict: Verdict, *, as_json: bool) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow
 from pyspark import StorageLevel
@@ -17,7 +17,6 @@ from memq.audit.checker import Checker
 from memq.audit.minutes import COUNTS, MINUTE_MS, WORDS, MinuteRow, Minutes, watermark_ms
 from memq.audit.verdict import Verdict
 from memq.audit.whole_object import ReadObject
-from memq.client.producer import Producer
 from memq.format.block import Buffer
 from memq.format.pointer import Location
 from memq.network import Runtime
@@ -83,18 +82,6 @@ def table_of(judged: DataFrame, plan: AuditPlan) -> DataFrame:
         _word().alias("verdict"),
         (functions.col("minute").cast("double") <= final_s).alias("final"),
     )
-
-
-def sender(topic: str, brokers: str | None) -> Callable[[Iterable[Any]], None]:
-    """Return what sends a task's rows, with `key` and `value`, to a topic. Raises: as `Producer`."""
-
-    def send(rows: Iterable[Any]) -> None:
-        with Producer(brokers) as producer:
-            for row in rows:
-                producer.send(topic, row.value, key=row.key)
-            producer.flush()
-
-    return send
 
 
 def _word() -> Column:
