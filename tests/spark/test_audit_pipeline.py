@@ -58,12 +58,14 @@ def test_a_topic_of_a_broker_as_a_command(spark: SparkSession, broker: DevServer
             producer.send("audited", b"value %d" % number, key=b"key %d" % (number % 50))
     table = tmp_path / "table"
     arguments = ["audit", "audited", "-b", broker.address, "--json", "-o", "partitionBytes=64KiB"]
-    done = CliRunner().invoke(
-        pipelines,
-        [*arguments, "--parquet", str(table), "--report", "empty-report"],
-        standalone_mode=False,
-        catch_exceptions=False,
-    )
+    with memq.Consumer(broker.address, "audited", group="idle", auto_commit=False) as consumer:
+        assert consumer.poll(timeout=60) is not None  # a group that has stored nothing
+        done = CliRunner().invoke(
+            pipelines,
+            [*arguments, "--parquet", str(table), "--report", "empty-report"],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
     assert done.return_value == 0
     told = json.loads(done.stdout)
     line = subprocess.run(

@@ -10,6 +10,7 @@ from memq.network import Runtime
 from memq.notification import Groups, Span
 from memq.spark.access import Access, open_access
 from memq.spark.options import ReadOptions
+from memq.spark.pipelines.group_positions import stored_positions
 from memq.spark.pipelines.pieces import Piece, pieces_of
 from memq.topic import Position, ReadPartition, Topic, equal_slots
 
@@ -54,10 +55,6 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
 
 async def _committed(access: Access, partitions: list[ReadPartition]) -> dict[str, dict[ReadPartition, Position]]:
     """Return by group where it stands, of the groups that have read the topic."""
-    queue = cast(Groups, access.queue)  # each of the queues keeps groups, too
-    found: dict[str, dict[ReadPartition, Position]] = {}
-    for group in await queue.groups():
-        stored = await queue.committed(group, partitions)
-        if stored:
-            found[group] = {partition: committed.position for partition, committed in stored.items()}
-    return found
+    groups = cast(Groups, access.queue)  # each of the queues keeps groups, too
+    found = {group: await stored_positions(groups, group, partitions) for group in await groups.groups()}
+    return {group: positions for group, positions in found.items() if positions}

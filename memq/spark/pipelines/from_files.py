@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pyarrow.parquet
 from memq.client.io_thread import io_thread
 from memq.errors import NotFoundError
 from memq.spark.pipelines.file_store import FilePlace, latest, open_place
+from memq.spark.pipelines.hour_files import FILE_BYTES_MAX
 from memq.spark.pipelines.manifest import File, Manifest
 from memq.spark.pipelines.spread import Batches, spread
 
@@ -30,7 +32,7 @@ def read_files(
     if not manifest.files:
         raise NotFoundError(f"manifest {manifest.number} of topic '{manifest.topic}' has no files yet")
     schema = io_thread().run(_schema(place, manifest.files[0]))
-    return spread(spark, files, partial(_read, place), schema)
+    return spread(spark, _tasks(files), partial(_read, place), schema)
 
 
 def manifest_of(place: FilePlace) -> Manifest:
@@ -45,9 +47,23 @@ def _has(file: File, least_ms: int | None, greatest_ms: int | None) -> bool:
     return (least_ms is None or file.greatest_ms >= least_ms) and (greatest_ms is None or file.least_ms <= greatest_ms)
 
 
-def _read(place: FilePlace, file: File) -> Batches:
-    data = io_thread().run(_get(place, file.key))
-    yield from pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).iter_batches()
+def _tasks(files: Sequence[File]) -> list[list[str]]:
+    """Put files together, in order, to what one task reads."""
+    tasks: list[list[str]] = []
+    left = 0
+    for file in files:
+        if left < file.bytes:
+            tasks.append([])
+            left = FILE_BYTES_MAX
+        tasks[-1].append(file.key)
+        left -= file.bytes
+    return tasks
+
+
+def _read(place: FilePlace, keys: Sequence[str]) -> Batches:
+    for key in keys:
+        data = io_thread().run(_get(place, key))
+        yield from pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).iter_batches()
 
 
 async def _schema(place: FilePlace, file: File) -> pyarrow.Schema:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from memq.errors import InvalidRequestError, NotFoundError
@@ -11,6 +11,17 @@ from memq.notification import Groups
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
 from memq.topic import Committed, Position, ReadPartition
+
+
+async def stored_positions(
+    groups: Groups, group: str, partitions: Sequence[ReadPartition]
+) -> dict[ReadPartition, Position]:
+    """Return where a group stands in those of `partitions` that it has committed. Raises: as `Groups.committed`."""
+    try:
+        stored = await groups.committed(group, partitions)
+    except NotFoundError:
+        return {}  # it has members, and has stored nothing
+    return {partition: committed.position for partition, committed in stored.items()}
 
 
 async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:
@@ -28,9 +39,8 @@ async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:
             raise InvalidRequestError(
                 f"group '{group}' has {len(state.members)} members", hint="stop them: they would read the same records"
             )
-        partitions = access.topics[options.topics[0]].partitions
-        stored = await groups.committed(group, list(partitions))
-        return {partition.partition: committed.position for partition, committed in stored.items()}
+        stored = await stored_positions(groups, group, list(access.topics[options.topics[0]].partitions))
+        return {partition.partition: position for partition, position in stored.items()}
 
 
 async def commit_positions(options: ReadOptions, group: str, positions: Mapping[int, Position]) -> None:
