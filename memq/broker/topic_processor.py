@@ -445,7 +445,8 @@ class TopicProcessor:
             adopted, held = own.next_adopted(), enumerate(staged.sequences)
             skip = tuple(n for n, (number, *block) in held if own.producer(number).queued.covers(*block))
             totals = own.totals_with(adopted)
-            return staged_pointer(slot, origin, totals, adopted, skip, own.named_since_ms())
+            named_ms = own.named_ms if staged.writers else own.named_since_ms()  # it may be the first with a name
+            return staged_pointer(slot, origin, totals, adopted, skip, named_ms)
 
         await self._publisher().publish(build, slot.number)
         self.ring.published()

@@ -100,6 +100,7 @@ def test_a_batch_is_seen_with_its_commit_and_once_however_often_it_is_committed(
         assert len(await rig.pointers()) == pointers
         data = [each for each in await rig.pointers() if each.kind == "data"]
         assert all(each.locations[0].key.startswith(staged_prefix("memq")) for each in data)
+        assert all(each.named_ms for each in data), "an opening must know from when on to read, also of the first one"
         assert {(each.named[0].producer, each.named[0].batch_id) for each in data} == {(writer_id(WRITER), "7")}
 
     run(rigged(work))
