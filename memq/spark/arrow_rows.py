@@ -19,11 +19,12 @@ from memq.format.arrow import Rows, block_rows
 from memq.format.block import BlockHeader
 from memq.format.columns import BlockReader
 from memq.spark.columns import COLUMNS
-from memq.spark.json_values import Decoder
 from memq.topic import Position
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from memq.spark.json_values import Decoder
 
 _MILLISECONDS = pyarrow.timestamp("ms", tz="UTC")
 
@@ -130,7 +131,7 @@ def _repeated(value: object, kind: pyarrow.DataType, count: int) -> pyarrow.Arra
 
 def _counted(first: int, count: int, kind: pyarrow.DataType) -> pyarrow.Array:
     numbers = numpy.arange(first, first + count, dtype=kind.to_pandas_dtype())
-    return pyarrow.array(numbers, kind)
+    return pyarrow.Array.from_buffers(kind, count, [None, pyarrow.py_buffer(numbers)])
 
 
 def _or_nulls(column: pyarrow.Array | None, kind: pyarrow.DataType, count: int) -> pyarrow.Array:
