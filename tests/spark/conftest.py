@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from localstack.java import java_home
+from localstack.spark import spark_environment
 from tests.servers import DevServer, dev_server
 
 ROOT = Path(__file__).parents[2]
@@ -30,10 +29,8 @@ CONFIG = {
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Start Spark once; its Python processes run this Python, and find this tree's packages."""
     folder = tmp_path_factory.mktemp("spark")
-    os.environ["JAVA_HOME"] = str(java_home(folder / "java"))
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.update(spark_environment(folder))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.master("local[2]").appName("memq's tests")
     for name, value in CONFIG.items():
         builder = builder.config(name, value)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
 
-from localstack.java import java_home
 from localstack.launch import Launch, Server
 from localstack.ports import HOST, free_ports
+from localstack.spark import spark_environment
 from tests.spark.conftest import ROOT
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -24,8 +23,7 @@ JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # they live for secon
 def standalone_cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, list[Server]]]:
     """Run a master and `workers` workers of one core each; yield the master's address, spark://…, and the workers."""
     environment = {
-        "JAVA_HOME": str(java_home(folder / "java")),
-        "PYSPARK_PYTHON": sys.executable,
+        **spark_environment(folder),
         "PYTHONPATH": str(ROOT),
         "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
         "SPARK_DAEMON_MEMORY": "128m",
