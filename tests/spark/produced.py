@@ -31,5 +31,5 @@ def produce(broker: DevServer, topic: str, numbers: Sequence[int]) -> None:
 
 
 def numbers_in(spark: SparkSession, folder: Path) -> list[int]:
-    rows = read_files(spark, place_of_text(str(folder), None, None)).select("value").collect()
+    rows = read_files(spark, place_of_text(str(folder))).select("value").collect()
     return sorted(int(bytes(row.value).split()[0]) for row in rows)

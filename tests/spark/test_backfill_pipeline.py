@@ -48,7 +48,7 @@ def test_files_get_what_a_group_has_not_read(spark: SparkSession, broker: DevSer
     with memq.Admin(broker.address) as admin:  # as if a run had been killed before its commits
         admin.reset_group("files", "backfilled", "beginning")
     options = options_of("backfilled", broker.address, [])[1]
-    backfill_files(spark, options, "files", place_of_text(str(folder), None, None))
+    backfill_files(spark, options, "files", place_of_text(str(folder)))
     assert numbers_in(spark, folder) == sorted({*range(450)} - read)
     assert left_of(broker, "files") == 0
 

@@ -41,7 +41,7 @@ def test_each_record_is_written_once_and_runs_go_on(spark: SparkSession, broker:
 
     assert "0 records in 0 files" in compact()  # all of it may still have late copies
     compact("--unsettled", "--tasks", "1")
-    place = place_of_text(str(folder), None, None)
+    place = place_of_text(str(folder))
     manifest = manifest_of(place)
     assert manifest.number > 2
     assert numbers_in(spark, folder) == [*range(500)]
@@ -87,7 +87,7 @@ def test_a_killed_driver_loses_and_doubles_nothing(
     os.killpg(process.pid, signal.SIGKILL)  # the driver, its JVM and its tasks
     process.wait()
     process.stderr.close()
-    place = place_of_text(str(folder), None, None)
+    place = place_of_text(str(folder))
     assert manifest_of(place).number >= 1
     write_files(spark, options_of(topic, broker.address, [SMALL])[1], place, settled=False)
     assert numbers_in(spark, folder) == [*range(500)]

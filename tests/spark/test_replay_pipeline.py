@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -85,10 +86,11 @@ def test_a_killed_replay_loses_and_doubles_nothing(spark: SparkSession, broker: 
         [*command, source, "-b", broker.address, "--to-topic", target],
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     with memq.Consumer(broker.address, target) as consumer:
         assert consumer.poll(timeout=180) is not None, "the replay sends nothing"
-    process.send_signal(signal.SIGKILL)
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     options = options_of(source, broker.address, [])[1]
     replay(spark, options, Target(target, broker.address, f"replay.{source}.{target}"))

@@ -30,7 +30,7 @@ class FilePlace:
     profile: str | None = None
 
 
-def place_of_text(text: str, config: str | None, profile: str | None) -> FilePlace:
+def place_of_text(text: str, config: str | None = None, profile: str | None = None) -> FilePlace:
     """Return the place that a path or an address means."""
     url = text if urlsplit(text).scheme in ("file", "s3") else Path(text).absolute().as_uri()
     return FilePlace(url, config, profile)
