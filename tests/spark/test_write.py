@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from memq.spark.write_options import WRITE_COLUMNS, WRITE_SPELLING, WriteOptions
 from tests.servers import DevServer
 from tests.spark.conftest import ROOT
 from tests.spark.topics import make_topic
+
+PAGE = ROOT / "docs" / "spark-write.md"
 
 
 def consumed(address: str, topic: str) -> list[memq.Record]:
@@ -138,8 +141,32 @@ def test_options_that_are_wrong_are_named(given: dict[str, str], streams: bool, 
         write_options(given, streams=streams)
 
 
+def test_each_snippet_of_the_page_runs_and_each_option_is_in_one(
+    spark: SparkSession, broker: DevServer, tmp_path: Path
+) -> None:
+    snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert [name for name in WRITE_SPELLING.values() if f"{name}=" not in "".join(snippets)] == []
+    (tmp_path / "memq.toml").write_text('[profile.reports.s3]\nregion = "eu-central-1"\n')
+    real = {
+        "127.0.0.1:9876": broker.address,
+        "/srv/memq.toml": str(tmp_path / "memq.toml"),
+        "/srv/memq/": f"{broker.data}/",
+        "/srv/out": str(tmp_path),
+        "20260131": "1",
+        '"orders"': '"page-orders"',
+        '"copies"': '"page-copies"',
+    }
+    names: dict[str, object] = {}
+    for snippet in snippets:
+        for shown, meant in real.items():
+            snippet = snippet.replace(shown, meant)
+        exec(compile(snippet, str(PAGE), "exec"), names)
+    assert len(consumed(broker.address, "page-orders")) == 3_000
+    assert len(consumed(broker.address, "page-copies")) == 1_000
+
+
 def test_the_page_names_every_option_and_column() -> None:
-    page = (ROOT / "docs" / "spark-write.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     told = {name for row in page.splitlines() if row.startswith("| ") for name in row.split(" | ")[0][2:].split(", ")}
     assert told >= set(WRITE_SPELLING.values()) | set(WRITE_COLUMNS)
 
