@@ -122,6 +122,7 @@ def measure(
         over("binary files", OVER_BINARY_FILES_MIN),
         over("text", OVER_TEXT_MIN),
         stream_figure(spark, address, folder / f"stream-{codec}", codec, len(values)),
+        compact_figure(spark, address, folder / f"compact-{codec}", codec, size),
     ]
     for figure in figures:
         options.say(figure.line())
@@ -137,6 +138,20 @@ def stream_figure(spark: SparkSession, address: str, folder: Path, codec: str, r
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     return Figure(NAME, f"{codec}, stream, ten micro-batches", records / (time.monotonic() - started_s), "rows/s")
+
+
+def compact_figure(spark: SparkSession, address: str, place: Path, codec: str, size: int) -> Figure:
+    """Write the topic, with all columns, as Parquet files."""
+    from memq.spark.options import read_options
+    from memq.spark.pipelines.file_store import place_of_text
+    from memq.spark.pipelines.to_files import write_files as write_topic
+
+    options = read_options({"brokers": address, "topics": NAME, "partitionBytes": PARTITION_BYTES})
+    started_s = time.monotonic()
+    manifest = write_topic(spark, options, place_of_text(str(place)), settled=False)
+    rate = size / 1e6 / (time.monotonic() - started_s)
+    written = sum(file.bytes for file in manifest.files)
+    return Figure(NAME, f"{codec}, compacted to Parquet", rate, "MB/s", detail={"bytes written": written})
 
 
 def decoded(spark: SparkSession, objects: Path) -> DataFrame:
