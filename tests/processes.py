@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from localstack import guard
+from localstack.ports import free_ports
 from localstack.processes import identity_of
 from localstack.s3 import BUCKET
 from localstack.servers import S3Server, Server
@@ -32,7 +33,7 @@ class BrokerProcess:
         """`behind_ms`: how far the wall clock of the process is behind."""
         self.name = name
         self.behind_ms = behind_ms
-        self.port = 0
+        (self.port,) = free_ports(1)  # one that no client's connection is given while the broker is down
         self.log = config.parent / f"{name}.log"
         self.spool = config.parent / f"{name}-spool"
         self._config = config

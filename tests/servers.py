@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from localstack import guard
+from localstack.ports import free_ports
 from localstack.processes import identity_of
 
 END_TIMEOUT_S = 60.0
@@ -20,7 +21,7 @@ class DevServer:
 
     def __init__(self, data: Path, *options: str, http: bool = False) -> None:
         self.data = data
-        self.port = 0
+        (self.port,) = free_ports(1)  # one that no client's connection is given while the server is down
         self.log = data.parent / f"{data.name}.log"
         self._options = options
         self._http = ["--http-port", "0" if http else "-1"]

@@ -174,18 +174,20 @@ class StagedCommits:
         store: StorageHandler,
         *,
         remember: bool = True,
+        source: str = "",
         timeout_s: float = 600.0,
     ) -> Manifest:
         """Make a batch of staged objects visible, all of it, once: however often it is committed, and from wherever.
 
         The first commit of a batch decides what it is; a later one, with whatever objects, brings that to its end.
         Batch ids of a writer grow; a batch below the last one is there already. Without `remember` no partition keeps
-        the writer's name, and a commit is repeated within the dedup window only. Returns what the batch is.
+        the writer's name, and a commit is repeated within the dedup window only. `source` names the stream that the
+        batch is of: the batch of another one is refused. Returns what the batch is.
         Raises: TimedOutError: commit it again; InvalidRequestError, NotFoundError, TooOldError, CorruptDataError.
         """
         if not 0 <= batch_id < BATCH_ID_END:
             raise InvalidRequestError(f"batch id {batch_id} is outside 0 to {BATCH_ID_END - 1}")
-        manifest, checksum = await self._decide(batch_id, objects, store)
+        manifest, checksum = await self._decide(batch_id, objects, store, source)
         turn = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX)
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
@@ -201,9 +203,12 @@ class StagedCommits:
         return manifest
 
     async def _decide(
-        self, batch_id: int, objects: Sequence[StagedObject], store: StorageHandler
+        self, batch_id: int, objects: Sequence[StagedObject], store: StorageHandler, source: str = ""
     ) -> tuple[Manifest, int]:
-        """Put the manifest, or find the one that was there before; return it with its checksum."""
+        """Put the manifest, or find the one that was there before; return it with its checksum.
+
+        Raises: InvalidRequestError when that one is of another stream.
+        """
         key = manifest_key(self.cluster, self._writer, batch_id)
         manifest = Manifest(
             cluster=self.cluster,
@@ -212,6 +217,7 @@ class StagedCommits:
             store=self.store.name,
             created_ms=self._runtime.clock.wall_ms(),
             objects=tuple(objects),
+            source=source,
         )
         body = encode_manifest(manifest)
         try:
@@ -219,6 +225,11 @@ class StagedCommits:
         except ObjectExistsError:
             body = await store.get(key)
             manifest = decode_manifest(body)
+            if manifest.source != source:
+                raise InvalidRequestError(
+                    f"batch {batch_id} of writer '{self._writer}' is of stream '{manifest.source}', not of '{source}'",
+                    hint="give each stream a writer name of its own, and a new one with each new checkpoint",
+                ) from None
         return manifest, crc32c(body)
 
     async def _publish(

@@ -41,7 +41,10 @@ class StagedObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch of a writer: its objects in the order of their records, in `store`, and when it was made, Unix ms."""
+    """One batch of a writer: its objects in the order of their records, in `store`, and when it was made, Unix ms.
+
+    `source` is the stream whose batch it is, where there is one: two streams that took the same name are told apart.
+    """
 
     version: int = FORMAT_VERSION
     cluster: Text
@@ -50,6 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     store: Text
     created_ms: Number
     objects: tuple[StagedObject, ...]
+    source: str = ""
 
     def places(self) -> dict[Place, list[tuple[StagedObject, StagedPiece]]]:
         """Return the pieces of each partition, in order: their numbers are their places in it."""

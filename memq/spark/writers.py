@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _BATCH_PROPERTY = "streaming.sql.batchId"
+_STREAM_PROPERTY = "sql.streaming.queryId"  # it stays with the checkpoint
 Messages = list[WriterCommitMessage | None]
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task did: the objects that it staged, or how many records it sent."""
+    """What a task of a stream, or of none, did: the objects that it staged, or how many records it sent."""
 
     objects: list[StagedObject]
     records: int = 0
+    stream: str = ""
 
 
 class MemqWriter(DataSourceArrowWriter):
@@ -87,10 +89,10 @@ def written(
     """Stage or send the rows of a task, and return what it did."""
     from memq.spark.writing import send, stage
 
-    if options.staged:
-        return Written(stage(batches, options, writer))
     context = TaskContext.get()
     assert context is not None, "a task without a context"
+    if options.staged:
+        return Written(stage(batches, options, writer), stream=context.getLocalProperty(_STREAM_PROPERTY) or "")
     return Written([], send(batches, options, direct_id(writer, batch_id, context.partitionId())))
 
 
@@ -99,8 +101,10 @@ def commit_staged(messages: Messages, options: WriteOptions, writer: str, batch_
     from memq.spark.writing import commit
 
     if options.staged:
-        objects = [staged for message in messages if isinstance(message, Written) for staged in message.objects]
-        commit(options, writer, batch_id, objects, remember=remember)
+        told = [message for message in messages if isinstance(message, Written)]
+        objects = [staged for message in told for staged in message.objects]
+        stream = next((message.stream for message in told), "")
+        commit(options, writer, batch_id, objects, stream, remember=remember)
 
 
 def _micro_batch() -> int:

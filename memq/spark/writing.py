@@ -86,10 +86,10 @@ class StagedTask:
         """Return what was staged."""
         return await self._writer.finish()
 
-    async def commit(self, batch_id: int, objects: Sequence[StagedObject], *, remember: bool) -> None:
+    async def commit(self, batch_id: int, objects: Sequence[StagedObject], source: str, *, remember: bool) -> None:
         """Commit a batch, as the driver does."""
         await self._learn([piece.topic for staged in objects for piece in staged.pieces])
-        await self._commits.commit(batch_id, objects, self.store, remember=remember)
+        await self._commits.commit(batch_id, objects, self.store, source=source, remember=remember)
 
     async def close(self) -> None:
         """Disconnect."""
@@ -115,18 +115,18 @@ def stage(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, writer:
 
 
 def commit(
-    options: WriteOptions, writer: str, batch_id: int, objects: Sequence[StagedObject], *, remember: bool
+    options: WriteOptions, writer: str, batch_id: int, objects: Sequence[StagedObject], source: str, *, remember: bool
 ) -> None:
-    """Make a batch visible, once. Raises: MemqError: commit it again."""
-    io_thread().run(_commit(options, writer, batch_id, objects, remember=remember))
+    """Make a batch of a stream `source`, or of none, visible, once. Raises: MemqError: commit it again."""
+    io_thread().run(_commit(options, writer, batch_id, objects, source, remember=remember))
 
 
 async def _commit(
-    options: WriteOptions, writer: str, batch_id: int, objects: Sequence[StagedObject], *, remember: bool
+    options: WriteOptions, writer: str, batch_id: int, objects: Sequence[StagedObject], source: str, *, remember: bool
 ) -> None:
     task = await StagedTask.opened(options, writer)
     try:
-        await task.commit(batch_id, objects, remember=remember)
+        await task.commit(batch_id, objects, source, remember=remember)
     finally:
         await task.close()
 

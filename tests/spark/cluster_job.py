@@ -53,7 +53,7 @@ def main(master: str, brokers: str, topic: str) -> None:
         told = [list(row) for row in sums.collect()]
         for _ in range(2):
             copied = records.select("value").mapInArrow(killed_once, "value BINARY")
-            target = {"brokers": brokers, "topic": f"{topic}-copy", "writer": "copies", "batchId": "1"}
+            target = {"brokers": brokers, "topic": f"{topic}-copy", "writer": f"{topic}-copies", "batchId": "1"}
             copied.write.format("memq").mode("append").options(**target).save()
         print(json.dumps(told))
     finally:

@@ -30,7 +30,7 @@ def main(address: str, topic: str, folder: str) -> None:
     files = writer.option("path", f"{folder}/out")
     larger = spark.readStream.format("memq").options(**options | {"maxRecordsPerTrigger": "700"}).load()
     copies = larger.select("value").writeStream.format("memq").option("checkpointLocation", f"{folder}/copied")
-    copies = copies.options(brokers=address, topic=f"{topic}-copy", writer="copies")
+    copies = copies.options(brokers=address, topic=f"{topic}-copy", writer=f"{topic}-copies")
     for start in range(STARTS):
         try:
             run(spark, files, copies)

@@ -28,7 +28,7 @@ def objects_of(broker: DevServer, topic: str) -> list[Path]:
     """Return the objects of a topic, in the order of their batches."""
     root = broker.data / "objects"
     found: list[tuple[int, Path]] = []
-    for path in root.rglob("*"):
+    for path in root.glob(f"*/topics/{topic}/**/*"):
         if path.is_file():
             key = parse_object_key(path.relative_to(root).as_posix())
             if isinstance(key, ObjectKey) and key.topic == topic:

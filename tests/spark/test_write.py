@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import memq
@@ -99,7 +99,7 @@ def test_a_stream_whose_driver_forgot_its_last_commits_writes_them_once(
     make_topic(broker.address, topic, partitions=2)
     source.mkdir()
 
-    def run() -> None:
+    def run(checkpoint: Path = checkpoint) -> None:
         frame = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).text(str(source))
         query = (
             frame.writeStream.format("memq")
@@ -108,7 +108,7 @@ def test_a_stream_whose_driver_forgot_its_last_commits_writes_them_once(
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(400)
 
     for number in range(3):
         (source / f"{number}.txt").write_text("".join(f"{number * 100 + row}\n" for row in range(100)))
@@ -119,6 +119,10 @@ def test_a_stream_whose_driver_forgot_its_last_commits_writes_them_once(
     (source / "3.txt").write_text("".join(f"{300 + row}\n" for row in range(100)))
     run()
     assert numbers_in(broker.address, topic) == list(range(400))
+    if mode == "exactly-once":
+        with pytest.raises(StreamingQueryException, match="give each stream a writer name of its own"):
+            run(tmp_path / "another")
+        assert numbers_in(broker.address, topic) == list(range(400))
 
 
 # ---- options and columns -------------------------------------------------------------------------

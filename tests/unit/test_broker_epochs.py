@@ -452,9 +452,11 @@ def test_a_partition_that_fails_does_not_keep_the_others_from_draining() -> None
                 block = block_of(topic, 0, [b"v"], partition=partition)
                 client.write(write_frame(block, stream=1 + partition))
                 await until_sealed(processor_of(broker, topic, partition))
-            processor_of(broker, topic).fail(StoreError("gone for good"))
             assert len(broker.held_blocks()) == 2
             drain = asyncio.create_task(broker.drain())
+            await asyncio.sleep(0)
+            assert broker.partitions.draining
+            processor_of(broker, topic).fail(StoreError("gone for good"))
             asyncio.get_running_loop().call_later(0, store.gate.set)
             with pytest.raises(StoreError, match="gone for good"):
                 await drain

@@ -238,7 +238,7 @@ def test_a_second_member_takes_its_share_cooperatively(cluster: Cluster) -> None
         values = sorted([*take(first).values(), *take(first).values()], key=repr)
         assert values == [b"0", b"1"]
         with second:
-            while not second.position():
+            while not any(who == "second assigned" and places for who, places in told):
                 first.poll(0.05)
                 second.poll(0.05)
             assert len(first.position()) == len(second.position()) == 1

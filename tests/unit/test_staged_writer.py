@@ -119,6 +119,17 @@ def test_a_later_attempt_publishes_what_the_first_one_decided() -> None:
     run(rigged(work))
 
 
+def test_two_streams_under_one_name_are_told_apart() -> None:
+    async def work(rig: Rig) -> None:
+        await rig.commits.commit(1, await rig.staged([b"ours"]), rig.store, source="one")
+        await rig.commits.commit(1, await rig.staged([b"again"]), rig.store, source="one")
+        with pytest.raises(InvalidRequestError, match=f"batch 1 of writer '{WRITER}' is of stream 'one', not of 'two'"):
+            await rig.commits.commit(1, await rig.staged([b"theirs"]), rig.store, source="two")
+        assert await rig.records() == [b"ours"]
+
+    run(rigged(work))
+
+
 def test_a_commit_that_ended_half_way_is_brought_to_its_end_by_the_next_one() -> None:
     async def work(rig: Rig) -> None:
         objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
