@@ -21,7 +21,7 @@ from memq.format.key import staged_prefix
 from memq.format.pointer import NamedProducer
 from memq.limits import BATCH_ID_END, NAMED_PRODUCERS_MAX, STAGED_PIECES_MAX
 from memq.protocol.messages import PublishStaged, WirePiece
-from memq.topic import check_name, writer_id
+from memq.topic import CLOCK_ERROR_MS, check_name, writer_id
 
 READS_AT_ONCE_MAX = 8
 INDEX_BYTES_MAX = 16 << 20
@@ -109,8 +109,15 @@ def _held(own: Ownership, ask: PublishStaged) -> int:
             )
         return 0
     last = batch_of(known)
-    if ask.batch_id != last:
-        return ask.pieces_total if ask.batch_id < last else 0
+    if ask.batch_id > last:
+        return 0
+    if ask.batch_id < last:
+        if ask.created_ms > known.last_seen_ms + CLOCK_ERROR_MS:
+            raise InvalidRequestError(
+                f"batch {ask.batch_id} of writer '{ask.writer}' was begun after its batch {last} was there",
+                hint="batch ids of a writer grow: give a stream with a new checkpoint a new writer name",
+            )
+        return ask.pieces_total
     if known.last_sequence >= known.pieces:
         return ask.pieces_total
     if known.manifest != ask.manifest:

@@ -263,6 +263,7 @@ class StagedCommits:
                     pieces_total=len(pieces),
                     first=done,
                     remember=remember,
+                    created_ms=manifest.created_ms,
                     pieces=[_wire(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
                 )
                 done = max(done + 1, (await self._owners.ask(topic, partition, ask)).published)

@@ -376,7 +376,8 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     """Have the owner of a partition publish pieces of a writer's batch where they lie, those that are not there yet.
 
     They are the pieces from number `first` on of the `pieces_total` that the manifest (its crc32c) has for the
-    partition. Not to `remember` the writer leaves its repetition to the dedup window.
+    partition; it was made at `created_ms`, Unix ms. Not to `remember` the writer leaves its repetition to the dedup
+    window.
     """
 
     topic: str
@@ -390,6 +391,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     first: Int64
     pieces: list[WirePiece]
     remember: bool = True
+    created_ms: Int64 = 0
 
 
 class AdminRequest(msgspec.Struct, kw_only=True):

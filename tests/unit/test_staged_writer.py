@@ -156,6 +156,19 @@ def test_a_batch_below_the_last_one_is_there() -> None:
     run(rigged(work, partitions=1))
 
 
+def test_a_batch_below_the_last_one_that_was_begun_after_it_is_refused() -> None:
+    """That is a stream which begins anew under a name that was used: it would be passed over in silence."""
+
+    async def work(rig: Rig) -> None:
+        await rig.commits.commit(5, await rig.staged([b"five"]), rig.store)
+        manifest, checksum = await rig.commits._decide(4, await rig.staged([b"four"]), rig.store)
+        later = msgspec.structs.replace(manifest, created_ms=manifest.created_ms + 60_000)
+        with pytest.raises(InvalidRequestError, match=f"batch 4 of writer '{WRITER}' was begun after its batch 5"):
+            await _asked(rig, later, checksum, 1)
+
+    run(rigged(work, partitions=1))
+
+
 def test_a_writer_is_remembered_by_the_next_owner() -> None:
     async def work(rig: Rig) -> None:
         objects = await rig.staged([b"a"])
@@ -315,6 +328,7 @@ async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int
         manifest=checksum,
         pieces_total=len(pieces),
         first=0,
+        created_ms=manifest.created_ms,
         pieces=[_wire(*piece) for piece in pieces[:count]],
     )
     return (await rig.commits._owners.ask(rig.topic, place[2], ask)).published
