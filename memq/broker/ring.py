@@ -20,6 +20,8 @@ from memq.protocol.frames import AckLevel
 
 GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are just coming in
 WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload beside others
+FAST_S_MAX = 0.05  # a batch that will be worth one so soon waits for that
+GAP_S_MAX = 0.008  # as long as blocks keep coming
 Extent = tuple[Slab, int, int]  # one block: slab, start, end
 
 
@@ -63,6 +65,7 @@ class Slot:
         "bytes",
         "extents",
         "hurried",
+        "last_s",
         "late",
         "later_acks",
         "number",
@@ -88,6 +91,7 @@ class Slot:
         self.bytes = 0
         self.records = 0
         self.opened_s = now_s
+        self.last_s = now_s  # when the last block came
         self.put_s = 0.0
         self.hurried = False  # sealed as soon as no other batch is on its way, whatever the settings say
         self.late = False  # its own key may not be used any more
@@ -192,6 +196,7 @@ class Ring:
             slot = self.open = Slot(self._next_number, now_s)
             self._next_number += 1
         slot.extents += extents
+        slot.last_s = now_s
         slab = extents[0][0]
         if not slot.slabs or slot.slabs[-1] is not slab:
             slot.slabs.append(slab)
@@ -270,7 +275,9 @@ class Ring:
         A batch costs its object, its pointer and its acks whatever it holds (1 to 2 ms of CPU): while blocks are coming
         in, a free slot waits for them, 2 ms at most; and while a batch is on its way, until that is published or an
         eighth of a full batch is there. So a steady trickle costs one PUT after another, not as many at once as there
-        may be. Without that, small batches keep themselves small: what they cost slows their producers down.
+        may be. One that fills up so fast that it will soon be an eighth waits for that while blocks keep coming: 10 to
+        30 ms more for its acks, and a fraction of the PUTs. Without all that, small batches
+        keep themselves small: what they cost slows their producers down.
         """
         slot = self.open
         if slot is None:
@@ -278,11 +285,22 @@ class Ring:
         due_s = slot.opened_s + self.limits.batch_age_s_max
         idle = (self.limits.seal_when_idle or slot.hurried) and len(self.batches) < self.limits.uploads_in_flight_max
         idle = idle and not (growing and now_s - slot.opened_s < GROUP_S_MAX)
-        idle = idle and (slot.bytes * WORTH_SHARE >= self.limits.batch_bytes_max or not self.batches)
+        idle = idle and (self._worth(slot) >= 1 or not self.batches)
+        if idle and not self.flushing and not slot.hurried and now_s < min(due_s, self._fast_until_s(slot)):
+            return min(due_s, self._fast_until_s(slot))
         if self.flushing or idle or (now_s >= due_s and len(self.batches) < self.limits.slots - 1):
             self.seal()
             return None
         return due_s if now_s < due_s else None
+
+    def _worth(self, slot: Slot) -> float:
+        """Return which part of a batch that is worth an upload of its own is there: 1 and more when it is one."""
+        return slot.bytes * WORTH_SHARE / self.limits.batch_bytes_max
+
+    def _fast_until_s(self, slot: Slot) -> float:
+        """Return until when a batch waits that fills up fast: at its speed so far it is worth an upload in time."""
+        worth = self._worth(slot)
+        return slot.opened_s if worth >= 1 else min(slot.opened_s + FAST_S_MAX * worth, slot.last_s + GAP_S_MAX)
 
     def stored(self, slot: Slot, started_s: float) -> None:
         """The batch lies in the store, under a key whose first put began at `started_s`."""

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memq.broker.ring import GROUP_S_MAX, SUCCESSORS, WORTH_SHARE, Ring, RingLimits, Slot, SlotState
+from memq.broker.ring import (
+    FAST_S_MAX,
+    GAP_S_MAX,
+    GROUP_S_MAX,
+    SUCCESSORS,
+    WORTH_SHARE,
+    Ring,
+    RingLimits,
+    Slot,
+    SlotState,
+)
 from memq.broker.slabs import Slab, SlabPool
 from memq.broker.streams import Producer, Stream
 from memq.broker.topic_processor import TopicProcessor
@@ -89,7 +99,7 @@ def test_a_batch_is_sealed_by_blocks() -> None:
 def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     ring.append(stream, 0, 1, memory, 0, 10, 0.0)
-    assert [slot.number for slot in ring.plan(0.0).uploads] == [0]  # nothing is on its way
+    assert [slot.number for slot in ring.plan(GAP_S_MAX).uploads] == [0]  # nothing is on its way
     ring.append(stream, 1, 1, memory, 0, WORTH - 1, 0.0)
     assert ring.plan(0.0).wake_s == 0.5  # one is, and this one is not worth another upload beside it
     ring.append(stream, 2, 1, memory, 0, 1, 0.0)
@@ -104,8 +114,8 @@ def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age
 def test_what_waited_for_a_batch_goes_when_that_is_published() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     ring.append(stream, 0, 1, memory, 0, 10, 0.0)
-    (first,) = ring.plan(0.0).uploads
-    ring.append(stream, 1, 1, memory, 0, 10, 0.0)
+    (first,) = ring.plan(GAP_S_MAX).uploads
+    ring.append(stream, 1, 1, memory, 0, 10, GAP_S_MAX)
     ring.stored(first, 0.1)
     assert ring.plan(0.1).uploads == []
     ring.published()
@@ -119,13 +129,33 @@ def test_an_idle_ring_waits_a_moment_for_blocks_that_are_coming_in() -> None:
     ring.append(stream, 1, 1, memory, 10, 20, 0.001)
     slot = ring.open
     assert slot is not None
-    assert ring.plan(0.001).uploads == [slot]
+    assert ring.plan(0.001 + GAP_S_MAX).uploads == [slot]
     assert len(slot.extents) == 2
     ring.stored(slot, 0.5)
     ring.published()
     ring.append(stream, 2, 1, memory, 0, 10, 1.0)
     assert ring.plan(1.0, growing=True).uploads == []
-    assert ring.plan(1.0 + GROUP_S_MAX, growing=True).uploads != []  # however many more come
+    assert ring.plan(1.0 + GROUP_S_MAX, growing=True).uploads == []
+    assert ring.plan(1.0 + GAP_S_MAX, growing=True).uploads != []  # however many more come
+
+
+def test_a_batch_that_fills_up_fast_waits_until_it_is_worth_an_upload() -> None:
+    ring, stream, memory, step_s = Ring(LIMITS), stream_of(), slab(), GAP_S_MAX / 2
+    for number in range(3):
+        ring.append(stream, number, 1, memory, 0, WORTH // 4, number * step_s)
+        plan = ring.plan(number * step_s)
+        assert plan.uploads == []
+        assert plan.wake_s is not None
+        assert number * step_s < plan.wake_s <= number * step_s + GAP_S_MAX, "when nothing more comes it goes"
+    ring.append(stream, 3, 1, memory, 0, WORTH, 3 * step_s)
+    assert len(ring.plan(3 * step_s).uploads) == 1
+
+
+def test_a_batch_that_fills_up_slowly_goes_at_once() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    assert ring.plan(0.0).uploads == []
+    assert len(ring.plan(FAST_S_MAX / WORTH * 11).uploads) == 1
 
 
 def test_the_open_batch_grows_when_the_ring_is_nearly_full() -> None:
