@@ -1,7 +1,6 @@
 """The options of `format("memq")`: one table of names and meanings, read into a value that tasks can carry. Pure.
 
-Names are case-insensitive, as everywhere in Spark. There are no options for keys and passwords: options stand in plans
-and logs. Those come from where clients find them, on every machine: the environment, the settings file, the role.
+Names are case-insensitive, as everywhere in Spark.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.errors import InvalidSettingError
 from memq.limits import KIB, MIB
 from memq.settings import did_you_mean, parse_size
 from memq.spark.columns import COLUMNS, DEFAULT_COLUMNS
+from memq.spark.given import read_choice, read_given
 from memq.topic import Position, check_name
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACED = re.compile(r"(?:(?P<topic>[^=,]+)=)?(?P<position>\d+:\d+:\d+)\Z")
-_SECRET = re.compile(r"secret|password|token|access.?key|sasl", re.IGNORECASE)
 
 DESCRIPTIONS = {
     "brokers": "HOST:PORT of a broker, several with commas: they know topics, pointers and stores; else MEMQ_BROKERS",
@@ -89,10 +88,8 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
 
     Raises: UnknownSettingError with a "did you mean", InvalidSettingError; InvalidNameError for topics.
     """
-    told = {name.lower(): value.strip() for name, value in given.items()}
+    told = read_given(given, SPELLING)
     for name in told:
-        if name not in DESCRIPTIONS:
-            raise _unknown(name)
         if kind is not None and name in _NOT_FOR[kind]:
             raise InvalidSettingError(f"option '{SPELLING[name]}' is not for a {kind} read", hint="leave it out")
     _check_together(told)
@@ -120,15 +117,6 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
         trigger_records_max=_number(told, "maxrecordspertrigger"),
         skip_expired=_choice(told, "onexpired", ("fail", "skip")) == "skip",
     )
-
-
-def _unknown(name: str) -> UnknownSettingError:
-    if _SECRET.search(name):
-        return UnknownSettingError(
-            f"option '{name}' is not taken: options stand in plans and logs",
-            hint="give keys by the environment of every machine, or by the settings file that option 'config' names",
-        )
-    return UnknownSettingError(f"unknown option '{name}'", hint=did_you_mean(name, tuple(SPELLING.values())))
 
 
 def _check_together(told: Mapping[str, str]) -> None:
@@ -185,13 +173,7 @@ def _placed(name: str, part: re.Match[str], topics: tuple[str, ...]) -> tuple[tu
 
 
 def _choice(told: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    value = told.get(name, choices[0]).lower()
-    if value not in choices:
-        raise InvalidSettingError(
-            f"option '{SPELLING[name]}' = '{value[:60]}' is none of {', '.join(choices)}",
-            hint=did_you_mean(value, choices),
-        )
-    return value
+    return read_choice(told, name, SPELLING[name], choices)
 
 
 def _size(told: Mapping[str, str], name: str, default: int, low: int) -> int:

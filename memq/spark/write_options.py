@@ -1,18 +1,18 @@
 """The options of a write with `format("memq")`, and the columns that it takes. Pure.
 
-Names are case-insensitive; there are no options for keys and passwords, as with those of reads (`memq.spark.options`).
+Names are case-insensitive.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.errors import InvalidSettingError
 from memq.format.block import CODECS
 from memq.limits import BATCH_ID_END
 from memq.settings import did_you_mean
+from memq.spark.given import read_choice, read_given
 from memq.topic import check_name
 
 WRITE_DESCRIPTIONS = {
@@ -28,6 +28,8 @@ WRITE_DESCRIPTIONS = {
 }
 WRITE_SPELLING = {name: name for name in WRITE_DESCRIPTIONS} | {"batchid": "batchId"}
 MODES = ("exactly-once", "low-latency")
+_CODECS = ("zstd", *(name for name in CODECS if name != "zstd"))  # the first is what nobody chose
+_SPARKS_OWN = ("path", "checkpointlocation")
 _TEXT = ("binary", "string")
 WRITE_COLUMNS: dict[str, tuple[str, ...]] = {
     "value": _TEXT,
@@ -38,7 +40,6 @@ WRITE_COLUMNS: dict[str, tuple[str, ...]] = {
     "topic": ("string",),
     "partition": ("int",),
 }
-_SECRET = re.compile(r"secret|password|token|access.?key|sasl", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +59,7 @@ class WriteOptions:
 
 def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
     """Read the options of a write. Raises: UnknownSettingError, InvalidSettingError, InvalidNameError."""
-    told = {name.lower(): value.strip() for name, value in given.items()}
-    told.pop("path", None)  # Spark's own, for what is saved to a path
-    told.pop("checkpointlocation", None)
-    for name in told:
-        if name not in WRITE_DESCRIPTIONS:
-            raise _unknown(name)
+    told = read_given(given, WRITE_SPELLING, _SPARKS_OWN)
     writer, batch = told.get("writer", ""), told.get("batchid", "")
     if streams and (not writer or batch):
         raise InvalidSettingError(
@@ -79,10 +75,10 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
         config=told.get("config") or None,
         profile=told.get("profile") or None,
         topic=check_name(told["topic"]) if told.get("topic") else "",
-        staged=_choice("mode", told.get("mode", MODES[0]), MODES) == MODES[0],
+        staged=read_choice(told, "mode", "mode", MODES) == MODES[0],
         writer=check_name(writer, "writer") if writer else "",
         batch_id=int(batch) if batch else -1,
-        codec=_choice("codec", told.get("codec", "zstd"), tuple(CODECS)),
+        codec=read_choice(told, "codec", "codec", _CODECS),
     )
 
 
@@ -102,20 +98,3 @@ def check_columns(columns: Mapping[str, str], options: WriteOptions) -> None:
         raise InvalidSettingError("there is no column value", hint="select to_json(struct(*)) as value, for example")
     if ("topic" in names) == bool(options.topic):
         raise InvalidSettingError("one of the option 'topic' and the column topic is needed", hint="topic = clicks")
-
-
-def _unknown(name: str) -> UnknownSettingError:
-    if _SECRET.search(name):
-        return UnknownSettingError(
-            f"option '{name}' is not taken: options stand in plans and logs",
-            hint="give keys by the environment of every machine, or by the settings file that option 'config' names",
-        )
-    return UnknownSettingError(f"unknown option '{name}'", hint=did_you_mean(name, tuple(WRITE_SPELLING.values())))
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
-    if value.lower() not in choices:
-        raise InvalidSettingError(
-            f"option '{name}' = '{value[:60]}' is none of {', '.join(choices)}", hint=did_you_mean(value, choices)
-        )
-    return value.lower()

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-DEMO = Path(__file__).parents[2] / "examples" / "spark_demo.py"
+from tests.demos import run_demo
+
 TIMEOUT_S = 400.0
 
 
 def test_batch_and_stream_equal_pandas(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(DEMO), "--records", "20000"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "batch: delays of 20,000 flights" in done.stdout
-    assert "stream: delays of 20,000 flights" in done.stdout
-    assert "DIFFERENT" not in done.stdout
+    printed = run_demo("spark_demo", tmp_path, 20_000, TIMEOUT_S)
+    assert "batch: delays of 20,000 flights" in printed
+    assert "stream: delays of 20,000 flights" in printed
+    assert "DIFFERENT" not in printed

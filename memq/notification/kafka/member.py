@@ -21,7 +21,6 @@ from memq.topic import ReadPartition
 
 POLL_S = 0.02  # how long a commit may wait for the thread
 RELEASE_S = 290.0  # a revocation waits so long for its release, then Kafka would put the member out
-POLL_INTERVAL_MS_MAX = 300_000
 # What ends a membership; anything else the library tries again, or tells by a callback.
 _ENDING = (
     KafkaError.GROUP_AUTHORIZATION_FAILED,
