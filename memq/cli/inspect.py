@@ -1,9 +1,10 @@
-"""`memq inspect`: what one object holds, from its own index, without a broker."""
+"""`memq inspect`: what one object or segment holds, from its own index, without a broker."""
 
 from __future__ import annotations
 
 import click
 
+from memq.cli.inspect_segment import is_segment, print_segment, segment_blocks
 from memq.cli.object_check import readable_blocks
 from memq.cli.object_files import Target, find_objects
 from memq.cli.options import json_option, settings_of, settings_options
@@ -26,7 +27,7 @@ def inspect(target: str, records: bool, as_json: bool, config: str | None, profi
     """Show an object's batches, blocks, producers, times and checksums.
 
     Of a folder, also a data folder, it shows the objects that are below it. A URI is file:///PATH or
-    s3://BUCKET/KEY?endpoint=URL, with the section [s3] of the settings.
+    s3://BUCKET/KEY?endpoint=URL, with the section [s3] of the settings. A segment of a broker's spool is shown, too.
     """
     found = find_objects(target, settings_of(config, profile).parts().section("s3"))
     if found.is_folder:
@@ -36,6 +37,9 @@ def inspect(target: str, records: bool, as_json: bool, config: str | None, profi
     data = one.read()
     if records:
         _print_records(data)
+        return
+    if is_segment(data):
+        print_segment(one.name, data, as_json=as_json)
         return
     index = open_object(data)
     if as_json:
@@ -65,6 +69,9 @@ def _inspect_folder(folder: Target, *, records: bool, as_json: bool) -> None:
             data = one.read()
             if records:
                 _print_records(data)
+                continue
+            if is_segment(data):
+                print_segment(one.name, data, as_json=as_json)
                 continue
             index = open_object(data)
         except MemqError as error:
@@ -138,7 +145,7 @@ def _block_json(entry: BlockEntry) -> dict[str, object]:
 def _print_records(data: memoryview) -> None:
     """Print what can be read; what can't is said on stderr, and makes the command fail."""
     damaged = 0
-    for at, found in readable_blocks(data):
+    for at, found in segment_blocks(data) if is_segment(data) else readable_blocks(data):
         try:
             if isinstance(found, MemqError):
                 raise found
@@ -147,7 +154,7 @@ def _print_records(data: memoryview) -> None:
             damaged += 1
             talk(f"at {at}: {error}")
     if damaged:
-        raise CorruptDataError(f"{count_text(damaged, 'place')} of the object can't be read")
+        raise CorruptDataError(f"{count_text(damaged, 'place')} can't be read")
 
 
 def _print_block(reader: BlockReader) -> None:

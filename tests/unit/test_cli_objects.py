@@ -77,6 +77,27 @@ def test_inspect_records(made: Made, capsys: pytest.CaptureFixture[str]) -> None
     assert records[0]["headers"] == [["trace", "1"]]
 
 
+def test_inspect_shows_a_spool_segment_and_its_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray((Path(__file__).parents[1] / "golden" / "segment.spool").read_bytes())
+    path = tmp_path / "00.spool"
+    path.write_bytes(data)
+    assert run(["inspect", str(path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (len(shown["blocks"]), shown["damages"], shown["torn_bytes"]) == (2, [], 0)
+    assert run(["inspect", str(path), "--records"]) == 0
+    whole = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(whole) == sum(block["count"] for block in shown["blocks"])
+    second = shown["blocks"][1]
+    data[second["offset"] + second["length"] - 1] ^= 1
+    path.write_bytes(data)
+    assert run(["inspect", str(tmp_path)]) == 0
+    assert "damaged" in capsys.readouterr().out
+    assert run(["inspect", str(path), "--records"]) == 1
+    streams = capsys.readouterr()
+    assert [json.loads(line) for line in streams.out.splitlines()] == whole[: shown["blocks"][0]["count"]]
+    assert "1 place can't be read" in streams.err
+
+
 def test_inspect_of_a_folder_shows_each_object(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made.path.parent
     assert run(["inspect", str(folder)]) == 0
