@@ -21,6 +21,7 @@ from memq.format.pointer import (
     ProducerRanges,
     encode_pointer,
 )
+from memq.format.report import Begin, Damage, Part, Report, Span, encode_report
 from memq.format.spool import encode_entry, encode_head
 from memq.topic import Totals
 
@@ -127,6 +128,37 @@ def make_segment() -> bytes:
     return data
 
 
+def make_reports() -> dict[str, Report]:
+    """What a producer and a consumer said, with every field of a report."""
+    common: dict[str, Any] = {
+        "since_ms": NOW_MS,
+        "until_ms": NOW_MS + 5_000,
+        "next_ms": NOW_MS + 35_000,
+        "host": "web-1",
+    }
+    minute = NOW_MS // 60_000
+    sent = Span(stage="sent", producer=42, minute=minute, ranges=((0, 9), (12, 13)), level=2, latency=((3, 9), (4, 1)))
+    acked = Span(stage="acked", producer=42, minute=minute, ranges=((0, 9),), level=2, latency=((6, 9),))
+    processed = Span(stage="processed", producer=42, minute=minute, ranges=((0, 3),), latency=((0, 3),))
+    unread = Damage(object="c/x", block=1, offset=17, records=6, cause="checksum", producer=42, first=3, next=9)
+    place: dict[str, Any] = {"topic": "clicks", "topic_id": TOPIC_ID, "partition": 3}
+    read = Part(
+        **place,
+        spans=(processed,),
+        damages=(unread,),
+        begins=(Begin(at="3:16:0", reason="stored"),),
+        committed="3:18:0",
+    )
+    return {
+        "report-producer.json": Report(
+            client=1, kind="producer", number=0, parts=(Part(**place, spans=(sent, acked)),), **common
+        ),
+        "report-consumer.json": Report(
+            client=(1 << 64) - 1, kind="consumer", number=7, name="billing", last=True, parts=(read,), **common
+        ),
+    }
+
+
 def make() -> dict[str, bytes]:
     """Return every golden file by name."""
     files = {f"block-{codec}.bin": seal(full_builder(), codec, 42, 100).data for codec in ("none", "zstd", "lz4")}
@@ -134,6 +166,7 @@ def make() -> dict[str, bytes]:
     files["object.bin"] = make_object()
     files["segment.spool"] = make_segment()
     files |= {name: encode_pointer(pointer) + b"\n" for name, pointer in make_pointers().items()}
+    files |= {name: encode_report(report) + b"\n" for name, report in make_reports().items()}
     return files
 
 

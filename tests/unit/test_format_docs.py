@@ -13,7 +13,7 @@ from hypothesis import given
 
 from memq import limits
 from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format import block, pointer, spool
+from memq.format import block, pointer, report, spool
 from memq.format import object as objects
 from memq.format.block import HEADER, BlockHeader
 from memq.format.columns import open_block
@@ -240,3 +240,11 @@ def test_what_the_schema_refuses_the_code_refuses_too(field: str, value: Any) ->
 def test_the_meta_of_an_object_has_the_fields_of_the_page() -> None:
     tables = [rows for heading, rows in read_tables(PAGE) if heading.startswith("Index head") and "at" not in rows[0]]
     assert [[row["field"] for row in rows] for rows in tables] == [list(objects.ObjectMeta.__struct_fields__)]
+
+
+def test_the_tables_of_reports_have_the_fields_of_the_code() -> None:
+    for name in ("Report", "Part", "Span", "Damage", "Begin"):
+        rows = read_table(PAGE, "Report" if name == "Report" else f"Report: {name.lower()}", "field")
+        fields = [field for row in rows for field in row["field"].split(", ")]
+        assert sorted(fields) == sorted(getattr(report, name).__struct_fields__), name
+    assert f"at most {report.REPORT_BYTES_MAX} bytes" in (ROOT / "docs" / PAGE).read_text()

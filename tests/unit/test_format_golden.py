@@ -7,8 +7,9 @@ import pytest
 from memq.format.columns import BlockReader, open_block
 from memq.format.object import open_object
 from memq.format.pointer import decode_pointer
+from memq.format.report import decode_report
 from memq.format.spool import decode_segment
-from tests.golden.make import FOLDER, full_builder, make, make_pointers, seal
+from tests.golden.make import FOLDER, full_builder, make, make_pointers, make_reports, seal
 
 MADE = make()
 PACKED = ("block-zstd.bin", "block-lz4.bin")  # their bytes depend on the version of the codec's library
@@ -50,3 +51,8 @@ def test_the_segment_holds_its_blocks() -> None:
 @pytest.mark.parametrize("name", make_pointers())
 def test_pointers_read_as_they_were_meant(name: str) -> None:
     assert decode_pointer((FOLDER / name).read_bytes()) == make_pointers()[name]
+
+
+@pytest.mark.parametrize("name", make_reports())
+def test_reports_read_as_they_were_meant(name: str) -> None:
+    assert decode_report((FOLDER / name).read_bytes()) == make_reports()[name]

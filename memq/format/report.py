@@ -1,0 +1,313 @@
+"""The report: one JSON record of the topic `_memq_audit`, in which a client says what it did, by ranges of sequences.
+
+Theory. Who counts what was lost must know whose word is missing, too. So a client gives the reports that it puts into
+one partition of `_memq_audit` dense numbers, and each says up to when it is complete and when the next one comes at the
+latest. What a client did is known from its first report on, up to `until_ms` of the last one before a hole; behind
+that, nothing is known of it, until a report says `last`, or numbers go on. All that is said about one write partition
+lies in one partition of `_memq_audit`, its *home*, whoever says it: there it can be judged alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from memq.errors import CorruptDataError, InvalidNameError, UnsupportedFormatError
+from memq.format.block import scope_of
+from memq.format.pointer import Hex, Number, Text, Time, TopicId
+from memq.format.ranges import Range
+from memq.limits import KIB, SEQUENCE_END
+from memq.topic import check_name
+
+AUDIT_TOPIC = "_memq_audit"
+REPORT_VERSION = 1
+REPORT_BYTES_MAX = 64 * KIB
+CAUSE_CHARS_MAX = 500
+MINUTE_MS = 60_000
+_HEX_MAX = (1 << 64) - 1
+_HEX_OF_DAMAGE = ("producer", "first", "next")
+
+Kind = Literal["producer", "consumer", "spark-reader", "spark-writer"]
+# Of producers: written to a socket; acked at `level`; given up, whether it was sent or not. Of readers: given to the
+# user; left out as a copy; committed by the group, after the commit succeeded.
+Stage = Literal["sent", "acked", "gave-up", "fetched", "dropped", "processed"]
+BeginReason = Literal["stored", "start", "seek"]
+Bucket = Annotated[int, Meta(ge=0, le=64)]
+PositionText = Annotated[str, Meta(pattern=r"^([0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16})?$", max_length=50)]
+_HexRange = tuple[Hex, Hex]
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A block that a reader could not read: its object and number there, the offset of its pointer, and why.
+
+    `records` is how many are lost to the reader. `block` is 0 for a whole batch, too. A damaged header says nothing
+    that can be trusted; where only the payload is damaged, `producer` and its sequences `first` up to `next` are known.
+    """
+
+    object: Text
+    block: Number
+    offset: Number
+    records: Number
+    cause: Text
+    producer: int = 0
+    first: int = 0
+    next: int = 0
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """A reader began at a position: where its group stands, where it was told to start, or where it sought to.
+
+    So what is processed again after a rewind is told from a doubling.
+    """
+
+    at: PositionText
+    reason: BeginReason
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """What passed one stage: sequences of one producer whose blocks have their least timestamp in one minute.
+
+    `minute` is in Unix minutes of event time, as the block headers have it. `ranges` are half-open, ascend and do not
+    touch. `level` is the ack level that the producer asked for, 0 of readers. `latency` has pairs (bucket, records):
+    bucket b counts those that passed the stage 2^(b-1) up to 2^b ms after their block's least timestamp, bucket 0 those
+    before 1 ms, also by clocks that differ.
+    """
+
+    stage: Stage
+    producer: int
+    minute: int
+    ranges: tuple[Range, ...]
+    level: int = 0
+    latency: tuple[tuple[int, int], ...] = ()
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report says about one write partition.
+
+    `committed` is the position that the group has stored last, as its commits were answered; "" when it stored none
+    since the last report.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    spans: tuple[Span, ...] = ()
+    damages: tuple[Damage, ...] = ()
+    begins: tuple[Begin, ...] = ()
+    committed: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one client did from `since_ms` to `until_ms` (its wall clock) in the write partitions of one home.
+
+    `number` is dense for each client and partition of `_memq_audit`, from 0 on: a hole is a report that is lost. The
+    next one comes by `next_ms`, if only to say that there is nothing to say; after `last` none does. When one record is
+    too small for an interval, all but its last report have an `until_ms` that is `since_ms`.
+    `client` is random, one for each producer or consumer object; `name` is that of the producer or the group, or "".
+    """
+
+    client: int
+    kind: Kind
+    number: int
+    since_ms: int
+    until_ms: int
+    next_ms: int
+    name: str = ""
+    host: str = ""
+    last: bool = False
+    parts: tuple[Part, ...] = ()
+    version: int = REPORT_VERSION
+
+
+class _WireDamage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    object: Text
+    block: Number
+    offset: Number
+    records: Number
+    cause: Text
+    producer: Hex = "0" * 16
+    first: Hex = "0" * 16
+    next: Hex = "0" * 16
+
+
+class _WireSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    stage: Stage
+    producer: Hex
+    minute: Time
+    ranges: tuple[_HexRange, ...]
+    level: Annotated[int, Meta(ge=0, le=2)] = 0
+    latency: tuple[tuple[Bucket, Number], ...] = ()
+
+
+class _WirePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: Text
+    topic_id: TopicId
+    partition: Annotated[int, Meta(ge=0, lt=1 << 32)]
+    spans: tuple[_WireSpan, ...] = ()
+    damages: tuple[_WireDamage, ...] = ()
+    begins: tuple[Begin, ...] = ()
+    committed: PositionText = ""
+
+
+class _Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    version: int
+    client: Hex
+    kind: Kind
+    number: Number
+    since_ms: Time
+    until_ms: Time
+    next_ms: Time
+    name: Text = ""
+    host: Text = ""
+    last: bool = False
+    parts: tuple[_WirePart, ...] = ()
+
+
+class _Needs(msgspec.Struct):
+    version: int
+
+
+_decode_needs = msgspec.json.Decoder(_Needs).decode
+_decode_wire = msgspec.json.Decoder(_Wire).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def home_of(topic_id: str, partition: int, homes: int) -> int:
+    """Return which of the `homes` partitions of `_memq_audit` has what is said about a write partition."""
+    return scope_of(bytes.fromhex(topic_id), partition) % homes
+
+
+def bucket_of(latency_ms: int) -> int:
+    """Return the bucket of a latency in ms: see `Span`."""
+    return latency_ms.bit_length() if latency_ms > 0 else 0
+
+
+def encode_report(report: Report) -> bytes:
+    """Return the report's JSON. It may be larger than REPORT_BYTES_MAX: `fitting` cuts it."""
+    parts = tuple(_wire_part(part) for part in report.parts)
+    return _encode(_Wire(**_fields(report) | {"client": _hex(report.client), "parts": parts}))
+
+
+def decode_report(body: bytes | bytearray | memoryview) -> Report:
+    """Read a report; unknown fields are passed over.
+
+    Raises: CorruptDataError; UnsupportedFormatError for a newer version.
+    """
+    if len(body) > REPORT_BYTES_MAX:
+        raise CorruptDataError(f"report has {len(body)} bytes, {REPORT_BYTES_MAX} are allowed")
+    try:
+        version = _decode_needs(body).version
+        if version != REPORT_VERSION:
+            raise UnsupportedFormatError(f"report has version {version}, {REPORT_VERSION} is known")
+        wire = _decode_wire(body)
+        if wire.since_ms > wire.until_ms or wire.until_ms > wire.next_ms:
+            raise ValueError(f"times {wire.since_ms}, {wire.until_ms} and {wire.next_ms} do not ascend")
+        parts = tuple(_part(part) for part in wire.parts)
+        return Report(**_fields(wire) | {"client": int(wire.client, 16), "parts": parts})
+    except (ValueError, RecursionError, InvalidNameError) as error:  # ValueError: msgspec's errors, and bad UTF-8
+        raise CorruptDataError(f"report of {len(body)} bytes can't be read: {error}") from error
+
+
+def fitting(report: Report, bytes_max: int = REPORT_BYTES_MAX) -> list[Report]:
+    """Return the report, or several with its content and numbers from its own on, each at most `bytes_max` large."""
+    pieces = _pieces(report, bytes_max)
+    last = len(pieces) - 1
+    return [
+        msgspec.structs.replace(
+            piece,
+            number=report.number + at,
+            until_ms=report.until_ms if at == last else report.since_ms,
+            last=report.last and at == last,
+        )
+        for at, piece in enumerate(pieces)
+    ]
+
+
+def _pieces(report: Report, bytes_max: int) -> list[Report]:
+    halves = () if len(encode_report(report)) <= bytes_max else _halves(report)
+    return [piece for half in halves for piece in _pieces(half, bytes_max)] or [report]
+
+
+def _halves(report: Report) -> tuple[Report, ...]:
+    """Cut a report in two: between parts, else within its part; () when there is nothing to cut."""
+    halves: Sequence[tuple[Part, ...]]
+    if len(report.parts) > 1:
+        halves = _halved(report.parts)
+    else:
+        halves = [(half,) for part in report.parts for half in _halves_of_part(part)]
+    return tuple(msgspec.structs.replace(report, parts=parts) for parts in halves)
+
+
+def _halves_of_part(part: Part) -> tuple[Part, ...]:
+    """Cut a part in two between spans, damages, begins or ranges, whichever it has several of."""
+    rest = Part(topic=part.topic, topic_id=part.topic_id, partition=part.partition)
+    for name in ("spans", "damages", "begins"):
+        if len(getattr(part, name)) > 1:
+            low, high = _halved(getattr(part, name))
+            return msgspec.structs.replace(part, **{name: low}), msgspec.structs.replace(rest, **{name: high})
+    if part.spans and len(part.spans[0].ranges) > 1:
+        low, high = _halved(part.spans[0].ranges)
+        first = msgspec.structs.replace(part.spans[0], ranges=low)
+        second = msgspec.structs.replace(part.spans[0], ranges=high, latency=())
+        return msgspec.structs.replace(part, spans=(first,)), msgspec.structs.replace(rest, spans=(second,))
+    return ()
+
+
+def _halved(items: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    middle = len(items) // 2
+    return items[:middle], items[middle:]
+
+
+def _wire_part(part: Part) -> _WirePart:
+    spans = tuple(
+        _WireSpan(
+            **_fields(span)
+            | {
+                "producer": _hex(span.producer),
+                "ranges": tuple((_hex(first), _hex(next_)) for first, next_ in span.ranges),
+            }
+        )
+        for span in part.spans
+    )
+    damages = tuple(
+        _WireDamage(**_fields(damage) | {name: _hex(getattr(damage, name)) for name in _HEX_OF_DAMAGE})
+        for damage in part.damages
+    )
+    return _WirePart(**_fields(part) | {"spans": spans, "damages": damages})
+
+
+def _part(wire: _WirePart) -> Part:
+    check_name(wire.topic, internal=True)
+    spans = tuple(
+        Span(**_fields(span) | {"producer": int(span.producer, 16), "ranges": _ranges(span.ranges)})
+        for span in wire.spans
+    )
+    damages = tuple(
+        Damage(**_fields(damage) | {name: int(getattr(damage, name), 16) for name in _HEX_OF_DAMAGE})
+        for damage in wire.damages
+    )
+    return Part(**_fields(wire) | {"spans": spans, "damages": damages})
+
+
+def _fields(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a struct, which has the same ones on the wire and in Python, as they are."""
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def _hex(number: int) -> str:
+    assert 0 <= number <= _HEX_MAX, f"{number} has more than 16 hex digits"
+    return f"{number:016x}"
+
+
+def _ranges(ranges: Sequence[_HexRange]) -> tuple[Range, ...]:
+    """Read ranges, which ascend and do not touch."""
+    read = tuple((int(first, 16), int(next_, 16)) for first, next_ in ranges)
+    at = -1
+    for first, next_ in read:
+        if not at < first < next_ <= SEQUENCE_END:
+            raise ValueError(f"range {first} to {next_} is empty, too high, or does not follow on {at}")
+        at = next_
+    return read

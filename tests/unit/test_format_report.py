@@ -1,0 +1,124 @@
+"""Reports: what is written is read, garbage is damage, and what is too large is cut without losing a sequence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.format.ranges import Range, RangeSet
+from memq.format.report import Part, Report, Span, bucket_of, decode_report, encode_report, fitting, home_of
+from tests.golden.make import TOPIC_ID, make_reports
+from tests.unit.test_format_pointer import ranges
+
+spans = st.builds(
+    Span,
+    stage=st.sampled_from(["sent", "acked", "gave-up", "fetched", "dropped", "processed"]),
+    producer=st.integers(1, (1 << 63) - 1),
+    minute=st.integers(-(1 << 40), 1 << 40),
+    ranges=ranges(),
+    latency=st.lists(st.tuples(st.integers(0, 64), st.integers(0, 1 << 40)), max_size=4).map(tuple),
+)
+
+
+def report(parts: tuple[Part, ...] = (), **fields: Any) -> Report:
+    base: dict[str, Any] = {"client": 5, "kind": "producer", "number": 3, "since_ms": 10, "until_ms": 20, "next_ms": 50}
+    return Report(**{**base, "parts": parts, **fields})
+
+
+def part(*spans: Span, number: int = 0) -> Part:
+    return Part(topic="clicks", topic_id=TOPIC_ID, partition=number, spans=spans)
+
+
+def sequences(reports: list[Report]) -> dict[tuple[int, str, int], RangeSet]:
+    """All that is said in them, by partition, stage and producer."""
+    found: dict[tuple[int, str, int], RangeSet] = {}
+    for each in reports:
+        for one in each.parts:
+            for span in one.spans:
+                said = found.setdefault((one.partition, span.stage, span.producer), RangeSet())
+                for piece in span.ranges:
+                    said.add(*piece)
+    return found
+
+
+@given(st.lists(spans, max_size=4))
+def test_what_is_written_is_read(written: list[Span]) -> None:
+    said = report((part(*written),))
+    assert decode_report(encode_report(said)) == said
+
+
+def test_fields_of_tomorrow_are_passed_over_and_a_newer_version_is_no_damage() -> None:
+    said = make_reports()["report-consumer.json"]
+    body = json.loads(encode_report(said))
+    body["tomorrow"] = body["parts"][0]["tomorrow"] = body["parts"][0]["spans"][0]["tomorrow"] = [1]
+    assert decode_report(json.dumps(body).encode()) == said
+    body["version"] = 2
+    with pytest.raises(UnsupportedFormatError):
+        decode_report(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *(("client", "xyz"), ("client", 5), ("kind", "admin"), ("number", -1), ("until_ms", 0), ("next_ms", 1)),
+        *(("parts.topic", "a/b"), ("parts.topic_id", "ab"), ("parts.partition", -1), ("parts.committed", "here")),
+        *(("parts.spans.stage", "lost"), ("parts.spans.ranges", [["0" * 16, "0" * 16]]), ("parts.spans.level", 3)),
+        ("parts.spans.ranges", [["0" * 16, f"{1:016x}"], [f"{1:016x}", f"{2:016x}"]]),
+        *(("parts.spans.latency", [[65, 1]]), ("parts.damages.offset", None), ("parts.begins.reason", "mood")),
+    ],
+)
+def test_what_breaks_a_rule_is_damage(place: str, value: Any) -> None:
+    body = json.loads(encode_report(make_reports()["report-consumer.json"]))
+    at = body
+    *outer, name = place.split(".")
+    for step in outer:
+        at = at[step][0]
+    at[name] = value
+    with pytest.raises(CorruptDataError):
+        decode_report(json.dumps(body).encode())
+
+
+@given(st.binary(max_size=60))
+def test_garbage_is_damage(body: bytes) -> None:
+    with pytest.raises(CorruptDataError):
+        decode_report(body)
+
+
+def test_what_is_over_the_bound_is_not_read() -> None:
+    with pytest.raises(CorruptDataError, match="65536 are allowed"):
+        decode_report(encode_report(report()) + b" " * 65_536)
+
+
+@given(st.lists(spans, max_size=6), st.integers(0, 2))
+def test_what_is_too_large_is_cut_and_says_the_same(written: list[Span], partitions: int) -> None:
+    said = report(tuple(part(*written, number=number) for number in range(partitions)), last=True)
+    cut = fitting(said, 700)
+    assert sequences(cut) == sequences([said])
+    assert [each.number for each in cut] == list(range(3, 3 + len(cut)))
+    assert [each.until_ms for each in cut] == [10] * (len(cut) - 1) + [20]
+    assert [each.last for each in cut] == [False] * (len(cut) - 1) + [True]
+    latency = [sum(count for one in each.parts for span in one.spans for _, count in span.latency) for each in cut]
+    assert sum(latency) == partitions * sum(count for span in written for _, count in span.latency)
+
+
+def test_a_report_of_many_ranges_is_cut_into_records_that_fit() -> None:
+    many: tuple[Range, ...] = tuple((3 * at, 3 * at + 1) for at in range(10_000))
+    said = report((part(Span(stage="sent", producer=1, minute=7, ranges=many, latency=((1, 10_000),))),))
+    cut = fitting(said)
+    assert 1 < len(cut) < 20
+    assert all(len(encode_report(each)) <= 65_536 for each in cut)
+    assert sequences(cut) == sequences([said])
+    assert fitting(replace(said, parts=())) == [replace(said, parts=())]
+
+
+def test_buckets_and_homes() -> None:
+    assert [bucket_of(latency) for latency in (-5, 0, 1, 2, 3, 4, 1_000)] == [0, 0, 1, 2, 2, 3, 10]
+    homes = [home_of(TOPIC_ID, partition, 4) for partition in range(64)]
+    assert set(homes) == {0, 1, 2, 3}
+    assert homes == [home_of(TOPIC_ID, partition, 4) for partition in range(64)]
