@@ -15,7 +15,7 @@ STARTS = 6
 NOT_STARTED = "Python worker failed"
 
 
-def run_to_end(writer: DataStreamWriter, path: str) -> StreamingQuery:
+def run_to_end(writer: DataStreamWriter, path: str | None = None) -> StreamingQuery:
     """Start a query with AvailableNow and wait for its end. Raises: StreamingQueryException."""
     for start in range(STARTS):
         query = writer.trigger(availableNow=True).start(path)

@@ -1,7 +1,8 @@
-"""Batch and stream read alike from moto, and from a real S3 server with Kafka as the queue, also without a broker."""
+"""All that Spark does is alike on moto and on a real S3 server with Kafka as the queue; reads also without a broker."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.integration.kafka import running_kafka
 from tests.processes import BrokerProcess
 from tests.s3_servers import BUCKET, S3Place, moto, seaweedfs
 from tests.spark.mixed import check_mixed, send_mixed
+from tests.spark.stored_copies import contents, piped_copies, written_copies
 from tests.spark.streams import run_to_end
 from tests.spark.topics import make_topic, read
 
@@ -69,6 +71,14 @@ def test_all_stores_and_queues_read_alike(spark: SparkSession, tmp_path: Path, k
             check_mixed(direct, broker.address, TOPIC, sent)
         check_stream(spark, options, tmp_path)
         assert spark.read.format("memq").options(path=store, config=str(config)).load().count() == COUNT
+        wanted = contents(direct)
+        for copy in written_copies(spark, broker.address, TOPIC, str(config), tmp_path):
+            assert contents(copy) == wanted
+        for name, made in piped_copies(spark, broker.address, options, store.replace("?", "-files?"), COUNT):
+            if name == "report":
+                assert sum(json.loads(row.value)["delivered"] for row in made.collect()) == COUNT
+            else:
+                assert contents(made) == wanted, name
 
 
 def check_stream(spark: SparkSession, options: dict[str, str], folder: Path) -> None:

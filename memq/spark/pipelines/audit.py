@@ -31,7 +31,7 @@ def command(
     topic: str, brokers: str | None, given: tuple[str, ...], parquet: str | None, report: str | None, as_json: bool
 ) -> int:
     """Read all that TOPIC's queue names, and say what was lost, doubled or damaged, and how sure that is."""
-    options, read = options_of(topic, brokers, given)
+    _, read = options_of(topic, brokers, given)
     with spark_session(f"audit {topic}") as spark:
         plan = io_thread().run(plan_audit(read))
         verdict, table = audit(spark, read, plan)
@@ -39,7 +39,7 @@ def command(
             table.write.mode("overwrite").parquet(parquet)
             tell(f"audit: table written to {parquet}")
         if report:
-            send_table(table, report, options.get("brokers"), now_ms=plan.now_ms)
+            send_table(table, report, read, now_ms=plan.now_ms)
             tell(f"audit: table sent to topic '{report}'")
         print_verdict(verdict, as_json=as_json)
     return 0 if verdict.passed else 1
@@ -60,8 +60,11 @@ def audit(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> tuple[V
     return merge_verdicts(verdicts_of(judged, plan)), table_of(judged, plan)
 
 
-def send_table(table: DataFrame, topic: str, brokers: str | None, *, now_ms: int) -> None:
-    """Write a table to a topic, whole and once, as the batch of this moment (Unix ms). Raises: as a batch write."""
+def send_table(table: DataFrame, topic: str, read: ReadOptions, *, now_ms: int) -> None:
+    """Write a table to a topic of the cluster that was read, whole and once, as the batch of this moment (Unix ms).
+
+    Raises: as a batch write.
+    """
     from pyspark.sql import functions
 
     keyed = table.select(
@@ -69,7 +72,9 @@ def send_table(table: DataFrame, topic: str, brokers: str | None, *, now_ms: int
         functions.to_json(functions.struct("*")).alias("value"),
     )
     options = {"topic": topic, "writer": f"audit.{topic}", "batchId": str(now_ms)}
-    keyed.write.format("memq").mode("append").options(**options, **({"brokers": brokers} if brokers else {})).save()
+    where = {"brokers": read.brokers, "store": read.store, "config": read.config, "profile": read.profile}
+    options |= {name: told for name, told in where.items() if told}
+    keyed.write.format("memq").mode("append").options(**options).save()
 
 
 def print_verdict(verdict: Verdict, *, as_json: bool) -> None:
