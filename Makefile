@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo spark-demo check test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
+.PHONY: help demo cluster-demo spark-demo check tools test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,8 +27,11 @@ cluster-demo: $(CLUSTER)        ## the same on three brokers, S3, Kafka and ZooK
 spark-demo: $(SPARK)            ## the same records in Spark: delays in batch and as a stream, equal to pandas'
 	@$(PYTHON) examples/spark_demo.py
 
-check: lint types imports       ## everything that CI runs
+check: tools lint types imports ## everything that CI runs
 	$(PYTEST) tests
+
+tools:                          ## what the tests want of apt, if root on Debian runs this
+	@.ci/tools
 
 test: lint types imports        ## the ring without servers, below a minute
 	$(PYTEST) -m "not planted" tests/test_tidy.py tests/unit tests/contract tests/simulation

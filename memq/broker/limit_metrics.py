@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from memq.broker.limit_book import LimitBook
-
-_DOC = "blocks and requests over a limit: counted only (dark), slowed (soft), refused (hard)"
+from memq.broker.metrics import lines_of
 
 
 class LimitCollector:
@@ -19,9 +18,10 @@ class LimitCollector:
 
     def collect(self) -> Iterable[Metric]:
         """Yield `memq_broker_over_limit_total`."""
-        metric = CounterMetricFamily("memq_broker_over_limit", _DOC, labels=["subject", "name", "mode"])
-        for limiter in self._book.limiters():
-            for mode, count in limiter.over.items():
-                if count:
-                    metric.add_metric([limiter.subject, limiter.name, mode], count)
-        yield metric
+        over = (
+            ((limiter.subject, limiter.name, mode), count)
+            for limiter in self._book.limiters()
+            for mode, count in limiter.over.items()
+            if count
+        )
+        yield lines_of("memq_broker_over_limit", over)

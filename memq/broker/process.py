@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -15,6 +14,7 @@ from memq.broker.http import HttpPort
 from memq.broker.limit_metrics import LimitCollector
 from memq.broker.metrics import CounterCollector
 from memq.broker.retention import look_after
+from memq.broker.signals import Signals
 from memq.broker.store_metrics import StoreCollector
 from memq.broker.topic_processor import given_up_text
 from memq.errors import MemqError
@@ -49,13 +49,10 @@ async def run_broker(
     come. A second signal gives up the drain: what was held is logged and the code is 1.
     Raises: MemqError for what stands in the way of the start.
     """
-    registry = CollectorRegistry()
-    registry.register(CounterCollector(broker.services.counters, _gauges(broker)))
-    registry.register(StoreCollector(broker.services.stores))
-    registry.register(LimitCollector(broker.services.limits))
+    registry = metrics_of(broker)
     events = broker.services.events
     http = HttpPort(runtime.network, broker.check, registry, events)
-    signals = _Signals()
+    signals = Signals()
     try:
         http_address = ""
         if settings.http_port >= 0:
@@ -73,7 +70,7 @@ async def run_broker(
         await http.stop()
 
 
-async def _run(broker: Broker, settings: BrokerSettings, signals: _Signals) -> int:
+async def _run(broker: Broker, settings: BrokerSettings, signals: Signals) -> int:
     """Serve until a signal or a failure, then drain."""
     events = broker.services.events
     house = asyncio.create_task(_keep_house(broker, settings), name="housekeeping")
@@ -124,38 +121,25 @@ async def _first(*works: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None
         task.cancel()
 
 
-class _Signals:
-    """The first and the second SIGTERM or SIGINT of this process."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._caught)
-
-    def _caught(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
-
-    def close(self) -> None:
-        """Give the signals back."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(number)
+def metrics_of(broker: Broker) -> CollectorRegistry:
+    """Return what a broker exports: all that `memq.metrics` says of brokers and stores."""
+    registry = CollectorRegistry()
+    registry.register(CounterCollector(broker.services.counters, _gauges(broker)))
+    registry.register(StoreCollector(broker.services.stores))
+    registry.register(LimitCollector(broker.services.limits))
+    return registry
 
 
-def _gauges(broker: Broker) -> dict[str, tuple[str, Callable[[], float]]]:
+def _gauges(broker: Broker) -> dict[str, Callable[[], float]]:
     services = broker.services
     return {
-        "memory_budget_bytes": ("the memory budget", lambda: services.pool.budget_bytes),
-        "memory_leased_bytes": ("memory that blocks and half frames are in", lambda: services.pool.leased_bytes),
-        "memory_hot_bytes": ("memory that published batches are kept in", lambda: services.hot.pinned_bytes),
-        "spool_held_bytes": ("bytes in the spool", lambda: services.spool.segments.bytes),
-        "spool_segments": ("segments of the spool", lambda: len(services.spool.segments)),
-        "reading_paused": ("1 while the memory budget stops all reading", lambda: broker.intake.starved),
-        "open_connections": ("connections now", lambda: len(broker.intake.readers)),
-        "open_partitions": ("partitions that are open here", lambda: len(broker.partitions.processors)),
-        "ring_batches": (
-            "batches that are not yet published",
-            lambda: sum(len(processor.ring) for processor in broker.partitions.at_work()),
-        ),
+        "memory_budget_bytes": lambda: services.pool.budget_bytes,
+        "memory_leased_bytes": lambda: services.pool.leased_bytes,
+        "memory_hot_bytes": lambda: services.hot.pinned_bytes,
+        "spool_held_bytes": lambda: services.spool.segments.bytes,
+        "spool_segments": lambda: len(services.spool.segments),
+        "reading_paused": lambda: broker.intake.starved,
+        "open_connections": lambda: len(broker.intake.readers),
+        "open_partitions": lambda: len(broker.partitions.processors),
+        "ring_batches": lambda: sum(len(processor.ring) for processor in broker.partitions.at_work()),
     }

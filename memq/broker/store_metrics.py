@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from memq.broker.metrics import lines_of
 from memq.storage_handlers import Counted, StorageHandler
 
 
@@ -17,12 +18,9 @@ class StoreCollector:
 
     def collect(self) -> Iterable[Metric]:
         """Yield one metric per name, `memq_store_…`."""
-        metrics: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        found: dict[str, list[tuple[tuple[str], float]]] = {}
         for store, handler in self._stores.items():
-            if not isinstance(handler, Counted):
-                continue
-            for count in handler.counts():
-                kind = CounterMetricFamily if count.only_grows else GaugeMetricFamily
-                metric = metrics.setdefault(count.name, kind(f"memq_store_{count.name}", count.doc, labels=["store"]))
-                metric.add_metric([store], count.value)
-        yield from metrics.values()
+            for count in handler.counts() if isinstance(handler, Counted) else ():
+                found.setdefault(count.name, []).append(((store,), count.value))
+        for name, series in found.items():
+            yield lines_of(f"memq_store_{name}", series)

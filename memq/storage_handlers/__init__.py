@@ -96,12 +96,10 @@ class StorageHandler(ObjectReader, ObjectWriter, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One number that a store counts: `only_grows` tells counters from what goes up and down."""
+    """One number that a store counts: `memq.metrics` has it as `memq_store_` and its name."""
 
     name: str
-    doc: str
     value: float
-    only_grows: bool = True
 
 
 @runtime_checkable

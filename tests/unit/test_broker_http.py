@@ -39,7 +39,7 @@ async def sound() -> None:
 @asynccontextmanager
 async def http_port(check: Callable[[], Awaitable[None]] = sound) -> AsyncIterator[Address]:
     registry = CollectorRegistry()
-    registry.register(CounterCollector(Counters(acks=7), {"open_connections": ("now", lambda: 3)}))
+    registry.register(CounterCollector(Counters(acks=7), {"open_connections": lambda: 3}))
     port = HttpPort(SocketNetwork(), check, registry, EventLog(SystemClock()))
     address = await port.start("127.0.0.1", 0)
     try:

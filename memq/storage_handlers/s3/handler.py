@@ -230,10 +230,8 @@ class S3Handler:
     def counts(self) -> Iterable[Count]:
         """See `Counted.counts`."""
         for part in fields(S3Counters):
-            yield Count(part.name, part.metadata["doc"], getattr(self.counters, part.name))
-        yield Count(
-            "breaker_open", "1 while the circuit breaker lets few requests through", not self.breaker.is_closed, False
-        )
+            yield Count(part.name, getattr(self.counters, part.name))
+        yield Count("breaker_open", not self.breaker.is_closed)
 
     async def close(self) -> None:
         """See `StorageHandler.close`."""

@@ -1,0 +1,73 @@
+"""`memq lag --serve` as Prometheus sees it: records, bytes, seconds of a real group; nothing while brokers are away."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import memq
+from memq.cli.lag_export import LagCollector
+from memq.testing import Cluster
+
+TIMEOUT_S = 60.0
+
+
+@contextmanager
+def exporter(brokers: str, *arguments: str) -> Iterator[str]:
+    """Run `memq lag --serve` until the end of the test; yields the address of its metrics."""
+    command = [sys.executable, "-m", "memq.cli", "lag", *arguments, "-b", brokers, "--serve", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("memq ready: "), line
+        yield line.split()[-1]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def scraped(address: str) -> dict[str, float]:
+    """Return each line of the metrics."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_what_a_group_has_not_read_is_its_lag() -> None:
+    with Cluster() as cluster:
+        with memq.Producer(cluster.address) as producer:
+            for value in (b"one", b"two", b"three"):
+                producer.send("clicks", value).result(TIMEOUT_S)
+        with memq.Consumer(
+            cluster.address, ["clicks"], group="report", start="beginning", auto_commit=False
+        ) as consumer:
+            batch = consumer.poll(TIMEOUT_S)
+            assert batch is not None
+            consumer.commit(batch)
+        left = 3 - len(list(batch.values()))
+        with exporter(cluster.address) as address:
+            found = scraped(address)
+    labels = '{group="report",topic="clicks"}'
+    assert found[f"memq_group_lag_records{labels}"] == left
+    assert (found[f"memq_group_lag_bytes{labels}"] > 0) == (left > 0)
+    assert found[f"memq_group_lag_seconds{labels}"] >= 0
+    assert found['memq_group_members{group="report"}'] == 0
+    assert found["memq_lag_rounds_total"] >= 1
+
+
+def test_after_a_round_that_failed_no_lag_is_told() -> None:
+    collector = LagCollector()
+    collector.found([])
+    assert "memq_group_lag_records" in {metric.name for metric in collector.collect()}
+    collector.failed()
+    assert not collector.known
+    assert {metric.name for metric in collector.collect()} == {"memq_lag_rounds", "memq_lag_failed_rounds"}

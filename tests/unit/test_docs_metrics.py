@@ -1,0 +1,131 @@
+"""docs/metrics.md has every metric and alert: `python -m tests.unit.test_docs_metrics` writes it, the test compares.
+
+What is exported must be in the table `memq.metrics`, and all of the table exported by somebody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from memq.broker.limit_book import ClientLimits
+from memq.broker.metrics import lines_of
+from memq.broker.process import metrics_of
+from memq.broker.rate_limit import Limit
+from memq.cli.lag_export import LagCollector
+from memq.client.group_positions import GroupDescription, PartitionProgress
+from memq.client.places import Lag
+from memq.client.record import TopicPartition
+from memq.metrics import METRICS
+from memq.network import Runtime
+from memq.settings import Section
+from memq.storage_handlers.s3 import open_store
+from tests.brokers import running_broker
+from tests.promtool import check_with_promtool
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "metrics.md"
+ALERTS = ROOT / "deploy" / "prometheus" / "memq-alerts.yaml"
+HEAD = """# Metrics
+
+Brokers and `memq dev` export what begins with `memq_broker_` and `memq_store_` on `/metrics` of their HTTP port (9877);
+`memq lag --serve HOST:PORT` exports the lag of consumer groups, once for a cluster. A counter's line ends in `_total`,
+those of a histogram in `_bucket`, `_sum` and `_count`. *Series* is how many there are at most for one process: no label
+has a value that a record brings.
+
+```sh
+curl -s http://127.0.0.1:9877/metrics
+memq lag --serve 127.0.0.1:9878
+```
+
+Boards for Grafana lie in [deploy/grafana](../deploy/grafana), rules for Prometheus with their tests in
+[deploy/prometheus](../deploy/prometheus). This page, the boards and the rules are checked against the one table in
+`memq/metrics.py`.
+"""
+TITLES = {"memq_broker_": "Brokers", "memq_store_": "Stores", "memq_": "Consumer groups: `memq lag --serve`"}
+
+
+def page() -> str:
+    """Return what the page has to say."""
+    parts = [HEAD]
+    left = dict(METRICS)
+    for prefix, title in TITLES.items():
+        here = [left.pop(name) for name in list(left) if name.startswith(prefix)]
+        parts.append(f"\n## {title}\n\n| metric | kind | unit | labels | series | means |\n|---|---|---|---|---|---|\n")
+        parts += [
+            f"| `{one.name}` | {one.kind} | {one.unit} | {', '.join(one.labels)} | {one.series_max:,} | {one.help} |\n"
+            for one in here
+        ]
+    parts.append("\n## Alerts\n\n| alert | severity | when | what to do |\n|---|---|---|---|\n")
+    for rule in alert_rules():
+        notes = rule["annotations"]
+        parts.append(f"| `{rule['alert']}` | {rule['labels']['severity']} | {notes['summary']} | {notes['action']} |\n")
+    return "".join(parts)
+
+
+def alert_rules() -> Iterator[dict[str, dict[str, str]]]:
+    for group in yaml.safe_load(ALERTS.read_text())["groups"]:
+        yield from group["rules"]
+
+
+def exported() -> str:
+    """Return what a broker with a store in S3 and an exporter of lag show: every metric that memq exports."""
+
+    async def of_broker() -> str:
+        async with running_broker(ClientLimits(default=Limit("dark", 1, 1))) as broker:
+            keys: Section = {"access_key_id": ("key", "test"), "secret_access_key": ("secret", "test")}
+            s3 = broker.services.stores["s3"] = open_store("s3://bucket/prefix?region=eu-1", Runtime(), keys)
+            broker.services.limits.come("loader")[0].over["dark"] += 1
+            try:
+                return generate_latest(metrics_of(broker)).decode()
+            finally:
+                await s3.close()
+
+    lag = LagCollector()
+    place = TopicPartition("clicks", 0)
+    lag.found([GroupDescription("g", 1, ("m",), (PartitionProgress(place, None, "m", Lag(7, 700, 1.5)),))])
+    registry = CollectorRegistry()
+    registry.register(lag)
+    return asyncio.run(of_broker()) + generate_latest(registry).decode()
+
+
+def test_the_page_has_every_metric_and_alert() -> None:
+    assert PAGE.read_text() == page(), "write it anew: python -m tests.unit.test_docs_metrics"
+
+
+def test_what_is_exported_is_in_the_table_and_all_of_the_table_is_exported() -> None:
+    found = {family.name: family for family in text_string_to_metric_families(exported())}
+    assert set(found) == set(METRICS)
+    for name, metric in METRICS.items():
+        assert (found[name].type, found[name].documentation) == (metric.kind, metric.help)
+        for sample in found[name].samples:
+            assert sample.name in metric.exported
+            assert set(sample.labels) - {"le"} == set(metric.labels)
+
+
+def test_names_end_in_their_units_and_no_label_is_without_a_bound() -> None:
+    for metric in METRICS.values():
+        if metric.unit in ("bytes", "seconds"):
+            assert metric.name.endswith(f"_{metric.unit}"), metric
+        assert (metric.series_max > 1) == bool(metric.labels), metric
+
+
+def test_more_series_than_the_bound_are_not_exported() -> None:
+    bound = METRICS["memq_store_requests"].series_max
+    family = lines_of("memq_store_requests", (((f"store-{number}",), 1.0) for number in range(2 * bound)))
+    assert len(family.samples) == bound
+
+
+def test_promtool_finds_no_fault_in_what_is_exported() -> None:
+    check_with_promtool(["check", "metrics"], stdin=exported())
+
+
+if __name__ == "__main__":
+    sys.exit(PAGE.write_text(page()) == 0)
