@@ -231,9 +231,11 @@ class Broker:
         return lines + self.partitions.forwarder.describe()
 
     async def check(self) -> None:
-        """Prove that store and queue answer. Raises: what stands in the way."""
-        await self.services.store.check(deletes=self.services.settings.delete_objects)
-        await self.services.queue.check()
+        """Prove that store and queue answer, both at once. Raises: what stands in the way."""
+        store = self.services.store.check(deletes=self.services.settings.delete_objects)
+        for found in await asyncio.gather(store, self.services.queue.check(), return_exceptions=True):
+            if found is not None:
+                raise found
 
     # ---- inside ------------------------------------------------------------------------------------
 

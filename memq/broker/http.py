@@ -10,6 +10,7 @@ import h11
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from memq.broker.readiness import Readiness
 from memq.errors import MemqError
 from memq.logs import EventLog
 from memq.network import Address, Listener, Network
@@ -29,10 +30,10 @@ class HttpPort:
         self, network: Network, check: Callable[[], Awaitable[None]], registry: CollectorRegistry, events: EventLog
     ) -> None:
         self._network = network
-        self._check = check
         self._registry = registry
         self._listener: Listener | None = None
         self._tasks = TaskOwner(lambda error: events.error("http-failed", repr(error), error), events)
+        self._readiness = Readiness(check, self._tasks, events)
         self._connections: dict[_HttpConnection, None] = {}
 
     async def start(self, host: str, port: int) -> Address:
@@ -76,10 +77,7 @@ class HttpPort:
 
     async def _ready(self) -> Page:
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await self._check()
-        except TimeoutError:
-            return 503, TEXT, b"not ready: store or queue did not answer in time\n"
+            await self._readiness.prove()
         except MemqError as error:
             return 503, TEXT, f"not ready: {error}\n".encode()
         return 200, TEXT, b"ready\n"

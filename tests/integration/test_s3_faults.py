@@ -268,7 +268,7 @@ async def test_a_listing_goes_on_where_it_failed(server: FaultyS3, store: S3Hand
     assert 3 - store.counters.retries in hidden(store)
 
 
-@over_paths()
+@over_paths(**TIMES)
 async def test_the_check_names_every_right_that_is_missing(server: FaultyS3, store: S3Handler) -> None:
     for method in ("LIST", "GET", "DELETE"):
         server.always[method] = Fault("answer", 403, "AccessDenied")
@@ -282,8 +282,13 @@ async def test_the_check_names_every_right_that_is_missing(server: FaultyS3, sto
     server.always = {}
     await store.check()
     requests = len(server.asked)
-    await store.check()  # proven a moment ago
-    assert len(server.asked) == requests
+    await store.check()  # proven a moment ago: is the store there?
+    assert [asked.method for asked in server.asked[requests:]] == ["GET"]
+    server.always = {"GET": Fault("answer", 403, "AccessDenied")}  # as where one may not list: the object is not there
+    await store.check()
+    server.always = {"GET": Fault("answer", 503, "SlowDown")}
+    with pytest.raises(StoreError):
+        await store.check()
 
 
 @over_paths()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from memq.broker import http
+from memq.broker import http, readiness
 from memq.broker.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpPort
 from memq.broker.metrics import CounterCollector, Counters
 from memq.clock import SystemClock
@@ -124,15 +124,27 @@ def test_what_is_not_ready_is_said_with_the_cause_and_alive_all_the_same() -> No
     run(work())
 
 
-def test_a_check_that_hangs_is_not_ready_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.05)
+def test_a_check_that_hangs_is_not_ready_and_the_next_one_finds_what_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert readiness.READY_S < 2, "who lost store or queue is told within 2 s"
+    monkeypatch.setattr(readiness, "READY_S", 0.05)
+    back, checks = asyncio.Event(), []
 
     async def hanging() -> None:
-        await asyncio.Event().wait()
+        checks.append("")
+        await back.wait()
 
     async def work() -> None:
+        ask_ready = GET.replace(b"healthz", b"readyz")
         async with http_port(hanging) as address:
-            assert b"did not answer in time" in await ask(address, GET.replace(b"healthz", b"readyz"))
+            for _ in range(3):
+                answer = await ask(address, ask_ready)
+                assert answer.startswith(b"HTTP/1.1 503 ")
+                assert b"did not answer within" in answer
+                assert b"alive" in await ask(address, GET)
+            assert len(checks) == 1, "what hangs is not asked again"
+            back.set()
+            while not (await ask(address, ask_ready)).startswith(b"HTTP/1.1 200 "):
+                pass
 
     run(work())
 

@@ -23,13 +23,13 @@ from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts, Request
 from memq.storage_handlers.s3.counters import S3Counters
 from memq.storage_handlers.s3.data_path import DataPath, PutOrder, let_go
-from memq.storage_handlers.s3.rights import check_rights
+from memq.storage_handlers.s3.rights import check_answers, check_rights
 from memq.storage_handlers.s3.settings import Bucket
 
 T = TypeVar("T")
 
 KEPT_CHECK = f"{CHECK_PREFIX}kept"  # who may not delete leaves this one object, and finds it the next time
-CHECK_S = 60.0  # a bucket that was checked is not checked again for so long: a readiness probe must not cost requests
+CHECK_S = 60.0  # rights that were proven are not proven again for so long; a probe costs one GET meanwhile
 
 
 class S3Handler:
@@ -220,7 +220,8 @@ class S3Handler:
     async def check(self, *, deletes: bool = True) -> None:
         """See `StorageHandler.check`. Names every right that is missing; what was proven holds for a minute."""
         now_s = self._runtime.clock.monotonic()
-        if self._checked_s is not None and now_s - self._checked_s < CHECK_S and self.breaker.is_closed:
+        if self._checked_s is not None and now_s - self._checked_s < CHECK_S:
+            await check_answers(self._bucket, self._path, self._attempts, self._whole(KEPT_CHECK))
             return
         name = f"{CHECK_PREFIX}{self._runtime.random.getrandbits(64):016x}" if deletes else KEPT_CHECK
         await self._path.open()

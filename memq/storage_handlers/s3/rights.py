@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from awscrt.checksums import crc32c
 
-from memq.errors import DeniedError, InvalidRequestError, StoreError
+from memq.errors import DeniedError, InvalidRequestError, NotFoundError, StoreError
 from memq.storage_handlers.s3.answers import OF_THE_KEYS, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts
 from memq.storage_handlers.s3.data_path import DataPath, PutOrder
@@ -55,6 +55,15 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
     if missing:
         head = f"{bucket.place}: {len(missing)} of {4 if deletes else 2} rights are missing"
         raise DeniedError("\n  ".join([head, *missing]), hint="docs/operations.md has a policy for each role")
+
+
+async def check_answers(bucket: Bucket, path: DataPath, attempts: Attempts, key: str) -> None:
+    """Ask for the object `key`, which need not be there: whatever the store says of it, it is there itself.
+
+    Raises: as `check_rights`, but for rights.
+    """
+    with suppress(NotFoundError):
+        await _refusal(bucket, attempts, key, lambda: path.get(key))
 
 
 async def _refusal(
