@@ -68,6 +68,8 @@ BROKER = (
     _broker_counter("publish_retries", "tries", "publishes that were tried again"),
     _broker_counter("skipped_blocks", "blocks", "blocks that a pointer tells readers to pass over"),
     _broker_counter("late_pointers", "pointers", "pointers of earlier owners met after the opening"),
+    _broker_counter("damaged_pointers", "pointers", "pointers that could not be read, each time that they were met"),
+    _broker_counter("coordinator_failures", "rounds", "rounds in which the coordinator could not be asked or told"),
     _broker_counter("openings", "epochs", "epochs opened"),
     _broker_counter("fenced", "epochs", "epochs lost to another owner"),
     _broker_counter(

@@ -144,6 +144,7 @@ class Broker:
         try:
             await self.governor.act(self._entry)
         except MemqError as error:
+            self.services.counters.coordinator_failures += 1
             self._ungoverned.failed(str(error))
             return False
         self._ungoverned.passed()
@@ -254,6 +255,9 @@ class Broker:
         asyncio.get_running_loop().call_soon(self.intake.feed)
 
     def _memory_short(self) -> None:
+        self.services.events.info(
+            "reading-paused", f"{self.services.pool.leased_bytes} bytes are held, no more are read"
+        )
         for processor in self.partitions.at_work():
             processor.hurry()
 
@@ -269,6 +273,7 @@ class Broker:
             try:
                 await self.partitions.refresh()
             except MemqError as error:
+                self.services.counters.coordinator_failures += 1
                 self._unrefreshed.failed(str(error))
                 governed = False
             else:

@@ -351,8 +351,7 @@ class Connection(asyncio.BufferedProtocol):
         if stream.processor.draining:
             self.send_redirect(stream)
             return
-        self._services.counters.throttled_blocks += 1
-        self._throttle(stream, first, Throttle(retry_after_ms=THROTTLE_MS, text="the ring of the partition is full"))
+        self._throttle_for(stream, first, "the ring of the partition is full")
 
     def _hold_back(self, stream: Stream, first: int, mode: LimitMode, error: OverLimitError) -> None:
         """A sound block that is over a limit: slow its producer, or refuse it."""
@@ -365,12 +364,17 @@ class Connection(asyncio.BufferedProtocol):
     def _throttle(self, stream: Stream, first: int, throttle: Throttle) -> None:
         self.outbox.write(encode_frame(Api.THROTTLE, stream.number, first, encode_message(throttle)))
 
+    def _throttle_for(self, stream: Stream, first: int, cause: str) -> None:
+        """Have the producer send again soon what found no room."""
+        self._services.counters.throttled_blocks += 1
+        self._services.events.info("throttled", f"{self.peer} topic '{stream.processor.topic.name}': {cause}")
+        self._throttle(stream, first, Throttle(retry_after_ms=THROTTLE_MS, text=cause))
+
     def _refuse_block(self, stream: Stream, error: MemqError) -> None:
         """Close the stream: what follows is ignored until it is opened again."""
         stream.open = False
         if isinstance(error, ThrottledError):
-            self._services.counters.throttled_blocks += 1
-            self._throttle(stream, stream.expected, Throttle(retry_after_ms=THROTTLE_MS, text=str(error)))
+            self._throttle_for(stream, stream.expected, str(error))
             return
         self._services.counters.refused_blocks += 1
         text = f"{self.peer} topic '{stream.processor.topic.name}': {error}"

@@ -56,7 +56,9 @@ class Counters:
     publish_retries: int = 0
     skipped_blocks: int = 0
     late_pointers: int = 0
+    damaged_pointers: int = 0
     openings: int = 0
+    coordinator_failures: int = 0
     fenced: int = 0
     forwarded_blocks: int = 0
     forward_retries: int = 0

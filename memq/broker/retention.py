@@ -102,6 +102,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     settings, now_ms = topic.settings, services.runtime.clock.wall_ms()
 
     def damaged(text: str) -> None:
+        services.counters.damaged_pointers += 1
         services.events.error("pointer-damaged", text)
 
     span = await services.queue.span(partition)

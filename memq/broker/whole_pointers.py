@@ -37,6 +37,7 @@ class WholePointers:
         try:
             pointer = decode_pointer(entry.body)
         except CorruptDataError as error:
+            self._services.counters.damaged_pointers += 1
             self._services.events.error("pointer-damaged", f"{self._name} offset {entry.offset}: {error}")
             return None
         if pointer.producers_complete or not pointer.locations:

@@ -1,4 +1,4 @@
-"""`/readyz` of a broker that loses its store or its queue: red meanwhile, green after; `/healthz` is green throughout."""
+"""`/readyz` of a broker that loses its store or its queue: red meanwhile, green after; `/healthz` stays green."""
 
 from __future__ import annotations
 

@@ -83,8 +83,7 @@ class Replay:
         try:
             content = decode_segment(data)
         except (CorruptDataError, UnsupportedFormatError) as error:
-            self._keep(segment, "spool-damaged", f"{error}")
-            self._services.counters.spool_damages += 1
+            self._damaged(segment, str(error))
         else:
             self._tell(segment, content)
             for entries in self._chunks(content.entries):
@@ -98,15 +97,15 @@ class Replay:
 
     def _tell(self, segment: Segment, content: SpoolContent) -> None:
         """Say what a segment holds, above all what can't be read."""
-        self._services.counters.spool_damages += len(content.damages)
         for damage in content.damages:
-            self._keep(segment, "spool-damaged", f"bytes {damage.start} to {damage.end}: {damage.cause}")
+            self._damaged(segment, f"bytes {damage.start} to {damage.end}: {damage.cause}")
         torn = f", and {content.torn_bytes} bytes that were being written" if content.torn_bytes else ""
         self._services.events.info("spool-replay", f"segment {segment.name}: {len(content.entries)} blocks{torn}")
 
-    def _keep(self, segment: Segment, event: str, text: str) -> None:
+    def _damaged(self, segment: Segment, cause: str) -> None:
         segment.kept = True
-        self._services.events.error(event, f"segment {segment.name}, which will be set aside: {text}")
+        self._services.counters.spool_damages += 1
+        self._services.events.error("spool-damaged", f"segment {segment.name}, which will be set aside: {cause}")
 
     def _chunks(self, entries: list[SpoolEntry]) -> Iterator[list[SpoolEntry]]:
         """Yield the entries in pieces of a slab, one entry at least."""
@@ -178,9 +177,9 @@ class Replay:
     def _undecided(self, segment: Segment, blocks: list[SpoolEntry], why: str) -> None:
         self._services.counters.spool_undecided_blocks += len(blocks)
         names = "; ".join(f"partition {entry.partition} {entry.header.describe()}" for entry in blocks[:20])
-        self._keep(
-            segment, "spool-undecided", f"it is unknown whether the queue held {len(blocks)} blocks: {why}: {names}"
-        )
+        segment.kept = True
+        text = f"it is unknown whether the queue held {len(blocks)} blocks: {why}: {names}"
+        self._services.events.error("spool-undecided", f"segment {segment.name}, which will be set aside: {text}")
 
     async def _try_on(self, name: str, call: Callable[[], Awaitable[T]], tries_max: float = math.inf) -> T:
         """Call until it works: a disk or a queue that is sick passes. Raises: what stands in the way, in the end."""

@@ -240,8 +240,10 @@ class ZookeeperSession:
         else:
             self._up.clear()
             self._lost = self._lost or state == KazooState.LOST
-            word = "lost" if state == KazooState.LOST else "suspended"
-            self._events.warning(f"zookeeper-{word}", f"the session with {self._address.hosts} is {word}")
+            if state == KazooState.LOST:
+                self._events.warning("zookeeper-lost", f"the session with {self._address.hosts} is lost")
+            else:
+                self._events.warning("zookeeper-suspended", f"{self._address.hosts} do not answer")
             self._watch_over()
 
     def _not_there(self) -> MemqError:

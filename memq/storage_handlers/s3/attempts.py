@@ -9,6 +9,7 @@ from typing import TypeVar
 from memq.backoff import backoff_s
 from memq.errors import StoreError
 from memq.limits import MIB
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.storage_handlers.s3.answers import MAY_PASS, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.breaker import CircuitBreaker
@@ -40,6 +41,7 @@ class Attempts:
         self._request_s = settings.request_timeout_ms / 1000
         self.deadline_s = settings.deadline_ms / 1000
         self._last = StoreAnswer(0)  # what opened the breaker
+        self.events = EventLog(runtime.clock)
 
     def deadline(self) -> float:
         """Return when a call that begins now gives up."""
@@ -87,6 +89,7 @@ class Attempts:
             error.add_note(f"given up after {tries} tries")
             raise error from answer
         self._counters.retries += 1
+        self.events.info("s3-retry", f"try {tries}: {error}")
         await asyncio.sleep(delay_s)
 
     async def _admission(self, until_s: float, failure: str, key: str) -> None:

@@ -108,6 +108,7 @@ class S3Handler:
         if not same:
             raise ObjectExistsError(f"another object of {found.size} bytes lies under key '{key}'")
         self.counters.lost_answers += 1
+        self._attempts.events.info("s3-answer-lost", f"object '{key}' had been stored")
         return True
 
     async def _send(self, key: str, order: PutOrder, until_s: float) -> None:
