@@ -48,6 +48,7 @@ class GroupRequests:
     def __init__(self, services: Services, partitions: Partitions) -> None:
         self._services = services
         self._queue = services.queue
+        self._pointers = services.pointers
         self._partitions = partitions
 
     async def wait(self, frame: Frame) -> None:
@@ -56,13 +57,13 @@ class GroupRequests:
             ask = decode_message(frame.body, PollRequest).ask
             if isinstance(ask, PollEntries) and ask.wait_ms > 0 and len(ask.partitions) <= POLL_PARTITIONS_MAX:
                 wanted = {self._known(part.partition): part.offset for part in ask.partitions}
-                await self._queue.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
+                await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
 
     async def poll(self, connection: Connection, frame: Frame) -> msgspec.Struct:
         """Answer with pointers, with begin and end of partitions, or with an offset by time."""
         ask = decode_message(frame.body, PollRequest).ask
         if isinstance(ask, PollTime):
-            return PollAnswer(offset=await self._queue.seek_time(self._known(ask.partition), ask.time_ms))
+            return PollAnswer(offset=await self._pointers.seek_time(self._known(ask.partition), ask.time_ms))
         if len(ask.partitions) > POLL_PARTITIONS_MAX:
             raise TooLargeError(f"poll of {len(ask.partitions)} partitions at once, {POLL_PARTITIONS_MAX} are allowed")
         if isinstance(ask, PollSpans):
@@ -79,8 +80,8 @@ class GroupRequests:
         return PollAnswer(partitions=found)
 
     async def _entries(self, partition: ReadPartition, offset: int | None, bytes_max: int) -> PartitionEntries:
-        entries = [] if offset is None else await self._queue.read(partition, offset, bytes_max)
-        span = await self._queue.span(partition)
+        entries = [] if offset is None else await self._pointers.read(partition, offset, bytes_max)
+        span = await self._pointers.span(partition)
         return PartitionEntries(
             partition=ref_of(partition),
             begin=span.begin,

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from memq.broker.cold_retention import first_old_ms, retire_cold
 from memq.broker.partitions import Partitions
 from memq.broker.pointers import keys_of, pointers_of
 from memq.broker.services import Services
 from memq.broker.sweep import Sweep
+from memq.cold.tail import TailNeeds, window_since_ms
 from memq.errors import MemqError
-from memq.format.key import shared_prefix, staged_prefix
-from memq.format.pointer import Pointer, named_since_ms
-from memq.format.totals import contended_ms
+from memq.format.key import is_cold_object, shared_prefix, staged_prefix
+from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END
 from memq.notification import Entry
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
+from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 
 NEVER_MS = TIME_MS_END
 
@@ -40,9 +41,9 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
     than the dedup window, however much it is: an opening rebuilds the window from it. Damaged entries (None) go with
     what is around them.
     """
-    window_ms = now_ms - settings.dedup_window_ms - CLOCK_ERROR_MS
+    window_ms = window_since_ms(settings, now_ms)
     known = list(entries)
-    bounds = _bounds(known, contended_ms(settings.stale_publish_ms))
+    bounds = _bounds(known, settings)
     bytes_behind = sum(pointer.stored_bytes for _, pointer in known if pointer is not None)
     wanted = 0
     for entry, pointer in known:
@@ -59,19 +60,15 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
     return Expired(known[taken][0].offset if known else 0, tuple(keys), holding)
 
 
-def _bounds(known: list[tuple[Entry, Pointer | None]], settled_ms: int) -> dict[int, int]:
+def _bounds(known: list[tuple[Entry, Pointer | None]], settings: TopicSettings) -> dict[int, int]:
     """Return, per write partition, the index of the first entry that is as young as its last pointers want."""
-    last_ms: dict[int, int] = {}
-    newest: dict[int, tuple[int, int]] = {}  # epoch, and what its last pointer says of named producers
+    needs = TailNeeds()
     for entry, pointer in known:
         if pointer is not None:
-            last_ms[pointer.partition] = max(entry.time_ms, last_ms.get(pointer.partition, entry.time_ms))
-            if pointer.epoch >= newest.get(pointer.partition, (0, 0))[0]:
-                newest[pointer.partition] = (pointer.epoch, named_since_ms(pointer, entry.time_ms))
-    wanted_ms = {partition: min(time_ms, newest[partition][1] or time_ms) for partition, time_ms in last_ms.items()}
+            needs.take(entry, pointer)
     return {
-        partition: next(n for n, (entry, _) in enumerate(known) if entry.time_ms >= time_ms - settled_ms)
-        for partition, time_ms in wanted_ms.items()
+        partition: next(n for n, (entry, _) in enumerate(known) if entry.time_ms >= since_ms)
+        for partition, since_ms in needs.since_ms(settings).items()
     }
 
 
@@ -107,12 +104,19 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
 
     span = await services.queue.span(partition)
     first = await services.queue.read(partition, span.begin, 1) if span.begin < span.end else []
-    old_ms = (first[0].time_ms if first else now_ms) + settings.retention_ms + 1
+    cold = await services.cold.highest(partition) if span.begin else None
+    old_ms = min(first[0].time_ms if first else now_ms, first_old_ms(cold)) + settings.retention_ms + 1
     if not settings.retention_bytes and (not settings.retention_ms or old_ms > now_ms):
         return old_ms if settings.retention_ms else NEVER_MS  # the usual case costs one small read
     if not first:
         return now_ms
     known = [item async for item in pointers_of(services.queue, partition, damaged)]
+    if cold is not None:
+        known = [item for item in known if item[0].offset >= cold.next]
+        cold = await retire_cold(services, partition, cold, settings, known)
+        if cold.parts:
+            return now_ms  # what is in the queue is younger
+        span = await services.queue.span(partition)
     found = expired(known, settings, now_ms)
     await _restate(partitions, topic, found.holding)
     if found.before <= span.begin:
@@ -121,8 +125,8 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     services.counters.retired_pointers += found.before - span.begin
     others = (shared_prefix(services.settings.cluster), staged_prefix(services.settings.cluster))
     for key in found.keys if services.settings.delete_objects else ():
-        if key.startswith(others):
-            continue  # other topics may name it: the sweep takes it when none does
+        if key.startswith(others) or is_cold_object(key):
+            continue  # other topics may name it, or a manifest: the sweep takes it when none does
         await services.store.delete(key)
         services.counters.retired_objects += 1
     taken = f"{found.before - span.begin} pointers, {len(found.keys)} objects"

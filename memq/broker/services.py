@@ -10,6 +10,8 @@ from memq.broker.limit_book import LimitBook
 from memq.broker.metrics import Counters
 from memq.broker.slabs import SlabPool
 from memq.broker.spool.writer import Spool
+from memq.cold.files import ColdFiles
+from memq.cold.reader import ColdReader
 from memq.governor import Coordinator
 from memq.logs import EventLog
 from memq.network import Runtime
@@ -22,7 +24,10 @@ OPENINGS_AT_ONCE_MAX = 64  # of thousands of partitions the first shall be open 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The parts that a broker is made of. `session` names one life of the broker `settings.broker_id`."""
+    """The parts that a broker is made of. `session` names one life of the broker `settings.broker_id`.
+
+    Owners and retention look at the queue itself, readers at `pointers`, which has the cold parts before it, too.
+    """
 
     settings: BrokerSettings
     session: str
@@ -38,9 +43,13 @@ class Services:
     counters: Counters
     openings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENINGS_AT_ONCE_MAX))
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
+    cold: ColdFiles = field(init=False)
+    pointers: ColdReader = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "events", EventLog(self.runtime.clock))
+        object.__setattr__(self, "cold", ColdFiles(self.settings.cluster, self.store))
+        object.__setattr__(self, "pointers", ColdReader(self.queue, self.cold, self.runtime.clock))
 
     @property
     def store(self) -> StorageHandler:

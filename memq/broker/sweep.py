@@ -5,6 +5,9 @@ out by then is stored under a new key (`memq.broker.storing`). So a pointer to w
 the queue already, or never will: who lists first and reads the pointers last can delete what they do not name, in any
 process, without knowing what brokers hold. What writers stage lies there without a pointer until its batch is
 committed, so it has an age of its own, of which a commit may take half; the manifests of commits go at that age, too.
+
+Pointers leave the queue for a manifest of a cold part, which is there before: manifests are read after the queue. What
+such a pointer named in the queue, and what retention takes of a manifest, stays for the safety age from then on.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from typing import Protocol
 
 from memq.broker.pointers import keys_of, pointers_of
 from memq.clock import Clock
-from memq.errors import NotFoundError
+from memq.cold.files import ColdFiles
+from memq.errors import CorruptDataError, NotFoundError
 from memq.format.key import shared_prefix, staged_prefix, topic_prefix
 from memq.notification import PointerReader
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
-from memq.topic import Topic, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 
 SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are looked at together; about 30 MB
 
@@ -64,7 +68,9 @@ class Sweep:
         self.topics = topics.topics
         self._clock = clock
         self._note = note
+        self._cold = ColdFiles(cluster, store)
         self._staged_bound_ms = 0
+        self._left_bound_ms = 0
 
     async def find(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[Unnamed]:
         """Yield the objects that are older than `age_ms` and that no pointer names; staged ones by their own age.
@@ -75,6 +81,7 @@ class Sweep:
         now_ms = self._clock.wall_ms()
         bound_ms = now_ms - age_ms
         self._staged_bound_ms = now_ms - staged_age_ms
+        self._left_bound_ms = bound_ms - CLOCK_ERROR_MS
         async for prefix, entries in self._old(f"{self._cluster}/", bound_ms):
             why = await self._why(prefix, {entry.key: None for entry in entries})
             for entry in entries:
@@ -140,7 +147,25 @@ class Sweep:
                         return False
                     for key in keys_of(pointer):
                         keys.pop(key, None)
-            except NotFoundError as error:
+                await self._strike_cold(partition, keys)
+            except (NotFoundError, CorruptDataError) as error:
                 self._note(f"topic '{topic.name}' is not swept: {error}")
                 return False
         return True
+
+    async def _strike_cold(self, partition: ReadPartition, keys: dict[str, None]) -> None:
+        for key in await self._cold_keys(partition):
+            keys.pop(key, None)
+
+    async def _cold_keys(self, partition: ReadPartition) -> list[str]:
+        """Return the keys that the cold part of a read partition names, and its own."""
+        manifest = await self._cold.highest(partition)
+        if manifest is None:
+            return []
+        keys = [self._cold.manifest_key(partition, manifest.number)]
+        left = [each.part for each in manifest.left if each.since_ms >= self._left_bound_ms]
+        for part in (*manifest.parts, *left):
+            keys += (part.key, *part.objects)
+            if part.created_ms >= self._left_bound_ms:
+                keys += (await self._cold.part(part)).originals
+        return keys

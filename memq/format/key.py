@@ -4,6 +4,8 @@
     <cluster>/shared/<hh>/<date>/<hour>/<broker>-<start epoch>-<sequence>
     <cluster>/staged/<writer>/objects/<hh>/<date>/<hour>/<id, 16 hex>
     <cluster>/staged/<writer>/commits/<batch id>
+    <cluster>/topics/<topic>/<topic id, 8 hex>/cold/manifests/<read partition>-<number>
+    <cluster>/topics/<topic>/<topic id, 8 hex>/cold/{objects,parts}/<hh>/<date>/<hour>/<id, 16 hex>
 
 `hh` is the low byte of crc32 of the last part, in hex: 256 prefixes for the store to split on. Numbers are
 zero-padded, so that a listing of one hour has a partition's objects in order; times are UTC.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -23,9 +26,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
 _PLACE = r"(?P<hh>[0-9a-f]{2})/(?P<date>\d{4}-\d\d-\d\d)/(?P<hour>\d\d)/(?P<last>[^/]+)"
 _TOPIC_KEY = re.compile(rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/{_PLACE}", re.ASCII)
+_COLD_KEY = re.compile(
+    rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/cold/objects/{_PLACE}", re.ASCII
+)
 _SHARED_KEY = re.compile(rf"(?P<cluster>[^/]+)/shared/{_PLACE}", re.ASCII)
 _TOPIC_LAST = re.compile(r"(\d{5,10})-(\d{10})-(\d{16})", re.ASCII)
 _SHARED_LAST = re.compile(r"(.+)-(\d{10})-(\d{16})", re.ASCII)
+_COLD_LAST = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_COLD_MANIFEST_LAST = re.compile(r"(\d{5,10})-(\d{16})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,17 @@ class SharedObjectKey:
     broker: str
     start_epoch: int
     sequence: int
+    hour_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColdObjectKey:
+    """What the key of a large object says, into which cold batches of one topic were copied."""
+
+    cluster: str
+    topic: str
+    topic_id: str
+    object_id: int
     hour_ms: int
 
 
@@ -92,12 +111,53 @@ def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:
     return f"{cluster}/topics/{topic}/{topic_id[:8]}/"
 
 
-def parse_object_key(key: str) -> ObjectKey | SharedObjectKey:
+def cold_prefix(cluster: str, topic: str, topic_id: str) -> str:
+    """Return the prefix under which large objects of a topic lie, and the manifests of its cold parts."""
+    return f"{topic_prefix(cluster, topic, topic_id)}cold/"
+
+
+def cold_object_key(cluster: str, topic: str, topic_id: str, object_id: int, created_ms: int) -> str:
+    """Return the key of a large object; `object_id` has 64 random bits."""
+    return f"{cold_prefix(cluster, topic, topic_id)}objects/{_place(f'{object_id:016x}', created_ms)}"
+
+
+def cold_part_key(cluster: str, topic: str, topic_id: str, object_id: int, created_ms: int) -> str:
+    """Return the key of the part of a manifest that has the pointers into the large object of the same id."""
+    return f"{cold_prefix(cluster, topic, topic_id)}parts/{_place(f'{object_id:016x}', created_ms)}"
+
+
+def cold_manifest_prefix(cluster: str, topic: str, topic_id: str, partition: int) -> str:
+    """Return what the keys of all manifests of the cold part of a read partition begin with."""
+    return f"{cold_prefix(cluster, topic, topic_id)}manifests/{partition:05d}-"
+
+
+def cold_manifest_key(cluster: str, topic: str, topic_id: str, partition: int, number: int) -> str:
+    """Return the key of a manifest: they ascend with their numbers."""
+    return f"{cold_manifest_prefix(cluster, topic, topic_id, partition)}{_number(number, 16)}"
+
+
+def cold_manifest_number(key: str) -> int:
+    """Return the number of a manifest by its key; 0 for a key of something else."""
+    last = _COLD_MANIFEST_LAST.fullmatch(key.rpartition("/")[2])
+    return int(last[2]) if last else 0
+
+
+def is_of_many(key: str) -> bool:
+    """Whether an object with this key holds many batches: one that topics share, or a large one."""
+    return key.split("/")[1:2] == ["shared"] or _COLD_KEY.fullmatch(key) is not None
+
+
+def is_cold_object(key: str) -> bool:
+    """Whether it is the key of a large object."""
+    return _COLD_KEY.fullmatch(key) is not None
+
+
+def parse_object_key(key: str) -> ObjectKey | SharedObjectKey | ColdObjectKey:
     """Return what a key says.
 
     Raises: InvalidRequestError for a key that memq does not write.
     """
-    for pattern, read in ((_TOPIC_KEY, _parse_topic_key), (_SHARED_KEY, _parse_shared_key)):
+    for pattern, read in _READERS:
         match = pattern.fullmatch(key)
         parsed = read(match) if match else None
         if parsed is not None:
@@ -120,6 +180,20 @@ def _parse_shared_key(match: re.Match[str]) -> SharedObjectKey | None:
     if last is None or hour_ms is None or not _are_names(match["cluster"], last[1]):
         return None
     return SharedObjectKey(match["cluster"], last[1], int(last[2]), int(last[3]), hour_ms)
+
+
+def _parse_cold_key(match: re.Match[str]) -> ColdObjectKey | None:
+    last = _COLD_LAST.fullmatch(match["last"])
+    hour_ms = _hour_ms(match)
+    if last is None or hour_ms is None or not _are_names(match["cluster"], match["topic"]):
+        return None
+    return ColdObjectKey(match["cluster"], match["topic"], match["id"], int(last[0], 16), hour_ms)
+
+
+_READERS: tuple[
+    tuple[re.Pattern[str], Callable[[re.Match[str]], ObjectKey | SharedObjectKey | ColdObjectKey | None]], ...
+]
+_READERS = ((_TOPIC_KEY, _parse_topic_key), (_SHARED_KEY, _parse_shared_key), (_COLD_KEY, _parse_cold_key))
 
 
 def _are_names(*names: str) -> bool:

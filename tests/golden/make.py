@@ -9,8 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from memq.format.block import scope_of
 from memq.format.builder import BlockBuilder, SealedBlock
+from memq.format.cold import (
+    ColdEntry,
+    ColdManifest,
+    ColdPart,
+    LeftPart,
+    PartRef,
+    encode_cold_manifest,
+    encode_cold_part,
+)
+from memq.format.key import cold_object_key, cold_part_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, object_key
 from memq.format.pointer import (
     Adopted,
@@ -159,12 +171,52 @@ def make_reports() -> dict[str, Report]:
     }
 
 
+def make_cold_part() -> ColdPart:
+    """A part with a pointer into a large object, and a damaged one."""
+    large = Location(
+        store="main", key=cold_object_key("golden", "clicks", TOPIC_ID, 42, NOW_MS), offset=7, length=1_000, index=9_000
+    )
+    moved = encode_pointer(replace(make_pointers()["pointer-data.json"], locations=(large,)))
+    original = object_key("golden", "clicks", TOPIC_ID, 3, 2, 7, NOW_MS)
+    return ColdPart((ColdEntry(17, NOW_MS, moved), ColdEntry(19, NOW_MS + 1, b"\xff")), (original,))
+
+
+def make_cold_manifest() -> ColdManifest:
+    """The second manifest of a read partition: one part is left, and one that retention took."""
+    name = ("golden", "clicks", TOPIC_ID)
+    parts = [
+        PartRef(
+            key=cold_part_key(*name, number, NOW_MS),
+            first=first,
+            next=next_,
+            entries=2,
+            bytes=1_000,
+            greatest_ms=NOW_MS + 1,
+            created_ms=NOW_MS + 2,
+            objects=(cold_object_key(*name, number, NOW_MS),),
+        )
+        for number, first, next_ in ((41, 3, 17), (42, 17, 20))
+    ]
+    return ColdManifest(
+        number=2,
+        cluster="golden",
+        topic="clicks",
+        topic_id=TOPIC_ID,
+        partition=3,
+        next=20,
+        parts=(parts[1],),
+        left=(LeftPart(part=parts[0], since_ms=NOW_MS + 3),),
+    )
+
+
 def make() -> dict[str, bytes]:
     """Return every golden file by name."""
     files = {f"block-{codec}.bin": seal(full_builder(), codec, 42, 100).data for codec in ("none", "zstd", "lz4")}
     files["block-plain.bin"] = seal(plain_builder(), "none", 42, 100).data
     files["object.bin"] = make_object()
     files["segment.spool"] = make_segment()
+    files["cold-part.bin"] = encode_cold_part(make_cold_part())
+    files["cold-manifest.bin"] = encode_cold_manifest(make_cold_manifest())
     files |= {name: encode_pointer(pointer) + b"\n" for name, pointer in make_pointers().items()}
     files |= {name: encode_report(report) + b"\n" for name, report in make_reports().items()}
     return files

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from memq.format.cold import decode_cold_manifest, decode_cold_part
 from memq.format.columns import BlockReader, open_block
 from memq.format.object import open_object
 from memq.format.pointer import decode_pointer
 from memq.format.report import decode_report
 from memq.format.spool import decode_segment
-from tests.golden.make import FOLDER, full_builder, make, make_pointers, make_reports, seal
+from tests.golden.make import (
+    FOLDER,
+    full_builder,
+    make,
+    make_cold_manifest,
+    make_cold_part,
+    make_pointers,
+    make_reports,
+    seal,
+)
 
 MADE = make()
-PACKED = ("block-zstd.bin", "block-lz4.bin")  # their bytes depend on the version of the codec's library
+COLD = ("cold-part.bin", "cold-manifest.bin")
+PACKED = ("block-zstd.bin", "block-lz4.bin", *COLD)  # their bytes depend on the version of the codec's library
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in PACKED])
@@ -20,7 +31,7 @@ def test_the_same_bytes_are_written_today(name: str) -> None:
     assert (FOLDER / name).read_bytes() == MADE[name]
 
 
-@pytest.mark.parametrize("name", ["block-none.bin", *PACKED])
+@pytest.mark.parametrize("name", ["block-none.bin", "block-zstd.bin", "block-lz4.bin"])
 def test_blocks_of_every_codec_hold_the_same_records(name: str) -> None:
     expected = BlockReader(seal(full_builder(), "none", 42, 100).data)
     reader = open_block((FOLDER / name).read_bytes())
@@ -46,6 +57,11 @@ def test_the_segment_holds_its_blocks() -> None:
         (3, 17, 106),
     ]
     assert [open_block(data[entry.start : entry.end]).count for entry in content.entries] == [6, 3]
+
+
+def test_the_files_of_a_cold_part_read_as_they_were_meant() -> None:
+    assert decode_cold_part((FOLDER / "cold-part.bin").read_bytes()) == make_cold_part()
+    assert decode_cold_manifest((FOLDER / "cold-manifest.bin").read_bytes()) == make_cold_manifest()
 
 
 @pytest.mark.parametrize("name", make_pointers())

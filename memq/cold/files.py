@@ -1,0 +1,89 @@
+"""The files of cold parts in the store: the highest manifest of a read partition, its parts, and its successor."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from awscrt.checksums import crc32c
+
+from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
+from memq.format.cold import (
+    ColdManifest,
+    ColdPart,
+    PartRef,
+    decode_cold_manifest,
+    decode_cold_part,
+    encode_cold_manifest,
+)
+from memq.format.key import cold_manifest_key, cold_manifest_number, cold_manifest_prefix
+from memq.limits import MIB
+from memq.storage_handlers import StorageHandler
+from memq.topic import ReadPartition
+
+PARTS_BYTES_MAX = 32 * MIB  # of pointers that are kept for the next reader
+
+
+class ColdFiles:
+    """Reads and writes the manifests of one cluster in one store. Raises: as the store; CorruptDataError."""
+
+    def __init__(self, cluster: str, store: StorageHandler) -> None:
+        self.cluster = cluster
+        self.store = store
+        self._parts: OrderedDict[str, tuple[ColdPart, int]] = OrderedDict()
+        self._parts_bytes = 0
+
+    def manifest_key(self, partition: ReadPartition, number: int) -> str:
+        """Return the key of a manifest."""
+        return cold_manifest_key(self.cluster, partition.topic, partition.topic_id, partition.partition, number)
+
+    async def highest_number(self, partition: ReadPartition) -> int:
+        """Return the number of the manifest that holds, 0 when there is none."""
+        prefix = cold_manifest_prefix(self.cluster, partition.topic, partition.topic_id, partition.partition)
+        numbers = [cold_manifest_number(entry.key) async for entry in self.store.list(prefix)]
+        return max(numbers, default=0)
+
+    async def highest(self, partition: ReadPartition, known: ColdManifest | None = None) -> ColdManifest | None:
+        """Return the manifest that holds, which may be `known`; None when nothing was ever compacted."""
+        while True:
+            number = await self.highest_number(partition)
+            if known is not None and number == known.number:
+                return known
+            if not number:
+                return None
+            try:
+                return decode_cold_manifest(await self.store.get(self.manifest_key(partition, number)))
+            except NotFoundError:
+                continue  # a successor came, and a sweep after it
+
+    async def publish(self, manifest: ColdManifest) -> bool:
+        """Make a manifest the highest; say whether it is, or another one came first.
+
+        Old numbers are swept, so a writer that slept could find its own free again: it looks once more. Raises:
+        TooLargeError.
+        """
+        partition = ReadPartition(manifest.topic, manifest.topic_id, manifest.partition)
+        data = encode_cold_manifest(manifest)
+        try:
+            await self.store.put(self.manifest_key(partition, manifest.number), [data], crc32c(data))
+        except ObjectExistsError:
+            return False
+        return await self.highest_number(partition) == manifest.number
+
+    async def part(self, ref: PartRef) -> ColdPart:
+        """Return the content of a part; the last ones that were read are kept."""
+        kept = self._parts.get(ref.key)
+        if kept is not None:
+            self._parts.move_to_end(ref.key)
+            return kept[0]
+        try:
+            part = decode_cold_part(await self.store.get(ref.key))
+        except NotFoundError as error:  # no partition is gone: a manifest names what nobody may delete
+            raise CorruptDataError(f"part '{ref.key}' of a cold manifest is missing") from error
+        size = sum(len(entry.body) for entry in part.entries)
+        if ref.key not in self._parts:  # else another reader was faster
+            self._parts[ref.key] = (part, size)
+            self._parts_bytes += size
+        while self._parts_bytes > PARTS_BYTES_MAX and len(self._parts) > 1:
+            _, (_, gone) = self._parts.popitem(last=False)
+            self._parts_bytes -= gone
+        return part

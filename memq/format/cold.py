@@ -1,0 +1,194 @@
+"""The cold part of a read partition: pointers that left the queue, in the store beside the large objects they name.
+
+A *part* has pointers as the queue had them, each with its offset and queue time; only where a batch lies is new. A
+*manifest* names the parts in the order of their offsets. Manifests are numbered and never change: the highest holds.
+Both are a head of 16 bytes and JSON, packed by a codec of blocks, which bounds what comes out.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
+from awscrt.checksums import crc32c
+from msgspec import Meta
+
+from memq.errors import CorruptDataError, MemqError, TooLargeError, UnsupportedFormatError
+from memq.format.block import CODEC_ZSTD, CODECS, Buffer
+from memq.format.codec import compress, decompress
+from memq.format.pointer import Number, Text, Time, TopicId, decode_pointer
+from memq.limits import COLD_RAW_BYTES_MAX, FORMAT_VERSION, FORMAT_VERSIONS
+
+MAGIC = b"mqC1"
+# magic, checksum | version, kind, codec, 0 | raw length
+HEAD = struct.Struct("<4sI BBB1x I")
+KIND_MANIFEST, KIND_PART = 1, 2
+CHECKED_FROM = 8  # the checksum covers the file from here to its end
+Partition = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Content = TypeVar("Content")
+
+
+class PartRef(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a manifest: the entries from offset `first` up to, not with, `next`.
+
+    `bytes` are the stored bytes of their batches, `greatest_ms` their greatest queue time, `created_ms` when they were
+    copied. `objects` are the keys of all objects that they name, `originals` those of the objects that they named in
+    the queue, and still name while readers may be at them, are in the part.
+    """
+
+    key: Text
+    first: Number
+    next: Number
+    entries: Number
+    bytes: Number
+    greatest_ms: Time
+    created_ms: Time
+    objects: tuple[Text, ...]
+
+
+class LeftPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part that retention took at `since_ms`: readers may still be at it."""
+
+    part: PartRef
+    since_ms: Time
+
+
+class ColdManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The cold part of one read partition: what lies before offset `next`. Before the first part nothing is left."""
+
+    number: int
+    cluster: Text
+    topic: Text
+    topic_id: TopicId
+    partition: Partition
+    next: Number = 0
+    parts: tuple[PartRef, ...] = ()
+    left: tuple[LeftPart, ...] = ()
+    requires: tuple[Text, ...] = ()
+
+    @property
+    def begin(self) -> int:
+        """The first offset that is there."""
+        return self.parts[0].first if self.parts else self.next
+
+
+class ColdEntry(NamedTuple):
+    """One pointer that left the queue: its offset, its queue time in Unix ms, its bytes."""
+
+    offset: int
+    time_ms: int
+    body: bytes
+
+
+class ColdPart(NamedTuple):
+    """The content of a part, and the keys of the objects that its pointers named in the queue."""
+
+    entries: tuple[ColdEntry, ...]
+    originals: tuple[str, ...]
+
+
+class _WirePart(msgspec.Struct, frozen=True, kw_only=True):
+    entries: tuple[tuple[Number, Time, msgspec.Raw], ...]
+    originals: tuple[Text, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_manifest = msgspec.json.Decoder(ColdManifest).decode
+_decode_part = msgspec.json.Decoder(_WirePart).decode
+
+
+def encode_cold_manifest(manifest: ColdManifest) -> bytes:
+    """Return the manifest's bytes. Raises: TooLargeError."""
+    return _pack(KIND_MANIFEST, _encode(manifest), f"manifest {manifest.number} of a cold part")
+
+
+def decode_cold_manifest(data: Buffer) -> ColdManifest:
+    """Read a manifest. Raises: CorruptDataError, UnsupportedFormatError."""
+    try:
+        manifest = _decode_manifest(_unpack(KIND_MANIFEST, data))
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"manifest of a cold part can't be read: {error}") from error
+    if manifest.requires:
+        raise UnsupportedFormatError(f"manifest of a cold part requires {list(manifest.requires)[:8]}")
+    at = 0
+    for part in manifest.parts:
+        if not at <= part.first < part.next <= manifest.next:
+            raise CorruptDataError(f"part {part.first} to {part.next} of a manifest does not follow on {at}")
+        at = part.next
+    return manifest
+
+
+def encode_cold_part(part: ColdPart) -> bytes:
+    """Return the part's bytes. Raises: TooLargeError."""
+    entries = tuple((offset, time_ms, _wire_body(body)) for offset, time_ms, body in part.entries)
+    return _pack(KIND_PART, _encode(_WirePart(entries=entries, originals=part.originals)), "part of a manifest")
+
+
+def decode_cold_part(data: Buffer) -> ColdPart:
+    """Read a part. Raises: CorruptDataError, UnsupportedFormatError."""
+    try:
+        wire = _decode_part(_unpack(KIND_PART, data))
+        entries = tuple(ColdEntry(offset, time_ms, _body(raw)) for offset, time_ms, raw in wire.entries)
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"part of a manifest can't be read: {error}") from error
+    _check_order(entries)
+    return ColdPart(entries, wire.originals)
+
+
+def _check_order(entries: Sequence[ColdEntry]) -> None:
+    at = -1
+    for entry in entries:
+        if entry.offset <= at:
+            raise CorruptDataError(f"offset {entry.offset} of a part does not follow on {at}")
+        at = entry.offset
+
+
+def _wire_body(body: bytes) -> msgspec.Raw:
+    """Return a pointer as it is, or, when it is damaged and may be no JSON, as text in base64."""
+    try:
+        decode_pointer(body)
+    except MemqError:
+        return msgspec.Raw(_encode(base64.b64encode(body).decode()))
+    return msgspec.Raw(body)
+
+
+def _body(raw: msgspec.Raw) -> bytes:
+    body = bytes(raw)
+    if not body.startswith(b'"'):
+        return body
+    try:
+        return base64.b64decode(msgspec.json.decode(body, type=str), validate=True)
+    except binascii.Error as error:
+        raise CorruptDataError(f"pointer of a part is no base64: {error}") from error
+
+
+def _pack(kind: int, raw: bytes, name: str) -> bytes:
+    if len(raw) > COLD_RAW_BYTES_MAX:
+        raise TooLargeError(
+            f"{name} has {len(raw)} bytes, {COLD_RAW_BYTES_MAX} are allowed", hint="make larger objects of cold batches"
+        )
+    codec, payload = compress(raw, CODEC_ZSTD)
+    checked = HEAD.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, len(raw))[CHECKED_FROM:] + payload
+    checksum: int = crc32c(checked)
+    return MAGIC + checksum.to_bytes(4, "little") + checked
+
+
+def _unpack(kind: int, data: Buffer) -> Buffer:
+    """Return the JSON of a file of this kind."""
+    view = memoryview(data)
+    if len(view) < HEAD.size:
+        raise CorruptDataError(f"file of a cold part has {len(view)} bytes, its head alone has {HEAD.size}")
+    magic, checksum, version, found, codec, raw_length = HEAD.unpack_from(view)
+    if magic != MAGIC:
+        raise CorruptDataError(f"file of a cold part starts with {magic!r}, not with {MAGIC!r}")
+    if crc32c(view[CHECKED_FROM:]) != checksum:
+        raise CorruptDataError(f"file of a cold part of {len(view)} bytes has another checksum than {checksum:08x}")
+    if version not in FORMAT_VERSIONS or codec not in CODECS.values():
+        raise UnsupportedFormatError(f"file of a cold part has version {version} and codec {codec}")
+    if found != kind or raw_length > COLD_RAW_BYTES_MAX:
+        raise CorruptDataError(f"file of a cold part has kind {found} and {raw_length} raw bytes")
+    return decompress(view[HEAD.size :], codec, raw_length)

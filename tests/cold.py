@@ -1,0 +1,127 @@
+"""A topic on a data folder whose oldest pointers are made old, and the parts that compaction works with."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import memq
+from memq.cold import compaction
+from memq.cold.compaction import TrimmedQueue
+from memq.cold.copying import Copied, Copier
+from memq.cold.files import ColdFiles
+from memq.cold.plan import ColdRule
+from memq.network import Runtime
+from memq.notification.sqlite import SqliteQueue
+from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.filesystem import FilesystemHandler
+from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
+
+DAY_MS = 24 * 3_600_000
+CLUSTER = "memq"
+STORE = "main"
+RULE = ColdRule(age_ms=DAY_MS, object_bytes=8_192, rest=True)
+SWEEP_AGE_MS = 3_600_000
+
+
+def make_old(data: Path, topic: str, before: int, by_ms: int = 2 * DAY_MS) -> None:
+    """Let the queue's entries of a topic below offset `before`, in each read partition, be older than they are."""
+    with closing(sqlite3.connect(data / "queue.sqlite", timeout=60)) as file, file:
+        for number, begin in file.execute("SELECT id, begin FROM partitions WHERE topic = ?", (topic,)).fetchall():
+            low, high = (number << 40) + begin, (number << 40) + before
+            file.execute(
+                "UPDATE entries SET time_ms = time_ms - ?, time_max = time_max - ? WHERE id >= ? AND id < ?",
+                (by_ms, by_ms, low, high),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ColdParts:
+    """The parts of one compactor."""
+
+    queue: TrimmedQueue
+    store: StorageHandler
+    files: ColdFiles
+    copier: Copier
+    runtime: Runtime
+
+    async def compact(
+        self, partition: ReadPartition, settings: TopicSettings, rule: ColdRule = RULE
+    ) -> Sequence[Copied]:
+        """Compact a read partition."""
+        return await compaction.compact(
+            self.queue,
+            self.files,
+            self.copier,
+            partition,
+            settings,
+            rule,
+            self.runtime.clock,
+            named_within_ms=SWEEP_AGE_MS // 2,
+        )
+
+
+def parts_on(queue: TrimmedQueue, store: StorageHandler, runtime: Runtime, cluster: str = CLUSTER) -> ColdParts:
+    """Return the parts of a compactor on a queue and a store."""
+    copier = Copier(cluster, queue, {STORE: store}, (STORE, store), runtime)
+    return ColdParts(queue, store, ColdFiles(cluster, store), copier, runtime)
+
+
+@asynccontextmanager
+async def folder_parts(data: Path) -> AsyncIterator[ColdParts]:
+    """Open the queue and the objects of a data folder, beside the broker that runs on it."""
+    runtime = Runtime()
+    queue = SqliteQueue(data / "queue.sqlite", runtime.clock)
+    store = FilesystemHandler(data / "objects", data / "tmp")
+    try:
+        cluster = json.loads((data / "cluster.json").read_text())["id"]
+        yield parts_on(queue, store, runtime, cluster)
+    finally:
+        await queue.close()
+        await store.close()
+
+
+async def compact_topic(parts: ColdParts, topic: Topic, rule: ColdRule = RULE) -> list[Copied]:
+    """Compact all read partitions of a topic, one after another."""
+    done: list[Copied] = []
+    for partition in read_partitions(topic):
+        done += await parts.compact(partition, topic.settings, rule)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One record as a consumer gets it."""
+
+    position: memq.Position
+    value: bytes | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp_ms: int
+    tag: str | None
+
+
+def seen_by(consumer: memq.Consumer) -> list[Seen]:
+    """Return all records up to the consumer's end."""
+    return [
+        Seen(
+            record.position,
+            record.value,
+            record.key,
+            tuple(record.headers),
+            record.timestamp_ms,
+            record.tag,
+        )
+        for batch in consumer
+        for record in batch
+    ]
+
+
+def all_records(address: str, topic: str, start: object = "beginning") -> list[Seen]:
+    """Return all records from a start to the end."""
+    with memq.Consumer(address, [topic], start=start, end="end") as consumer:  # type: ignore[arg-type]
+        return sorted(seen_by(consumer), key=lambda seen: seen.position)

@@ -1,0 +1,128 @@
+"""Small objects become large ones under readers, groups and a running broker: nobody sees a difference."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import memq
+from memq.cold.compaction import manifest_of
+from memq.format.key import is_cold_object
+from memq.topic import Topic, read_partitions
+from tests.cold import Seen, all_records, compact_topic, folder_parts, make_old, seen_by
+from tests.servers import DevServer, dev_server
+
+SETTINGS = {"stale_publish_ms": 1_000, "delivery_timeout_ms": 1_000, "dedup_window_ms": 43_000}
+BATCHES, OLD = 30, 24
+NOISE = random.Random(11)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[DevServer]:
+    with dev_server(tmp_path / "data") as server:
+        yield server
+
+
+def make_topic(broker: DevServer, topic: str) -> Topic:
+    with memq.Admin(broker.address) as admin:
+        return admin.create_topic(topic, partitions=1, settings=SETTINGS)
+
+
+def produce(broker: DevServer, topic: str, batches: int, first: int = 0) -> None:
+    """Send records of all kinds, an object for each batch."""
+    for codec in ("zstd", "none"):
+        with memq.Producer(broker.address, codec=codec) as producer:
+            for number in range(first, first + batches // 2):
+                value = None if number % 7 == 0 else b"%d " % number + NOISE.randbytes(700)
+                producer.send(topic, value, key=b"%d" % (number % 3), headers=[("n", b"%d" % number)], tag=codec)
+                producer.send(topic, b"", timestamp_ms=number)
+                producer.flush(timeout=60)
+
+
+def objects_of(broker: DevServer) -> set[str]:
+    root = broker.data / "objects"
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+
+
+async def compact_old(broker: DevServer, topic: Topic) -> tuple[int, int]:
+    """Compact what is old, and return how many large objects that made, and where the queue begins now."""
+    async with folder_parts(broker.data) as parts:
+        done = await compact_topic(parts, topic)
+        assert not [finding for each in done for finding in each.findings]
+        (partition,) = read_partitions(topic)
+        manifest = await manifest_of(parts.files, partition)
+        span = await parts.queue.span(partition)
+        assert span.begin == manifest.next > manifest.begin
+        return len(done), span.begin
+
+
+def delete_originals(broker: DevServer) -> int:
+    """Delete what a sweep deletes once it may: what lies in large objects, where it was before."""
+    root = broker.data / "objects"
+    keys = [key for key in objects_of(broker) if "/cold/" not in key]
+
+    async def named() -> set[str]:
+        async with folder_parts(broker.data) as parts:
+            return {
+                key
+                for topic in ("clicks",)
+                for partition in await parts.queue.partitions(topic)  # type: ignore[attr-defined]
+                for entry in await parts.queue.read(partition, 0, 1 << 30)
+                for key in keys
+                if key.encode() in entry.body
+            }
+
+    gone = set(keys) - asyncio.run(named())
+    for key in gone:
+        (root / key).unlink()
+    return len(gone)
+
+
+def test_readers_groups_and_places_are_the_same_across_the_seam(broker: DevServer) -> None:
+    topic = make_topic(broker, "clicks")
+    produce(broker, "clicks", BATCHES)
+    make_old(broker.data, "clicks", OLD)
+    before = all_records(broker.address, "clicks")
+    assert len(before) == 2 * BATCHES
+    stands = [before[at].position for at in (4, 2 * OLD - 8, 2 * BATCHES - 6)]
+    for number, position in enumerate(stands):
+        read_as_group(broker, f"group-{number}", until=position)
+    lags = lags_of(broker, stands)
+
+    count, begin = asyncio.run(compact_old(broker, topic))
+    assert count > 1
+    assert begin > OLD // 2
+    assert len([key for key in objects_of(broker) if is_cold_object(key)]) == count
+    assert all_records(broker.address, "clicks") == before
+    assert delete_originals(broker) >= OLD // 2
+    assert all_records(broker.address, "clicks") == before
+    for position in stands:
+        after = [seen for seen in before if seen.position >= position]
+        assert all_records(broker.address, "clicks", position) == after
+    for number, position in enumerate(stands):
+        assert read_as_group(broker, f"group-{number}") == [seen for seen in before if seen.position >= position]
+    assert lags_of(broker, stands) == lags
+
+
+def read_as_group(broker: DevServer, group: str, until: memq.Position | None = None) -> list[Seen]:
+    """Go on as a group up to a position, or the end, and commit that."""
+    found: list[Seen] = []
+    with memq.Consumer(broker.address, ["clicks"], group=group, start="beginning", end=until or "end") as consumer:
+        found += seen_by(consumer)
+        consumer.commit()
+    return found
+
+
+def lags_of(broker: DevServer, positions: list[memq.Position]) -> list[tuple[int, int]]:
+    found = []
+    for position in positions:
+        with memq.Consumer(broker.address, ["clicks"], start=position) as consumer:
+            assert consumer.poll(timeout=60) is not None
+            consumer.seek("clicks", 0, position)
+            (lag,) = consumer.lag().values()
+            found.append((lag.records, lag.bytes))
+    return found

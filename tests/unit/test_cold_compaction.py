@@ -1,0 +1,497 @@
+"""Compaction killed at every step, raced and swept: the log stays whole, and in the end only large objects are left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+from awscrt.checksums import crc32c
+from msgspec.structs import replace
+
+from memq.broker.cold_retention import expired_parts
+from memq.broker.sweep import Sweep
+from memq.cold.compaction import leave_queue, manifest_of
+from memq.cold.plan import ColdRule, cold_spans, following, without
+from memq.cold.reader import ColdReader
+from memq.errors import InvalidRequestError, MemqError, NotReadyError
+from memq.format.block import scope_of
+from memq.format.key import cold_prefix, is_cold_object, object_key
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
+from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
+from memq.network import Runtime
+from memq.notification import Entry, Publication, Span
+from memq.notification.memory import MemoryQueue
+from memq.storage_handlers import Buffer
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots, read_partitions
+from tests.cold import DAY_MS, SWEEP_AGE_MS, ColdParts, parts_on
+from tests.contract.manual_clock import ManualClock
+from tests.simulation.bug import Planted
+from tests.simulation.planted import plant
+from tests.unit.blocks import build, seal
+
+TOPIC = Topic(name="clicks", id="00112233445566778899aabbccddeeff", created_ms=0, partitions=equal_slots(1))
+(PARTITION,) = read_partitions(TOPIC)
+CLUSTER, STORE = "memq", "main"
+COLD_PREFIX = cold_prefix(CLUSTER, TOPIC.name, TOPIC.id)
+OLD, YOUNG = 24, 4
+RULE = ColdRule(age_ms=DAY_MS, object_bytes=2_500, rest=True)
+
+
+class KilledError(Exception):
+    """The process is no more."""
+
+
+class Steps:
+    """Counts what changes something; at the step `fatal` the process dies, before the change or after it."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.fatal = -1
+
+    def step(self) -> None:
+        self.done += 1
+        if self.done == self.fatal:
+            raise KilledError
+
+
+class KillingStore(MemoryHandler):
+    """`putting` is called with each key before its put."""
+
+    def __init__(self, clock: ManualClock, steps: Steps) -> None:
+        super().__init__(clock)
+        self._steps = steps
+        self.reads = 0
+        self.putting: Callable[[str], Awaitable[None]] = nothing
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        await self.putting(key)
+        self._steps.step()
+        await super().put(key, buffers, checksum)
+        self._steps.step()
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self.reads += 1
+        return await super().get_range(key, offset, length)
+
+
+class KillingQueue(MemoryQueue):
+    def __init__(self, clock: ManualClock, steps: Steps) -> None:
+        super().__init__(clock)
+        self._steps = steps
+
+    async def trim(self, partition: ReadPartition, before: int) -> None:
+        self._steps.step()
+        await super().trim(partition, before)
+        self._steps.step()
+
+
+async def nothing(key: str) -> None: ...
+
+
+class World:
+    """A topic with old and young batches, and what a reader must find in it: entries, pointers and bytes."""
+
+    def __init__(self) -> None:
+        self.clock, self.steps = ManualClock(), Steps()
+        self.store, self.queue = KillingStore(self.clock, self.steps), KillingQueue(self.clock, self.steps)
+        self.runtime = Runtime(self.clock, random.Random(5))
+        self.expected: list[tuple[Entry, Pointer, bytes]] = []
+        self.totals = Totals()
+
+    @classmethod
+    async def made(cls) -> World:
+        world = cls()
+        await world.queue.create([PARTITION], TOPIC.settings.stale_publish_ms)
+        start_ms = world.clock.wall_ms() - 3 * DAY_MS
+        await world.publish(start_ms, kind="opened")
+        for number in range(OLD):
+            await world.batch(number, start_ms + number * 60_000)
+            if number == OLD // 3:
+                await world.publish(start_ms + number * 60_000, kind="closed")
+        for number in range(YOUNG):
+            await world.batch(OLD + number, world.clock.wall_ms() - 1_000)
+        return world
+
+    async def batch(self, number: int, time_ms: int) -> None:
+        rows = [(b"%d-%d" % (number, row) * 20, None, (), None, None) for row in range(3)]
+        scope = scope_of(TOPIC.id_bytes, 0)
+        block = seal(build(rows), producer_id=7, first_sequence=3 * number, scope=scope)
+        key = object_key(CLUSTER, TOPIC.name, TOPIC.id, 0, 1, number, time_ms)
+        size = len(block.data)
+        entry = BatchEntry(0, size, time_ms, number, 3, 0, 1, 0, 1)
+        meta = ObjectMeta(cluster=CLUSTER, broker="b", topics=(ObjectTopic(TOPIC.name, TOPIC.id),), created_ms=time_ms)
+        body = block.data + encode_index(meta, [entry], [BlockEntry.from_header(block.header, 0)], size)
+        await MemoryHandler.put(self.store, key, [body], crc32c(body))
+        await self.publish(
+            time_ms,
+            kind="data",
+            batch_sequence=number,
+            locations=(Location(store=STORE, key=key, offset=0, length=size),),
+            records=3,
+            stored_bytes=size,
+            producers=(ProducerRanges(7, ((3 * number, 3 * number + 3),)),),
+            checksum=crc32c(block.data),
+            sealed_ms=time_ms,
+            body=block.data,
+        )
+        self.totals = self.totals.plus(3, size)
+
+    async def publish(self, time_ms: int, body: bytes = b"", **fields: object) -> None:
+        name = {"cluster": CLUSTER, "topic": TOPIC.name, "topic_id": TOPIC.id, "partition": 0, "epoch": 1}
+        pointer = Pointer(**name, totals=self.totals, **fields)  # type: ignore[arg-type]
+        encoded = encode_pointer(pointer)
+        offset = await self.queue.publish(Publication(PARTITION, 0, 1, time_ms, encoded))
+        self.expected.append((Entry(offset, time_ms, encoded), pointer, body))
+
+    def parts(self) -> ColdParts:
+        """Return the parts of a new process."""
+        return parts_on(self.queue, self.store, self.runtime, CLUSTER)
+
+    def reader(self) -> ColdReader:
+        return ColdReader(self.queue, self.parts().files, self.clock)
+
+    async def compact(self, rule: ColdRule = RULE) -> int:
+        return len(await self.parts().compact(PARTITION, TOPIC.settings, rule))
+
+    async def sweep(self, later_ms: int = 2 * SWEEP_AGE_MS, age_ms: int = SWEEP_AGE_MS) -> int:
+        """Sweep as a broker does `later_ms` from now; return how many objects went."""
+        self.clock.advance(later_ms)
+
+        class Topics:
+            async def topics(self) -> Sequence[Topic]:
+                return [TOPIC]
+
+        sweep = Sweep(CLUSTER, self.store, self.queue, Topics(), self.clock, pytest.fail)
+        return len([gone async for gone in sweep.run(age_ms, age_ms)])
+
+    async def check(self, reader: ColdReader | None = None, bytes_max: int = 1_000) -> None:
+        """Read the whole log as a reader does, with every batch."""
+        reader = reader or self.reader()
+        assert await reader.span(PARTITION) == Span(0, len(self.expected))
+        found: list[Entry] = []
+        while entries := await reader.read(PARTITION, len(found), bytes_max):
+            found += entries
+        assert [(each.offset, each.time_ms) for each in found] == [
+            (each.offset, each.time_ms) for each, _, _ in self.expected
+        ]
+        for entry, (_, pointer, body) in zip(found, self.expected, strict=True):
+            await self.check_pointer(entry, pointer, body)
+
+    async def check_pointer(self, entry: Entry, pointer: Pointer, body: bytes) -> None:
+        now = decode_pointer(entry.body)
+        assert now == replace(pointer, locations=now.locations)
+        for place in now.locations:
+            assert await MemoryHandler.get_range(self.store, place.key, place.offset, place.length) == body
+            index = open_object(await self.store.get(place.key))
+            assert [block.first_sequence for block in index.blocks_in(place.offset, place.length)] == [
+                pointer.producers[0].ranges[0][0]
+            ]
+
+    def keys(self, *, cold: bool) -> list[str]:
+        return [key for key in self.store.objects if (is_cold_object(key) if cold else not key.startswith(COLD_PREFIX))]
+
+
+def test_old_batches_move_into_large_objects_and_nobody_sees_a_difference() -> None:
+    async def work() -> None:
+        world = await World.made()
+        early = world.reader()
+        await world.check(early)
+        objects = await world.compact()
+        assert objects > 2
+        span = await world.queue.span(PARTITION)
+        assert span.begin == OLD + 2, "what is young stays in the queue"
+        for bytes_max in (1, 3_000, 1 << 20):
+            await world.check(bytes_max=bytes_max)
+            await world.check(early, bytes_max)
+        assert await world.compact() == 0, "nothing is left to do"
+        assert len(world.keys(cold=True)) == objects
+
+    asyncio.run(work())
+
+
+def test_times_are_found_on_both_sides_of_the_seam() -> None:
+    async def work() -> None:
+        world = await World.made()
+        times = [each.time_ms for each, _, _ in world.expected]
+        asked = sorted({at for time in times for at in (time - 1, time, time + 1)})
+        before = [await world.reader().seek_time(PARTITION, at) for at in asked]
+        await world.compact()
+        assert [await world.reader().seek_time(PARTITION, at) for at in asked] == before
+
+    asyncio.run(work())
+
+
+def test_only_whole_objects_are_made_unless_the_rest_is_asked_for() -> None:
+    async def work() -> None:
+        world = await World.made()
+        assert await world.compact(replace_rule(rest=False, object_bytes=1 << 20)) == 0
+        some = await world.compact(replace_rule(rest=False))
+        assert some > 2
+        begin = (await world.queue.span(PARTITION)).begin
+        assert begin < OLD + 2
+        assert await world.compact() == 1
+        await world.check()
+
+    asyncio.run(work())
+
+
+def replace_rule(*, rest: bool, object_bytes: int = RULE.object_bytes) -> ColdRule:
+    return ColdRule(RULE.age_ms, object_bytes, rest)
+
+
+async def killed_everywhere() -> None:
+    """Kill a compaction at each of its steps; readers, sweeps and the next compaction find all."""
+    fatal = 0
+    while True:
+        fatal += 1
+        world = await World.made()
+        early = world.reader()
+        await world.check(early)
+        world.steps.fatal = fatal
+        try:
+            await world.compact()
+        except KilledError:
+            pass
+        else:
+            break
+        await world.check()
+        await world.check(early)
+        await world.sweep()
+        await world.check()
+        assert await world.compact() >= 0
+        await world.check()
+        await world.sweep()
+        await world.check()
+        assert len(world.keys(cold=False)) == YOUNG, "the originals are still there"
+        assert await world.sweep() == 0
+    assert fatal > 20
+
+
+async def grown() -> None:
+    """Compact again and again under a reader that was there before."""
+    world = await World.made()
+    reader = world.reader()
+    for rule in (replace_rule(rest=False, object_bytes=5_000), RULE):
+        await world.check(reader)
+        assert await world.compact(rule) > 0
+    await world.check(reader)
+
+
+async def all_of_it() -> None:
+    await grown()
+    await killed_everywhere()
+
+
+def test_a_compaction_killed_at_any_step_leaves_a_whole_log() -> None:
+    asyncio.run(killed_everywhere())
+
+
+def test_a_reader_follows_one_compaction_after_another() -> None:
+    asyncio.run(grown())
+
+
+BUGS = (
+    Planted(
+        "pointers leave the queue before their manifest",
+        "memq.cold.compaction",
+        "compact",
+        "copied.append(await copier.copy(partition, span))",
+        "copied.append(await copier.copy(partition, span)); await queue.trim(partition, span.end)",
+    ),
+    Planted(
+        "large object behind its manifest",
+        "memq.cold.copying",
+        "Copier.copy",
+        "await self._store.put(key, large.buffers, _checksum(large.buffers))",
+        "pass",
+    ),
+    Planted("sweep takes what manifests name", "memq.broker.sweep", "Sweep._cold_keys", "*part.objects", "*()"),
+    Planted("sweep takes parts", "memq.broker.sweep", "Sweep._cold_keys", "(part.key, *part.objects)", "part.objects"),
+    Planted(
+        "reader takes the queue for all there is",
+        "memq.cold.reader",
+        "ColdReader._manifest",
+        "if known is None or begin > known.reach:",
+        "if known is None:",
+    ),
+    Planted("batches named a byte off", "memq.cold.copying", "_LargeObject.add", "return start", "return start + 1"),
+    Planted("seam one too far", "memq.cold.compaction", "following", "next=parts[-1].next", "next=parts[-1].next + 1"),
+)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug: Planted) -> None:
+    with plant(bug), pytest.raises((AssertionError, MemqError)):
+        asyncio.run(all_of_it())
+
+
+def test_of_two_compactions_at_once_one_wins_and_the_other_goes_on_from_there() -> None:
+    async def work() -> None:
+        world = await World.made()
+        others: list[int] = []
+
+        async def putting(key: str) -> None:
+            if "/manifests/" in key and not others:
+                others.append(-1)
+                others[0] = await world.compact()
+
+        world.store.putting = putting
+        assert await world.compact() == 0, "the other one has done all"
+        assert others[0] > 2
+        await world.check()
+        await world.sweep()
+        assert len(world.keys(cold=True)) == others[0], "what the loser copied is swept"
+        await world.check()
+
+    asyncio.run(work())
+
+
+def test_a_number_that_was_swept_is_not_won_by_who_slept() -> None:
+    async def work() -> None:
+        world = await World.made()
+        files = world.parts().files
+        slept = following(await manifest_of(files, PARTITION), ())
+        await world.compact(replace_rule(rest=False))
+        await world.compact()
+        await world.sweep()
+        highest = await files.highest(PARTITION)
+        assert highest is not None
+        assert highest.number > slept.number
+        assert not await files.publish(slept)
+        assert await files.highest(PARTITION) == highest
+        await world.check()
+
+    asyncio.run(work())
+
+
+def test_what_was_copied_too_long_ago_is_not_named() -> None:
+    async def work() -> None:
+        world = await World.made()
+        late = 0
+
+        async def putting(key: str) -> None:
+            nonlocal late
+            if "/parts/" in key and late < 2:
+                late += 1
+                world.clock.advance(SWEEP_AGE_MS)
+
+        world.store.putting = putting
+        made = await world.compact()
+        assert len(world.keys(cold=True)) > made, "those of the first try are there, too"
+        await world.sweep()
+        assert len(world.keys(cold=True)) == made
+        await world.check()
+
+    asyncio.run(work())
+
+
+def test_a_damaged_batch_stays_as_it_is_and_is_told() -> None:
+    async def work() -> None:
+        world = await World.made()
+        (_, pointer, body) = world.expected[5]
+        key = pointer.locations[0].key
+        data = bytearray(world.store.objects[key])
+        data[len(body) // 2] ^= 1
+        world.store.objects[key] = bytes(data)
+        done = await world.parts().compact(PARTITION, TOPIC.settings, RULE)
+        assert [found for each in done for found, _ in each.findings] == [key]
+        entries = await world.reader().read(PARTITION, 5, 1)
+        assert decode_pointer(entries[0].body) == pointer
+        await world.sweep()
+        assert key in world.store.objects, "the manifest names it where it lies"
+
+    asyncio.run(work())
+
+
+def test_a_missing_batch_is_told_unless_retention_took_it() -> None:
+    async def work() -> None:
+        world = await World.made()
+        key = world.expected[3][1].locations[0].key
+        del world.store.objects[key]
+        done = await world.parts().compact(PARTITION, TOPIC.settings, RULE)
+        assert [found for each in done for found, _ in each.findings] == [key]
+
+        other = await World.made()
+        parts = other.parts()
+        spans = [
+            span async for span in cold_spans(parts.queue, PARTITION, 0, TOPIC.settings, RULE, other.clock.wall_ms())
+        ]
+        await other.queue.trim(PARTITION, 4)
+        with pytest.raises(NotReadyError, match="retention"):
+            await parts.copier.copy(PARTITION, spans[0])
+        del other.store.objects[other.expected[spans[1].begin + 1][1].locations[0].key]
+        await other.queue.trim(PARTITION, spans[1].end)
+        with pytest.raises(NotReadyError, match="retention"):
+            await parts.copier.copy(PARTITION, Span(spans[1].end - 1, spans[1].end))
+
+    asyncio.run(work())
+
+
+def test_a_store_of_another_cluster_is_refused() -> None:
+    async def work() -> None:
+        world = await World.made()
+        parts = parts_on(world.queue, world.store, world.runtime, "other")
+        with pytest.raises(InvalidRequestError, match="of cluster 'memq', not of 'other'"):
+            await parts.compact(PARTITION, TOPIC.settings, RULE)
+
+    asyncio.run(work())
+
+
+def test_originals_stay_for_the_safety_age_since_readers_may_be_at_them() -> None:
+    async def work() -> None:
+        world = await World.made()
+        await world.compact()
+        assert await world.sweep(later_ms=SWEEP_AGE_MS // 2) == 0
+        assert len(world.keys(cold=False)) == OLD + YOUNG
+        assert await world.sweep(later_ms=SWEEP_AGE_MS) == OLD
+        await world.check()
+
+    asyncio.run(work())
+
+
+def test_what_retention_takes_of_a_cold_part_goes_from_the_front_and_stays_for_the_safety_age() -> None:
+    async def work() -> None:
+        world = await World.made()
+        reader = world.reader()
+        await world.compact()
+        await world.sweep()
+        await world.check(reader)
+        files = world.parts().files
+        manifest = await manifest_of(files, PARTITION)
+        now_ms = world.clock.wall_ms()
+        age_ms = now_ms - manifest.parts[1].greatest_ms
+        for settings, count in (
+            (TopicSettings(retention_ms=age_ms), 1),
+            (TopicSettings(retention_ms=age_ms - 1), 2),
+            (TopicSettings(retention_ms=0), 0),
+            (TopicSettings(retention_ms=0, retention_bytes=sum(part.bytes for part in manifest.parts[2:])), 2),
+            (TopicSettings(retention_ms=0, retention_bytes=1), len(manifest.parts) - 1),
+        ):
+            assert expired_parts(manifest, 0, settings, now_ms) == count
+        assert expired_parts(manifest, 1, TopicSettings(retention_ms=0, retention_bytes=1), now_ms) == len(
+            manifest.parts
+        )
+        assert await files.publish(without(manifest, 2, now_ms, SWEEP_AGE_MS))
+        begin = manifest.parts[2].first
+        assert (await world.reader().span(PARTITION)).begin == begin
+        assert (await reader.read(PARTITION, 0, 1))[0].offset == 0, "it has not looked since"
+        assert await world.sweep(later_ms=SWEEP_AGE_MS // 2) == 1, "the manifest before"
+        assert (await reader.read(PARTITION, 0, 1))[0].offset == begin
+        assert await world.sweep(later_ms=SWEEP_AGE_MS) == 2 * 2, "two objects with their parts"
+        assert (await reader.read(PARTITION, begin, 1))[0].offset == begin
+
+    asyncio.run(work())
+
+
+def test_a_queue_that_still_has_what_a_manifest_has_lets_go_of_it() -> None:
+    async def work() -> None:
+        world = await World.made()
+        await world.compact()
+        manifest = await manifest_of(world.parts().files, PARTITION)
+        await leave_queue(world.queue, PARTITION, manifest)
+        assert (await world.queue.span(PARTITION)).begin == manifest.next
+
+    asyncio.run(work())
