@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import platform
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -113,11 +114,12 @@ def _listen_error(host: str, port: int, error: OSError) -> UnreachableError:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a shell needs of the outside: time, randomness, network."""
+    """What a shell needs of the outside: time, randomness, network; and the name of the host that it runs on."""
 
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=random.SystemRandom)
     network: Network = field(default_factory=SocketNetwork)
+    host: str = field(default_factory=platform.node)
 
 
 def parse_address(text: str, default_port: int = 9876) -> Address:

@@ -17,6 +17,7 @@ from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITION
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
 Ack1 = Literal["memory", "disk"]
 LimitMode = Literal["off", "dark", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
+INTERNAL_PREFIX = "_memq"  # begins the names that memq keeps for itself
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 
 
@@ -32,8 +33,8 @@ def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str
         raise InvalidNameError(f"{what} name {shown} has {len(name)} characters, {NAME_CHARS_MAX} are allowed")
     if not _NAME.match(name) or name in (".", ".."):
         raise InvalidNameError(f"{what} name {shown} is not allowed")
-    if name.startswith("_memq") and not internal:
-        raise InvalidNameError(f"{what} name {shown} starts with the reserved prefix '_memq'")
+    if name.startswith(INTERNAL_PREFIX) and not internal:
+        raise InvalidNameError(f"{what} name {shown} starts with the reserved prefix '{INTERNAL_PREFIX}'")
     return name
 
 

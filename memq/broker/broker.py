@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from memq.broker.audit_topic import make_audit_topic
 from memq.broker.connection import Connection
 from memq.broker.hot import HotBatches
 from memq.broker.intake import Intake
@@ -130,6 +131,8 @@ class Broker:
         await self.partitions.refresh()
         for topic in self.partitions.topics():
             await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
+        if settings.audit:
+            await make_audit_topic(self.partitions, settings)
         self.partitions.serving = True
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
         if services.spool.disk is not None:

@@ -263,9 +263,11 @@ class Partitions:
 
     # ---- topics ---------------------------------------------------------------------------------
 
-    async def create(self, name: str, partitions: int, settings: TopicSettings, *, exist_ok: bool) -> Topic:
+    async def create(
+        self, name: str, partitions: int, settings: TopicSettings, *, exist_ok: bool, internal: bool = False
+    ) -> Topic:
         """Make a topic and assign its partitions. Raises: InvalidNameError, InvalidSettingError, AlreadyExistsError."""
-        check_name(name)
+        check_name(name, internal=internal)
         self._services.spool.check(settings)
         runtime = self._services.runtime
         topic = Topic(

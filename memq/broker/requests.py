@@ -220,7 +220,13 @@ class Requests:
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host
         connection.limiters = self._services.limits.come(connection.client)
         settings = self._services.settings
-        answer = HelloAnswer(version=version, broker=settings.broker_id, cluster=settings.cluster, memq=__version__)
+        answer = HelloAnswer(
+            version=version,
+            broker=settings.broker_id,
+            cluster=settings.cluster,
+            memq=__version__,
+            audit_ms=settings.audit_interval_ms if settings.audit else 0,
+        )
         return encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(answer))
 
     # ---- streams ---------------------------------------------------------------------------------

@@ -26,12 +26,13 @@ def topic() -> None:
 
 
 @topic.command("list")
+@click.option("--all", "internal", is_flag=True, help="Also memq's own topics, as _memq_audit.")
 @broker_options
 @json_option
-def list_topics(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+def list_topics(internal: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """List all topics."""
     with Admin(brokers_of(config, profile, flags)) as admin:
-        topics = admin.topics()
+        topics = admin.topics(internal=internal)
     if as_json:
         print_json([_topic_json(one) for one in topics])
     else:

@@ -68,9 +68,9 @@ class Admin:
         work = self._core.create_topic(name, partitions=partitions, settings=settings, exist_ok=exist_ok)
         return self._background.run(work)
 
-    def topics(self) -> list[Topic]:
-        """Return all topics, by name."""
-        return self._background.run(self._core.topics())
+    def topics(self, *, internal: bool = False) -> list[Topic]:
+        """Return all topics, by name; memq's own, whose names begin with `_memq`, with `internal` only."""
+        return self._background.run(self._core.topics(internal=internal))
 
     def topic(self, name: str) -> TopicMetadata:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""

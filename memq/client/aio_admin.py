@@ -36,7 +36,7 @@ from memq.protocol.messages import (
     WireChange,
     WireClient,
 )
-from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, read_partitions
+from memq.topic import INTERNAL_PREFIX, Committed, Position, ReadPartition, Topic, Totals, check_name, read_partitions
 
 ANSWER_S = 30.0
 DRAIN_ANSWER_S = 60.0
@@ -102,10 +102,11 @@ class AsyncAdmin:
         ask = CreateTopic(name=name, partitions=partitions, settings=dict(settings or {}), exist_ok=exist_ok)
         return _topic_of(await self._ask(AdminRequest(ask=ask)))
 
-    async def topics(self) -> list[Topic]:
-        """Return all topics, by name."""
+    async def topics(self, *, internal: bool = False) -> list[Topic]:
+        """Return all topics, by name; memq's own, whose names begin with `_memq`, with `internal` only."""
         await self._pool.reach(self._connect_timeout_s)
-        return [found.topic for found in await self._metadata.all_topics()]
+        found = [found.topic for found in await self._metadata.all_topics()]
+        return [topic for topic in found if internal or not topic.name.startswith(INTERNAL_PREFIX)]
 
     async def topic(self, name: str) -> TopicMetadata:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
@@ -143,7 +144,7 @@ class AsyncAdmin:
         # Also the partitions that nobody read yet: what lies there is lag as well.
         partitions = [
             (topic, partition)
-            for topic in await self.topics()
+            for topic in await self.topics(internal=True)
             if topic.id in read
             for partition in read_partitions(topic)
         ]

@@ -51,6 +51,7 @@ class AsyncConsumer:
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
+        audit: bool = True,
         runtime: Runtime | None = None,
     ) -> None:
         settings = ConsumerSettings(
@@ -68,6 +69,7 @@ class AsyncConsumer:
             connect_timeout_ms=connect_timeout_ms,
             client_id=client_id,
             zone=zone,
+            audit=audit,
         )
         self._runtime = runtime or Runtime()
         self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers))

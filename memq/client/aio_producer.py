@@ -13,6 +13,7 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.open_block import Route
 from memq.client.producer_core import ProducerCore, ProducerStats
 from memq.client.producer_settings import AcksLike, OnAck, WhenFull, producer_settings
+from memq.client.report_carrier import ReportCarrier
 from memq.errors import BufferFullError, MemqError
 from memq.limits import KIB, MIB
 from memq.network import Runtime
@@ -38,6 +39,7 @@ class AsyncProducer:
         zone: str = "",
         on_ack: OnAck | None = None,
         name: str = "",
+        audit: bool = True,
         runtime: Runtime | None = None,
     ) -> None:
         self._settings = producer_settings(
@@ -54,10 +56,14 @@ class AsyncProducer:
             zone=zone,
             on_ack=on_ack,
             name=name,
+            audit=audit,
         )
         addresses = bootstrap_addresses(brokers)
         runtime = runtime or Runtime()
-        self._core = ProducerCore(self._settings, runtime, addresses, AsyncDelivery, self._wake, self._room_made)
+        carrier = ReportCarrier if self._settings.audit else None
+        self._core = ProducerCore(
+            self._settings, runtime, addresses, AsyncDelivery, self._wake, self._room_made, carrier=carrier
+        )
         self._buffer = self._core.buffer
         self._waiters: list[asyncio.Future[None]] = []
         self._closed = False

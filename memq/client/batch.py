@@ -44,12 +44,24 @@ class Damage:
 class Batch:
     """Records of one partition, from `first` up to, not with, `next`.
 
-    `damaged` lists the blocks that were passed over. A block's payload is unpacked when it is read, one block at a
-    time, so a batch takes little more memory than its stored bytes while it is iterated.
+    `damaged` lists the blocks that were passed over; `write_partition` is where all of it was sealed. A block's payload
+    is unpacked when it is read, one block at a time, so a batch takes little more memory than its stored bytes while it
+    is iterated.
     Reading raises CorruptDataError for a payload that can't be unpacked, unless damage is passed over.
     """
 
-    __slots__ = ("_finished", "_object_key", "_report", "_slices", "damaged", "first", "next", "partition", "topic")
+    __slots__ = (
+        "_finished",
+        "_object_key",
+        "_report",
+        "_slices",
+        "damaged",
+        "first",
+        "next",
+        "partition",
+        "topic",
+        "write_partition",
+    )
 
     def __init__(
         self,
@@ -59,8 +71,10 @@ class Batch:
         damaged: list[Damage],
         object_key: str,
         report: Callable[[Batch, Damage], None] | None = None,
+        write_partition: int = 0,
     ) -> None:
         self.topic, self.partition = place
+        self.write_partition = write_partition
         self.first, self.next = span
         self.damaged = damaged
         self._slices = slices

@@ -67,6 +67,8 @@ class Committer:
             self.commits += 1
             for assigned, committed in due.values():
                 assigned.ledger.stored(committed)
+                if assigned.tally is not None:
+                    assigned.tally.store(committed, self._runtime.clock.wall_ms())
 
     async def commit_quietly(self, partitions: Iterable[ReadPartition] | None = None) -> None:
         """Commit what can be committed: what fails now is tried again later, or is another member's."""

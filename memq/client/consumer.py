@@ -51,6 +51,7 @@ class Consumer:
         client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
         zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
         on_assigned, on_revoked, on_lost: called with lists of (topic, partition), inside `poll` and the iteration.
+        audit: report what is read and committed to the audit, where the cluster asks for it.
         runtime: clock, randomness and network; the system's by default.
 
     Raises: InvalidRequestError, InvalidNameError. Nothing is connected before the first use.
@@ -79,6 +80,7 @@ class Consumer:
         on_assigned: OnPartitions | None = None,
         on_revoked: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
+        audit: bool = True,
         runtime: Runtime | None = None,
     ) -> None:
         settings = ConsumerSettings(
@@ -96,6 +98,7 @@ class Consumer:
             connect_timeout_ms=connect_timeout_ms,
             client_id=client_id,
             zone=zone,
+            audit=audit,
         ).check()
         for callback in (on_assigned, on_revoked, on_lost):
             if callback is not None and not callable(callback):

@@ -24,6 +24,8 @@ from memq.client.opener import Opener
 from memq.client.places import Lag, Places
 from memq.client.reading import Assigned, Reading
 from memq.client.record import TopicPartition, place_of
+from memq.client.report_carrier import ReportCarrier
+from memq.client.reporter import Reporter
 from memq.client.stores import OpenStores
 from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
 from memq.logs import EventLog
@@ -72,7 +74,13 @@ class ConsumerCore:
         self._reading = Reading(
             runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
         )
-        self._opener = Opener(settings, self._queue, self._reading, self._topics, self._wanted, self._changed.set)
+        self._reporter: Reporter | None = None
+        if settings.audit:
+            group = settings.group or ""
+            self._reporter = Reporter("consumer", group, runtime, self._pool, self._tasks, ReportCarrier)
+        self._opener = Opener(
+            settings, self._queue, self._reading, self._topics, self._wanted, self._changed.set, self._reporter
+        )
         self._handouts = Handouts()
         self._group: GroupSession | None = None
         self._committer: Committer | None = None
@@ -131,6 +139,8 @@ class ConsumerCore:
         if self._group is not None and self._started:
             await self._group.leave(timeout_s)
         await self._dead_letters.close()
+        if self._reporter is not None:
+            await self._reporter.close(timeout_s)
         await self._metadata.close()
         await self._pool.close()
         await self._stores.close()
@@ -329,6 +339,7 @@ class ConsumerCore:
             return None
         assigned, delivery = found
         if delivery.failure is not None:
+            self._tell_audit(assigned, delivery)
             raise delivery.failure
         batch = self._batch_of(assigned, delivery)
         for damage in batch.damaged:
@@ -354,7 +365,12 @@ class ConsumerCore:
 
     def _hand(self, assigned: Assigned, delivery: Delivery, batch: Batch) -> None:
         assigned.ledger.hand(delivery.behind)
+        self._tell_audit(assigned, delivery)
         self._handouts.add(Handout(assigned, batch, delivery.totals))
+
+    def _tell_audit(self, assigned: Assigned, delivery: Delivery) -> None:
+        if assigned.tally is not None:
+            assigned.tally.give(delivery, self._runtime.clock.wall_ms())
 
     def _batch_of(self, assigned: Assigned, delivery: Delivery) -> Batch:
         first, place = delivery.first, assigned.place
@@ -365,7 +381,8 @@ class ConsumerCore:
             position = Position(place.partition, first.pointer_offset, piece.first)
             damaged.append(Damage(key, piece.number, position, piece.records, bytes(piece.data), piece.cause))
         report = None if self.settings.on_damaged == "fail" else self._report
-        return Batch(place, (first, delivery.behind.position), delivery.slices, damaged, key, report)
+        span, writer = (first, delivery.behind.position), delivery.pointer.partition if delivery.pointer else 0
+        return Batch(place, span, delivery.slices, damaged, key, report, writer)
 
     def _report(self, batch: Batch, damage: Damage) -> None:
         """A payload turned out to be damaged while the user read it, in whatever thread."""
@@ -378,6 +395,9 @@ class ConsumerCore:
                 await self._dead_letters.send(TopicPartition(batch.topic, batch.partition), damage)
             self._late_damage.popleft()
             self._tell_damage(damage)
+            for assigned in self._reading.assigned.values():
+                if assigned.tally is not None and assigned.place == (batch.topic, batch.partition):
+                    assigned.tally.spoil(batch.write_partition, damage)
             self._late_counts.damaged_blocks += 1
             self._late_counts.damaged_records += damage.records
 

@@ -38,6 +38,7 @@ class ConsumerSettings:
     connect_timeout_ms: int = CONNECT_TIMEOUT_MS
     client_id: str = ""
     zone: str = ""
+    audit: bool = True
 
     def check(self) -> ConsumerSettings:
         """Return itself when the values hold. Raises: InvalidRequestError, InvalidNameError, TypeError."""

@@ -102,7 +102,7 @@ class Delivery:
     """What `deliver` gives out: records, or an error before which the flow stays.
 
     `first` and `behind` are the places before and behind, `totals` what lies before the pointer of `first`;
-    `damaged` are pieces that were passed over.
+    `damaged` are pieces that were passed over, or the one that the error is about.
     """
 
     first: Position
@@ -122,6 +122,9 @@ class _Assembly:
     damaged: list[Piece] = field(default_factory=list)
     failed: Piece | None = None
     stop: int | None = None  # the record index before which it ends, when that is not the end of the batch
+
+
+Copy = tuple[int, BlockHeader]  # the write partition of a block that was left out, and its header
 
 
 class PartitionFlow:
@@ -158,6 +161,7 @@ class PartitionFlow:
         self._progress = Progress()
         self._slots: deque[Slot] = deque()
         self._unfetched: deque[Slot] = deque()  # those of them that nobody fetches yet
+        self._copies: list[Copy] = []
         self._full = False
         self._next_offset = start.pointer_offset
         self._end_reached = end is not None and end <= start
@@ -289,6 +293,11 @@ class PartitionFlow:
             if delivery is not None:
                 return delivery
         return None
+
+    def take_copies(self) -> list[Copy]:
+        """Return the blocks that were left out as copies since the last call."""
+        copies, self._copies = self._copies, []
+        return copies
 
     @property
     def behind(self) -> Committed:
@@ -438,6 +447,7 @@ class PartitionFlow:
         )
         if verdict is Verdict.SEEN:
             self.counts.duplicate_records += header.count
+            self._copies.append((pointer.partition, header))
         elif verdict is Verdict.PARTLY:
             self.counts.overlapping_blocks += 1
         return verdict is not Verdict.SEEN
@@ -464,7 +474,7 @@ class PartitionFlow:
             hint=self._hint(self.position.pointer_offset, piece.first + piece.records),
         )
         error.__cause__ = cause
-        return Delivery(self.position, self.behind, pointer=pointer, failure=error)
+        return Delivery(self.position, self.behind, pointer=pointer, damaged=(piece,), failure=error)
 
     def _hint(self, offset: int, index: int = 0) -> str:
         behind = Position(self.partition.partition, offset, index)

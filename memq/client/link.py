@@ -56,6 +56,7 @@ class Link(asyncio.BufferedProtocol):
         self.congested = False
         self.broker = ""
         self.cluster = ""
+        self.audit_ms = 0  # how often its cluster wants to be told what a client does; 0: not at all
         self._runtime = runtime
         self._owner = owner
         self._client_id = client_id
@@ -185,7 +186,7 @@ class Link(asyncio.BufferedProtocol):
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
         frame = await self._wait(0, future, timeout_s, Api.HELLO)
         answer = decode_message(frame.body, HelloAnswer)
-        self.broker, self.cluster = answer.broker, answer.cluster
+        self.broker, self.cluster, self.audit_ms = answer.broker, answer.cluster, answer.audit_ms
 
     async def _exchange(self, api: Api, message: msgspec.Struct, stream: int, timeout_s: float) -> Frame:
         if not self.open:

@@ -134,6 +134,7 @@ class LinkPool:
         self._sessions: dict[Address, Session] = {}
         self._connecting: dict[Address, asyncio.Task[Session | MemqError]] = {}
         self._closed = False
+        self.audit_ms = 0  # as the broker that was connected last has it: see `Link`
         self.reached = False  # whether a broker ever answered: one that does not answer now may be restarting
 
     def learn(self, addresses: Sequence[Address], zones: Sequence[str]) -> None:
@@ -257,5 +258,6 @@ class LinkPool:
         if not session.link.open:
             return UnreachableError(f"connection to {format_address(address)} is lost")
         self._sessions[address] = session
+        self.audit_ms = session.link.audit_ms
         self.reached = True
         return session

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from memq.client.consumer_settings import ConsumerSettings, Point, point_of
 from memq.client.flow import PartitionFlow
 from memq.client.places import Places, window_ms
+from memq.client.read_tally import ReadTally
 from memq.client.reading import Assigned, Reading
 from memq.client.record import place_of
+from memq.client.reporter import Reporter
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, RetryableError
+from memq.format.report import BeginReason
 from memq.notification.remote import RemoteQueue
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals
 
@@ -32,6 +36,7 @@ class Opener:
         topics: Mapping[str, Topic],
         wanted: Callable[[], list[ReadPartition]],
         changed: Callable[[], None],
+        reporter: Reporter | None,
     ) -> None:
         self.failure: MemqError | None = None
         self._settings = settings
@@ -41,6 +46,7 @@ class Opener:
         self._topics = topics
         self._wanted = wanted
         self._changed = changed
+        self._reporter = reporter
         self._ends: dict[ReadPartition, Position] = {}
         self._kicked = asyncio.Event()
 
@@ -74,7 +80,7 @@ class Opener:
                 hint="poll until on_assigned was called with it, then seek again",
             )
         paused = assigned.flow.paused
-        self._read(partition, position, _known_before(point))
+        self._read(partition, position, _known_before(point), "seek")
         if paused:
             self._reading.pause(partition, paused=True)
 
@@ -111,11 +117,13 @@ class Opener:
             start = point_of(self._settings.start, place)
             position, known = await self._places.start_at(start, partition, settings), _known_before(start)
         if partition in self._wanted():  # else it was given back meanwhile
-            assigned = self._read(partition, position, known)
+            assigned = self._read(partition, position, known, "start" if stored is None else "stored")
             if stored is not None:
                 assigned.ledger.stored(stored)
 
-    def _read(self, partition: ReadPartition, position: Position, known: Totals | None) -> Assigned:
+    def _read(
+        self, partition: ReadPartition, position: Position, known: Totals | None, reason: BeginReason
+    ) -> Assigned:
         topic = self._topics[partition.topic]
         flow = PartitionFlow(
             partition,
@@ -126,7 +134,13 @@ class Opener:
             pass_expired=self._settings.on_expired == "skip",
             known=known,
         )
-        return self._reading.add(flow, topic)
+        assigned = self._reading.add(flow, topic)
+        reporter = self._reporter
+        if reporter is not None and reporter.wanted(topic):
+            part = partial(reporter.part, topic)
+            assigned.tally = ReadTally(part, assigned.writers, commits=self._settings.group is not None)
+            assigned.tally.begin(position, reason)
+        return assigned
 
 
 def _known_before(point: str | int | Position) -> Totals | None:

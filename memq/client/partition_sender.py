@@ -10,7 +10,9 @@ from memq.client.link_pool import LinkPool, Session
 from memq.client.metadata import ClusterMetadata
 from memq.client.open_block import PartitionBuffer, PendingBlock
 from memq.client.producer_settings import ProducerSettings
+from memq.client.reporter import Reporter
 from memq.client.send_buffer import SendBuffer
+from memq.client.tally import PartTally
 from memq.client.window import ProducerWindow
 from memq.client.window_events import (
     Abandon,
@@ -32,10 +34,13 @@ from memq.client.window_events import (
     Settle,
     Spoiled,
     Tick,
+    UnackedBlock,
     WriteBlock,
 )
 from memq.client.window_states import State
 from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, ThrottledError, TimedOutError
+from memq.format.block import base_ms_of
+from memq.format.report import Stage
 from memq.logs import EventLog
 from memq.network import Runtime, parse_address
 from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame
@@ -50,7 +55,8 @@ _TIMER_S_MIN = 0.001
 class SenderParts:
     """What all senders of one producer share.
 
-    `settled` gets each block with its error, None when it is acked; `broke` what cannot be.
+    `settled` gets each block with its error, None when it is acked; `broke` what cannot be; `reporter` is told of
+    both for the audit, where there is one.
     """
 
     producer_id: int
@@ -63,6 +69,7 @@ class SenderParts:
     events: EventLog
     settled: Callable[[PendingBlock, MemqError | None], None]
     broke: Callable[[BaseException], None]
+    reporter: Reporter | None
 
 
 class PartitionSender:
@@ -84,7 +91,11 @@ class PartitionSender:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
         self._sealed_at_s = -1e9
+        self._tally: PartTally | None = None
+        if parts.reporter is not None:
+            self._tally = parts.reporter.part(buffer.topic, buffer.partition)
         self.closed = asyncio.Event()
+        self.written = asyncio.Event()  # no block waits for the socket or the owner
 
     # ---- what the producer calls ---------------------------------------------------------------
 
@@ -156,6 +167,10 @@ class PartitionSender:
             for instruction in instructions:
                 self._execute(instruction)
         self.buffer.backlog = self.window.queued
+        if self.window.queued:
+            self.written.clear()
+        else:
+            self.written.set()
         if self.window.state is State.CLOSED:
             self.closed.set()
 
@@ -172,6 +187,10 @@ class PartitionSender:
             self._write(instruction)
         elif isinstance(instruction, Settle):
             assert isinstance(instruction.block, PendingBlock)
+            if instruction.error is not None:
+                self._report("gave-up", instruction.block)
+            elif self._parts.settings.acks is not AckLevel.NONE:
+                self._report("acked", instruction.block)
             self._parts.settled(instruction.block, instruction.error)
         elif isinstance(instruction, OpenStream):
             self._open(instruction)
@@ -182,8 +201,19 @@ class PartitionSender:
         assert self._session is not None, "a block is written on an open stream"
         block, link = instruction.block, self._session.link
         assert block.first_sent_s is not None
+        if block.writes == 1:
+            self._report("sent", block)
         sent_ms = link.clock_ms(block.first_sent_s)
         link.write(WRITE_PREFIX.pack(len(block.data), Api.WRITE, 0, self._stream, sent_ms), block.data)
+
+    def _report(self, stage: Stage, block: UnackedBlock) -> None:
+        """Tell the audit; what could not be sealed has no time of its own."""
+        tally, parts = self._tally, self._parts
+        if tally is not None:
+            now_ms = parts.runtime.clock.wall_ms()
+            base_ms = base_ms_of(block.data) if block.data else now_ms
+            level = parts.settings.acks
+            tally.pass_stage(stage, parts.producer_id, block.first, block.next, base_ms, now_ms, level)
 
     # ---- opening and closing -----------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.open_block import Route
 from memq.client.producer_core import ProducerCore, ProducerStats
 from memq.client.producer_settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
+from memq.client.report_carrier import ReportCarrier
 from memq.errors import BufferFullError, MemqError
 from memq.limits import KIB, MIB
 from memq.network import Address, Runtime
@@ -28,7 +29,8 @@ class _ProducerBackground(Background[ProducerCore]):
     """That of a producer: the core wakes threads that wait for room, and delivers what a forgotten producer took."""
 
     def __init__(self, settings: ProducerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
-        core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made)
+        carrier = ReportCarrier if settings.audit else None
+        core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made, carrier=carrier)
         self.room = threading.Condition(core.buffer.lock)
         self._closing: asyncio.Task[None] | None = None
         super().__init__("producer", core)
@@ -82,6 +84,7 @@ class Producer:
         name: of a producer that its restarts go on as. Its newest instance fences the older ones, and finds by
             `stood` how much of it each partition holds, also days later. It has acks="all" and ends with the first
             block that fails: the next instance sends that again, and it is there once.
+        audit: report what is sent and acked to the audit, where the cluster asks for it.
         runtime: clock, randomness and network; the system's by default.
 
     Raises: InvalidSettingError, InvalidRequestError. Nothing is connected before the first record.
@@ -106,6 +109,7 @@ class Producer:
         zone: str = "",
         on_ack: OnAck | None = None,
         name: str = "",
+        audit: bool = True,
         runtime: Runtime | None = None,
     ) -> None:
         settings = producer_settings(
@@ -122,6 +126,7 @@ class Producer:
             zone=zone,
             on_ack=on_ack,
             name=name,
+            audit=audit,
         )
         self._runtime = runtime or Runtime()
         self._background = _ProducerBackground(settings, self._runtime, bootstrap_addresses(brokers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +16,7 @@ from memq.client.open_block import PartitionBuffer, PendingBlock, Route
 from memq.client.owner_requests import OwnerRequests
 from memq.client.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, SenderParts
 from memq.client.producer_settings import ProducerSettings
+from memq.client.reporter import CLOSE_S_MAX, MakeCarrier, Reporter
 from memq.client.send_buffer import SendBuffer
 from memq.errors import (
     ClosedError,
@@ -71,19 +73,28 @@ class ProducerCore:
         wake: Callable[[], None],
         room_made: Callable[[], None],
         producer_id: int = 0,
+        *,
+        carrier: MakeCarrier | None = None,
+        pool: LinkPool | None = None,
+        events: EventLog | None = None,
     ) -> None:
         """A new producer has an id of its own; who brings `producer_id` goes on as the producer that had it before.
 
-        The id of a named producer is that of its name.
+        The id of a named producer is that of its name. With a `carrier` it reports to the audit, where the cluster
+        asks for that. It uses the connections of `pool`, which stay, when that is another client's.
         """
         self.producer_id = producer_id or producer_id_of(settings.name) or runtime.random.randrange(1, 1 << 63)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
         self._settings = settings
         self._runtime = runtime
-        self._pool = LinkPool(runtime, bootstrap, client_id=settings.client_id, zone=settings.zone)
+        self._lent = pool is not None
+        self._pool = pool or LinkPool(runtime, bootstrap, client_id=settings.client_id, zone=settings.zone)
         self._metadata = ClusterMetadata(runtime, self._pool, self._heard)
-        self.events = EventLog(runtime.clock)
+        self.events = events or EventLog(runtime.clock)
         self._tasks = TaskOwner(self._broke, self.events)
+        self._reporter: Reporter | None = None
+        if carrier is not None:
+            self._reporter = Reporter("producer", settings.name, runtime, self._pool, self._tasks, carrier)
         self._senders: dict[PartitionBuffer, PartitionSender] = {}
         self._stats = ProducerStats()
         self._failures: list[tuple[Delivery | AsyncDelivery, MemqError]] = []
@@ -105,6 +116,7 @@ class ProducerCore:
             events=self.events,
             settled=self._settled,
             broke=self._broke,
+            reporter=self._reporter,
         )
 
     # ---- what the shells call ------------------------------------------------------------------
@@ -189,7 +201,16 @@ class ProducerCore:
         except TimedOutError as error:
             raise TimedOutError(str(error), hint="their deliveries say which may have been stored") from error
         finally:
-            await self._stop(ClosedError("the producer was closed before the block was acked"))
+            await self._stop(timeout_s)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Write what is there, within `timeout_s`, and let go of everything: what is written need not be acked."""
+        self._seal_all()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for sender in list(self._senders.values()):
+                    await sender.written.wait()
+        await self._stop()
 
     def stats(self) -> ProducerStats:
         """Return a copy of the counters."""
@@ -349,14 +370,17 @@ class ProducerCore:
         except TimeoutError:
             self.events.info("producer.close-failed", f"the end of a stream is not reported in {timeout_s:g} s")
 
-    async def _stop(self, error: MemqError) -> None:
+    async def _stop(self, report_s_max: float | None = None) -> None:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        self._abandon(error)
+        self._abandon(ClosedError("the producer was closed before the block was acked"))
+        if self._reporter is not None:
+            await self._reporter.close(CLOSE_S_MAX if report_s_max is None else report_s_max)
         await self._tasks.stop()
         await self._metadata.close()
-        await self._pool.close()
+        if not self._lent:
+            await self._pool.close()
 
     def _abandon(self, error: MemqError) -> None:
         self._ended = error

@@ -47,6 +47,7 @@ class ProducerSettings:
     zone: str = ""
     on_ack: OnAck | None = None
     name: str = ""
+    audit: bool = True
 
     @property
     def open_timeout_s(self) -> float:
@@ -78,6 +79,7 @@ def producer_settings(
     zone: str,
     on_ack: OnAck | None,
     name: str,
+    audit: bool,
 ) -> ProducerSettings:
     """Check the arguments of a producer. Raises: InvalidSettingError naming the one that is wrong; InvalidNameError."""
     if isinstance(acks, bool) or acks not in _LEVELS:
@@ -107,6 +109,7 @@ def producer_settings(
         zone=check_zone(zone),
         on_ack=on_ack,
         name=check_name(name, "producer") if name else "",
+        audit=bool(audit),
     )
 
 

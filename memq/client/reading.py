@@ -13,6 +13,7 @@ from memq.client.flow import Counts, Delivery, FlowState, PartitionFlow, Slot
 from memq.client.ledger import CommitLedger
 from memq.client.pieces import missing_batch
 from memq.client.places import Places
+from memq.client.read_tally import ReadTally
 from memq.client.record import TopicPartition, place_of
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
 from memq.limits import POLL_BYTES_MAX
@@ -39,6 +40,7 @@ class Assigned:
     ledger: CommitLedger = field(default_factory=CommitLedger)
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     removed: bool = False
+    tally: ReadTally | None = None  # what the audit is to be told of it, where it wants to know
 
     @property
     def place(self) -> TopicPartition:
@@ -130,6 +132,9 @@ class Reading:
                 continue
             before = assigned.flow.position
             delivery = assigned.flow.deliver(whole=whole)
+            copies = assigned.flow.take_copies()
+            if assigned.tally is not None and copies:
+                assigned.tally.leave_out(copies, self._runtime.clock.wall_ms())
             if delivery is None and assigned.flow.position != before:
                 assigned.ledger.passed(assigned.flow.behind)
             self._advance()

@@ -33,6 +33,8 @@ assert HEADER.size == BLOCK_HEADER_BYTES
 CHECKED_FROM = 8  # the checksum covers the block from here to its end
 _unpack = HEADER.unpack_from
 _new = tuple.__new__  # half the cost of NamedTuple's own constructor
+BASE_AT = 48
+_BASE = struct.Struct("<q")
 UNPREFIXED = struct.Struct("<BBH III II QQ qI HH Q")  # the header without magic and checksum
 
 CODEC_NONE, CODEC_ZSTD, CODEC_LZ4 = 0, 1, 2
@@ -42,6 +44,12 @@ KEY, TIMESTAMP, HEADERS, TAG, NULL_KEYS, NULL_VALUES, EXTENSIONS = 1, 2, 4, 8, 1
 FLAGS_KNOWN = 127
 
 DELTA_SATURATED = 0xFFFF_FFFF  # "at least that": the greatest timestamp is not known
+
+
+def base_ms_of(block: Buffer) -> int:
+    """Return the least timestamp of a sound block (Unix ms): a seventh of what the whole header costs."""
+    (base_ms,) = _BASE.unpack_from(block, BASE_AT)
+    return int(base_ms)
 
 
 class BlockHeader(NamedTuple):

@@ -207,7 +207,7 @@ def check_topic(topic: Topic) -> Topic:
 
     Raises: InvalidNameError, InvalidSettingError, InvalidRequestError.
     """
-    check_name(topic.name)
+    check_name(topic.name, internal=True)
     topic.settings.check()
     if not _TOPIC_ID.match(topic.id):
         raise InvalidRequestError(f"topic id {topic.id[:60]!a} is not 32 hex digits in lower case")

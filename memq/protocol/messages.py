@@ -42,12 +42,16 @@ class Hello(msgspec.Struct, kw_only=True):
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):
-    """First frame of a broker. The connection's clock starts when it is written and when it is read."""
+    """First frame of a broker. The connection's clock starts when it is written and when it is read.
+
+    `audit_ms`: how often clients are to report what they do, 0: not at all.
+    """
 
     version: Int64
     broker: str
     cluster: str
     memq: str = ""
+    audit_ms: Int64 = 0
 
 
 class Open(msgspec.Struct, kw_only=True):

@@ -1,0 +1,130 @@
+"""Tells the audit what a client does: a tally, sent now and then, beside the client's own work and never in its way."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Protocol
+
+from memq.client.link_pool import LinkPool
+from memq.client.tally import PartTally, Tally
+from memq.errors import MemqError
+from memq.format.report import AUDIT_TOPIC, Kind, Report, encode_report
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.tasks import TaskOwner
+from memq.topic import Topic
+
+CLOSE_S_MAX = 1.0  # what the last reports may add to a close
+
+
+class Carrier(Protocol):
+    """Brings reports to the audit topic, over the connections of the client."""
+
+    async def homes(self) -> int:
+        """Return how many partitions the audit topic has. Raises: what stands in the way of reaching it."""
+        ...
+
+    def send(self, home: int, report: bytes) -> None:
+        """Send a report to a partition of the audit topic. Raises: MemqError when there is no room for it."""
+        ...
+
+    async def close(self, timeout_s: float) -> None:
+        """Write what was sent to the sockets, within `timeout_s`, and let go; connections stay."""
+        ...
+
+
+class MakeCarrier(Protocol):
+    """What makes a carrier on the connections of a client; its own work is never reported."""
+
+    def __call__(self, runtime: Runtime, pool: LinkPool) -> Carrier:
+        """Make it."""
+        ...
+
+
+class Reporter:
+    """Reports for one client, on its event loop, to a cluster that asks for it: at once after `tasks` have started it.
+
+    What can't be sent is dropped and counted in `lost`; the audit sees that by the numbers of the reports.
+    """
+
+    def __init__(
+        self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, tasks: TaskOwner, carrier: MakeCarrier
+    ) -> None:
+        self.lost = 0
+        self._kind: Kind = kind
+        self._name = name
+        self._runtime = runtime
+        self._pool = pool
+        self._tasks = tasks
+        self._make_carrier = carrier
+        self._events = EventLog(runtime.clock)
+        self._tally: Tally | None = None
+        self._carrier: Carrier | None = None
+        self._early = asyncio.Event()
+        self._closed = False
+
+    def part(self, topic: Topic, partition: int) -> PartTally | None:
+        """Return what notes the work in a write partition; None when nobody wants to know of it."""
+        if not self.wanted(topic):
+            return None
+        if self._tally is None:
+            client = self._runtime.random.getrandbits(64)
+            interval_ms, host = self._pool.audit_ms, self._runtime.host
+            self._tally = Tally(client, self._kind, self._name, host, interval_ms, self._early.set)
+            self._tasks.start(self._run(self._tally, interval_ms / 1000), "report to the audit")
+        return self._tally.part(topic.name, topic.id, partition, self.now_ms())
+
+    def wanted(self, topic: Topic) -> bool:
+        """Whether the cluster wants to know of the work in a topic."""
+        return self._pool.audit_ms > 0 and topic.name != AUDIT_TOPIC and not self._closed
+
+    def now_ms(self) -> int:
+        """Return the wall time (Unix ms)."""
+        return self._runtime.clock.wall_ms()
+
+    async def close(self, timeout_s: float) -> None:
+        """Send the last reports, within `timeout_s` and CLOSE_S_MAX; nothing is noted any more."""
+        if self._closed:
+            return
+        self._closed = True
+        timeout_s = min(timeout_s, CLOSE_S_MAX)
+        if self._tally is not None and self._pool.sessions():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._report(self._tally, last=True)
+            except (MemqError, TimeoutError) as error:
+                self._drop(f"{error!r}")
+        if self._carrier is not None:
+            await self._carrier.close(timeout_s)
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    async def _run(self, tally: Tally, interval_s: float) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._early.wait()
+            self._early.clear()
+            try:
+                if tally.due(self.now_ms()):
+                    await self._report(tally)
+            except MemqError as error:
+                self._drop(str(error))
+
+    async def _report(self, tally: Tally, *, last: bool = False) -> None:
+        if self._carrier is None:
+            self._carrier = self._make_carrier(self._runtime, self._pool)
+        homes = await self._carrier.homes()
+        for home, report in tally.take(self.now_ms(), homes, last=last):
+            self._send(self._carrier, home, report)
+
+    def _send(self, carrier: Carrier, home: int, report: Report) -> None:
+        try:
+            carrier.send(home, encode_report(report))
+        except MemqError as error:
+            self._drop(str(error))
+
+    def _drop(self, cause: str) -> None:
+        self.lost += 1
+        self._events.info("audit.not-reported", f"a report to topic '{AUDIT_TOPIC}' is not sent: {cause}")

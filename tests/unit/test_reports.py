@@ -1,0 +1,200 @@
+"""Clients tell the audit topic of a real broker what they did, and their work goes on when they can't."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from memq.client.admin import Admin
+from memq.client.consumer import Consumer
+from memq.client.consumer_settings import OnDamaged
+from memq.client.producer import Producer
+from memq.client.record import TopicPartition
+from memq.errors import CorruptDataError, MemqError, NotFoundError
+from memq.format.ranges import RangeSet
+from memq.format.report import AUDIT_TOPIC, Kind, Part, Report, decode_report
+from memq.testing import Cluster
+from memq.topic import Position
+
+WAIT_S = 60.0
+Stages = dict[str, RangeSet]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(audit=True, audit_interval_ms=100) as running:
+        yield running
+
+
+class Told:
+    """What the audit topic holds, read as far as it takes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.reports: list[Report] = []
+        self._cluster = cluster
+
+    def until(self, enough: Callable[[], bool]) -> None:
+        """Read on from the beginning until it is enough; every client's numbers must be dense."""
+        self.reports = []
+        with Consumer(self._cluster.address, AUDIT_TOPIC, audit=False) as consumer:
+            while not enough():
+                batch = consumer.poll(timeout=WAIT_S)
+                assert batch is not None, f"this is not enough: {self.reports}"
+                self.reports += [decode_report(record.value or b"") for record in batch]
+        numbers: dict[int, list[int]] = {}
+        for report in self.reports:
+            numbers.setdefault(report.client, []).append(report.number)
+        assert all(sorted(found) == list(range(len(found))) for found in numbers.values()), "one topic, one home"
+
+    def parts(self, kind: Kind, topic: str = "clicks") -> list[Part]:
+        return [part for each in self.reports if each.kind == kind for part in each.parts if part.topic == topic]
+
+    def stages(self, kind: Kind) -> Stages:
+        found: Stages = {}
+        for span in (span for part in self.parts(kind) for span in part.spans):
+            for piece in span.ranges:
+                found.setdefault(span.stage, RangeSet()).add(*piece)
+        return found
+
+
+def send(cluster: Cluster, count: int, first: int = 0) -> None:
+    with Producer(cluster.address) as producer:
+        producer.send_many("clicks", [b"%d" % number for number in range(first, first + count)])
+
+
+def test_a_producer_and_a_group_say_what_they_did(cluster: Cluster) -> None:
+    everything, told = RangeSet([(0, 1_000)]), Told(cluster)
+    with Producer(cluster.address) as producer:
+        producer.send_many("clicks", [b"%d" % number for number in range(1_000)])
+        producer.flush(WAIT_S)
+        with Consumer(cluster.address, "clicks", group="g", end="end") as consumer:
+            assert sum(len(batch) for batch in consumer) == 1_000
+            consumer.commit()
+            position = consumer.committed()[TopicPartition("clicks", 0)]
+            told.until(lambda: told.stages("consumer").get("processed") == everything)
+        told.until(lambda: told.stages("producer").get("acked") == everything)
+    assert told.stages("producer") == {"sent": everything, "acked": everything}
+    assert told.stages("consumer") == {"fetched": everything, "processed": everything}
+    kinds: tuple[Kind, ...] = ("producer", "consumer")
+    spans = [span for kind in kinds for part in told.parts(kind) for span in part.spans]
+    assert len({span.producer for span in spans}) == 1
+    latency = [count for span in spans for _, count in span.latency]
+    assert sum(latency) == 4_000
+    [begin] = [begin for part in told.parts("consumer") for begin in part.begins]
+    assert (begin.at, begin.reason) == ("0:0:0", "start")
+    assert {report.name for report in told.reports if report.kind == "consumer"} == {"g"}
+    assert [part.committed for part in told.parts("consumer") if part.committed][-1] == str(position)
+
+
+def test_while_it_runs_a_client_reports_and_promises(cluster: Cluster) -> None:
+    told = Told(cluster)
+    with Producer(cluster.address) as producer:
+        producer.send("clicks", b"1").result(WAIT_S)
+        told.until(lambda: len(told.reports) >= 3)
+        assert not any(report.last for report in told.reports)
+    assert told.reports[-1].parts == ()
+    assert [report.since_ms for report in told.reports[1:]] == [report.until_ms for report in told.reports[:-1]]
+
+
+def test_what_ends_says_so(cluster: Cluster) -> None:
+    for _ in range(20):  # a close does not wait for its report for longer than a second
+        send(cluster, 1)
+    with Consumer(cluster.address, "clicks", end="end") as consumer:
+        list(consumer)
+    told = Told(cluster)
+    told.until(lambda: any(report.last for report in told.reports))
+
+
+def test_nobody_reports_where_nobody_asks(cluster: Cluster) -> None:
+    with Cluster() as quiet:
+        send(quiet, 10)
+        with Admin(quiet.address) as admin, pytest.raises(NotFoundError):
+            admin.topic(AUDIT_TOPIC)
+    with Producer(cluster.address, audit=False) as producer:
+        producer.send("clicks", b"1")
+    with Consumer(cluster.address, "clicks", end="end", audit=False) as consumer:
+        assert sum(len(batch) for batch in consumer) == 1
+    told = Told(cluster)
+    with Producer(cluster.address) as producer, Consumer(cluster.address, AUDIT_TOPIC, group="auditor") as consumer:
+        producer.send("clicks", b"2")
+        assert consumer.poll(timeout=WAIT_S)  # a reader of reports reports nothing
+        consumer.commit()
+        told.until(lambda: len(told.reports) >= 5)
+    assert len({report.client for report in told.reports}) == 1
+
+
+def test_the_topic_is_hidden_unless_it_is_asked_for(cluster: Cluster) -> None:
+    with Admin(cluster.address) as admin:
+        assert admin.topics() == []
+        [topic] = admin.topics(internal=True)
+    assert (topic.name, len(topic.partitions), topic.settings.shared_objects) == (AUDIT_TOPIC, 4, True)
+
+
+def test_what_a_producer_gives_up_is_told(cluster: Cluster) -> None:
+    with Producer(cluster.address, delivery_timeout_ms=2_000) as producer:
+        first = producer.send("clicks", b"1").result(WAIT_S).first_sequence
+        cluster.stop_broker()
+        with pytest.raises(MemqError):
+            producer.send("clicks", b"2").result(WAIT_S)
+        cluster.start_broker()
+        told = Told(cluster)
+        told.until(lambda: "gave-up" in told.stages("producer"))
+    assert told.stages("producer")["gave-up"] == RangeSet([(first + 1, first + 2)])
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail"])
+def test_damage_is_told_with_its_place(cluster: Cluster, policy: OnDamaged) -> None:
+    send(cluster, 3)
+    cluster.damage(Position(0, 1), "clicks")
+    told = Told(cluster)
+    with Consumer(cluster.address, "clicks", group="g", on_damaged=policy) as consumer:
+        if policy == "fail":
+            with pytest.raises(CorruptDataError):
+                consumer.poll(timeout=WAIT_S)
+        else:
+            batch = consumer.poll(timeout=WAIT_S)
+            assert batch is not None
+            assert len(batch.damaged) == 1
+        told.until(lambda: any(part.damages for part in told.parts("consumer")))
+    [damage] = {damage for part in told.parts("consumer") for damage in part.damages}
+    assert (damage.block, damage.offset, damage.records) == (0, 1, 3)
+    assert damage.object in cluster.store.objects
+    assert "processed" not in told.stages("consumer")
+
+
+def test_a_rewind_is_told(cluster: Cluster) -> None:
+    send(cluster, 10)
+    told = Told(cluster)
+
+    def reasons() -> list[str]:
+        return [begin.reason for part in told.parts("consumer") for begin in part.begins]
+
+    with Consumer(cluster.address, "clicks", group="g") as consumer:
+        for _ in range(2):
+            batch = consumer.poll(timeout=WAIT_S)
+            assert batch is not None
+            consumer.commit(batch)
+            consumer.seek("clicks", 0, "beginning")
+        told.until(lambda: reasons() == ["start", "seek", "seek"])
+    with Consumer(cluster.address, "clicks", group="g", end="end") as consumer:
+        list(consumer)
+        told.until(lambda: reasons() == ["start", "seek", "seek", "stored"])
+
+
+def test_reports_outlive_their_broker(cluster: Cluster) -> None:
+    told = Told(cluster)
+    with Producer(cluster.address) as producer:
+        producer.send("clicks", b"1").result(WAIT_S)
+        cluster.stop_broker()
+        delivery = producer.send("clicks", b"2")
+        cluster.start_broker()
+        delivery.result(WAIT_S)
+        told.until(lambda: told.stages("producer").get("acked") == RangeSet([(0, 2)]))
+
+
+def test_without_the_topic_the_work_goes_on(cluster: Cluster) -> None:
+    with Admin(cluster.address) as admin:
+        admin.delete_topic(AUDIT_TOPIC)
+    send(cluster, 10)
+    assert len(cluster.records("clicks")) == 10

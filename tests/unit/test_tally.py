@@ -1,0 +1,131 @@
+"""What a client is to report: events become ranges by stage and minute, reports have dense numbers and a promise."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.client.tally import HEARTBEAT_INTERVALS, NOTES_MAX, PartTally, Tally
+from memq.format.ranges import RangeSet
+from memq.format.report import Damage, Report, home_of
+from tests.golden.make import TOPIC_ID
+
+MINUTE = 60_000
+HOMES = 4
+PROMISE_MS = 100 * HEARTBEAT_INTERVALS
+
+
+class Told:
+    """A tally with its reports, which are held against the rules of numbers and times."""
+
+    def __init__(self) -> None:
+        self.early = 0
+        self.tally = Tally(5, "producer", "billing", "web-1", 100, self._full)
+        self.reports: dict[int, list[Report]] = {}
+
+    def _full(self) -> None:
+        self.early += 1
+
+    def part(self, number: int, now_ms: int = 0) -> PartTally:
+        return self.tally.part("clicks", TOPIC_ID, number, now_ms)
+
+    def take(self, now_ms: int, *, last: bool = False) -> list[Report]:
+        taken = self.tally.take(now_ms, HOMES, last=last)
+        for home, report in taken:
+            told = self.reports.setdefault(home, [])
+            assert all(home_of(TOPIC_ID, part.partition, HOMES) == home for part in report.parts)
+            assert not told or report.since_ms == told[-1].until_ms
+            assert report.since_ms <= report.until_ms <= report.next_ms
+            told.append(report)
+        return [report for _, report in taken]
+
+    def numbers(self, number: int) -> list[int]:
+        return [report.number for report in self.reports.get(home_of(TOPIC_ID, number, HOMES), [])]
+
+
+events = st.tuples(
+    st.integers(0, 5),  # write partition
+    st.sampled_from(["sent", "acked", "fetched", "processed"]),
+    st.integers(1, 2),  # producer
+    st.integers(0, 50),  # first sequence
+    st.integers(1, 9),  # records
+    st.integers(0, 3 * MINUTE),  # event time
+)
+
+
+@given(st.lists(st.lists(events, max_size=10), max_size=6))
+def test_all_that_was_noted_is_said_once(rounds: list[list[tuple[int, str, int, int, int, int]]]) -> None:
+    told, latency = Told(), 0
+    wanted: dict[tuple[int, str, int, int], RangeSet] = {}
+    for now_ms, noted in enumerate(rounds):
+        for number, stage, producer, first, records, base_ms in noted:
+            told.part(number).pass_stage(stage, producer, first, first + records, base_ms, base_ms + 5)  # type: ignore[arg-type]
+            key = (number, stage, producer, base_ms // MINUTE)
+            wanted.setdefault(key, RangeSet()).add(first, first + records)
+            latency += records
+        told.take(now_ms)
+    said: dict[tuple[int, str, int, int], RangeSet] = {}
+    for reports in told.reports.values():
+        assert [report.number for report in reports] == list(range(len(reports)))
+        for part in (part for report in reports for part in report.parts):
+            for span in part.spans:
+                for piece in span.ranges:
+                    said.setdefault((part.partition, span.stage, span.producer, span.minute), RangeSet()).add(*piece)
+                assert [bucket for bucket, _ in span.latency] == [3]
+                latency -= sum(count for _, count in span.latency)
+    assert said == wanted
+    assert latency == 0
+
+
+def test_what_a_consumer_says_beside_sequences() -> None:
+    told = Told()
+    damage = Damage(object="c/x", block=1, offset=17, records=6, cause="checksum")
+    part = told.part(3)
+    part.begin("0:17:0", "seek")
+    part.damage(damage)
+    part.damage(damage)
+    part.commit("0:18:0")
+    part.commit("0:19:0")
+    [report] = told.take(1)
+    [said] = report.parts
+    assert (said.damages, said.committed) == ((damage,), "0:19:0")
+    assert [(begin.at, begin.reason) for begin in said.begins] == [("0:17:0", "seek")]
+
+
+def test_silence_is_broken_within_half_of_what_was_promised_wherever_something_was_said() -> None:
+    told = Told()
+    assert not told.tally.due(10_000)
+    told.part(0).pass_stage("sent", 1, 0, 9, 0, 5)
+    assert told.tally.due(5)
+    [report] = told.take(5)
+    assert report.next_ms == 5 + PROMISE_MS
+    assert not told.tally.due(5 + PROMISE_MS // 2 - 1)
+    assert told.tally.due(5 + PROMISE_MS // 2)
+    [silent] = told.take(5 + PROMISE_MS // 2)
+    assert (silent.number, silent.parts, silent.last) == (1, (), False)
+    assert told.tally.due(0), "a clock that was set back must not keep it silent"
+    [last] = told.take(PROMISE_MS, last=True)
+    assert (last.number, last.last) == (2, True)
+
+
+def test_what_was_not_noted_shows_as_a_hole() -> None:
+    told = Told()
+    told.part(0).pass_stage("sent", 1, 0, 1, 0, 0)
+    told.take(1)
+    told.part(0).lacks = True
+    told.part(0).pass_stage("sent", 1, 2, 3, 0, 0)
+    told.take(2)
+    told.part(0).pass_stage("sent", 1, 3, 4, 0, 0)
+    told.take(3)
+    assert told.numbers(0) == [0, 2, 3]
+
+
+def test_at_the_bound_a_report_is_due_at_once_and_beyond_it_nothing_is_kept() -> None:
+    told = Told()
+    for number in range(2 * NOTES_MAX + 5):
+        told.part(0).pass_stage("sent", 1, 2 * number, 2 * number + 1, 0, 0)
+    assert told.early == 1
+    told.take(1)
+    parts = [part for report in told.reports[home_of(TOPIC_ID, 0, HOMES)] for part in report.parts]
+    assert sum(len(span.ranges) for part in parts for span in part.spans) == 2 * NOTES_MAX
+    assert told.numbers(0)[0] == 1, "the number that is left out says that something is lacking"
