@@ -50,11 +50,13 @@ def no_thread_left() -> Iterator[None]:
     assert not left, f"the test left threads: {left}"
 
 
-@pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the machine's MEMQ_… variables away, so that a developer's settings change no result."""
-    for name in [name for name in os.environ if name.startswith("MEMQ_") and name != "MEMQ_REQUIRE_SERVERS"]:
-        monkeypatch.delenv(name)
+@pytest.fixture(autouse=True, scope="session")
+def no_settings_from_outside() -> Iterator[None]:
+    """Take the machine's MEMQ_… variables away, so that a developer's settings change no result, nor a server's."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in [name for name in os.environ if name.startswith("MEMQ_") and name != "MEMQ_REQUIRE_SERVERS"]:
+            environment.delenv(name)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Records of every kind, sent with every codec, and a data frame compared with them and with what a consumer reads."""
+"""Records of every kind in five mixes of codec and columns, and a data frame compared with them and with a consumer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from pyspark.sql import DataFrame
 
 import memq
 
-CODECS = ("none", "zstd", "lz4")
+MIXES = (  # codec, and kinds of records: they decide which columns a block has
+    ("none", (0,)),
+    ("zstd", (1, 2)),
+    ("lz4", (0, 4)),
+    ("none", (3,)),
+    ("zstd", (0, 1, 2, 3, 4)),
+)
 START_MS = 1_767_225_600_000
 
 
-def record_of(number: int) -> dict[str, Any]:
+def record_of(kind: int, number: int) -> dict[str, Any]:
     """Return a record of one of five kinds: bare, keyed, with headers and a tag, with nulls, with a time."""
-    kind = number % 5
     value = b"value %d" % number
     if kind == 0:
         return {"value": value}
@@ -28,12 +33,12 @@ def record_of(number: int) -> dict[str, Any]:
 
 
 def send_mixed(address: str, topic: str, count: int) -> list[dict[str, Any]]:
-    """Send records through producers of every codec, and return them in order."""
+    """Send as many records of each mix, and return them in order."""
     sent: list[dict[str, Any]] = []
-    for codec in CODECS:
+    for codec, kinds in MIXES:
         with memq.Producer(address, codec=codec, block_bytes=64 * 1024) as producer:
-            for number in range(len(sent), len(sent) + count // len(CODECS)):
-                record = record_of(number)
+            for number in range(len(sent), len(sent) + count // len(MIXES)):
+                record = record_of(kinds[number % len(kinds)], number)
                 producer.send(topic, **record)
                 sent.append(record)
             producer.flush(timeout=60)

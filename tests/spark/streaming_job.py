@@ -1,6 +1,6 @@
 """A streaming read in a process of its own, for tests that kill it: one line for each micro-batch, until all is read.
 
-`python -m tests.spark.streaming_job BROKER TOPIC FOLDER`; a task whose Python is killed is run again.
+`python -m tests.spark.streaming_job BROKER TOPIC FOLDER`; the master is PYSPARK_SUBMIT_ARGS'.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOK_S = 1
 
 def main(address: str, topic: str, folder: str) -> None:
     """Follow the topic into files, and into another topic, until what is there at the start was read."""
-    builder = SparkSession.builder.master("local[2,8]").config("spark.sql.warehouse.dir", f"{folder}/warehouse")
+    builder = SparkSession.builder.config("spark.sql.warehouse.dir", f"{folder}/warehouse")
     for name, value in CONFIG.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
