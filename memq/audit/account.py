@@ -6,7 +6,6 @@ nothing which could hold it is left unread. All that falls short of that is unpr
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -78,33 +77,33 @@ class Balance:
         return not wrong and self.tail is Tail.PROVEN
 
 
+@dataclass(slots=True)
 class RecentRanges:
     """The sequences of the last `window_ms` of queue time: what every reader remembers.
 
-    Memory is one range set for each eighth of the window. Up to an eighth more than the window is remembered,
-    which is less than what a reader remembers that has read on for long (a quarter more).
+    Memory is one range set for each eighth of the window, with the time of its first range. Up to an eighth more than
+    the window is remembered, which is less than what a reader remembers that has read on for long (a quarter more).
     """
 
-    def __init__(self, window_ms: int) -> None:
-        self._window_ms = window_ms
-        self._slices: deque[tuple[int, RangeSet]] = deque()  # time of its first range, ranges
-        self._now_ms = 0
+    window_ms: int
+    slices: list[tuple[int, RangeSet]] = field(default_factory=list)
+    now_ms: int = 0
 
     def add(self, first: int, next_: int, time_ms: int) -> None:
         """Remember a range, met at a queue time; time never goes back."""
-        self._now_ms = max(self._now_ms, time_ms)
-        step_ms = self._window_ms // SLICES
-        if not self._slices or self._now_ms >= self._slices[-1][0] + step_ms:
-            self._slices.append((self._now_ms, RangeSet()))
-        self._slices[-1][1].add(first, next_)
-        while self._slices[0][0] + step_ms <= self._now_ms - self._window_ms:
-            self._slices.popleft()
+        self.now_ms = max(self.now_ms, time_ms)
+        step_ms = self.window_ms // SLICES
+        if not self.slices or self.now_ms >= self.slices[-1][0] + step_ms:
+            self.slices.append((self.now_ms, RangeSet()))
+        self.slices[-1][1].add(first, next_)
+        while self.slices[0][0] + step_ms <= self.now_ms - self.window_ms:
+            del self.slices[0]
 
     def holds(self, first: int, next_: int, time_ms: int) -> bool:
         """Whether all of a range is remembered at a queue time."""
-        horizon_ms = max(self._now_ms, time_ms) - self._window_ms - self._window_ms // SLICES
+        horizon_ms = max(self.now_ms, time_ms) - self.window_ms - self.window_ms // SLICES
         left = [(first, next_)]
-        for start_ms, ranges in self._slices:
+        for start_ms, ranges in self.slices:
             if start_ms > horizon_ms:
                 left = [hole for piece in left for hole in ranges.holes(*piece)]
         return not left

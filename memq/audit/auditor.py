@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, Tail
 from memq.audit.batch_check import NO_NUMBER, BatchCheck, BlockCheck
 from memq.audit.checked import Checked
-from memq.audit.minutes import Met, Minutes, active_ms
+from memq.audit.minutes import Met, Minutes, active_ms, late_ms, window_ms
 from memq.audit.totals import RunningTotals
 from memq.audit.verdict import (
     BALANCES_MAX,
@@ -30,7 +30,7 @@ from memq.errors import CorruptDataError, MemqError, TooLargeError
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Span
-from memq.topic import CLOCK_ERROR_MS, Position, Topic
+from memq.topic import Position, Topic
 
 ACCOUNTS_MAX = 1 << 20  # (write partition, producer) pairs; each takes about 2 KiB
 EPOCHS_MAX = 1 << 16
@@ -86,8 +86,8 @@ class Auditor:
     def __init__(self, topic: Topic, *, through: str = THROUGH_STORE, minutes: Minutes | None = None) -> None:
         settings = topic.settings
         self._topic = topic
-        self._late_ms = settings.stale_publish_ms + CLOCK_ERROR_MS
-        self._window_ms = settings.dedup_window_ms + self._late_ms
+        self._late_ms = late_ms(settings)
+        self._window_ms = window_ms(settings)
         self._active_ms = active_ms(settings)
         self._minutes = minutes
         self._coverage = Coverage(through=through)

@@ -28,9 +28,19 @@ COUNTS = ("sent", "delivered", "copies", *WORDS)
 Stream = tuple[int, int]  # write partition, producer
 
 
+def late_ms(settings: TopicSettings) -> int:
+    """Return how long after its queue time a pointer may still land."""
+    return settings.stale_publish_ms + CLOCK_ERROR_MS
+
+
+def window_ms(settings: TopicSettings) -> int:
+    """Return for how much queue time readers are taken to remember what they have seen, at least."""
+    return settings.dedup_window_ms + late_ms(settings)
+
+
 def active_ms(settings: TopicSettings) -> int:
     """Return how long after a queue time its producer may still be sending, and a late pointer come."""
-    return settings.delivery_timeout_ms + settings.stale_publish_ms + CLOCK_ERROR_MS
+    return settings.delivery_timeout_ms + late_ms(settings)
 
 
 def watermark_ms(settings: TopicSettings, now_ms: int) -> int:

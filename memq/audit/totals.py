@@ -7,19 +7,21 @@ was there, also when its producer never said where it ended and its batch sequen
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from memq.format.pointer import Pointer
 
 
+@dataclass(slots=True)
 class RunningTotals:
     """The records of one write partition, as its pointers show them from the first one on; `begin` is the queue's."""
 
-    def __init__(self, begin: int) -> None:
-        self._begin = begin
-        self._shown: int | None = None
+    begin: int
+    shown: int | None = None
 
     def forget(self) -> None:
         """Begin anew with the next pointer: one was met that can't be read."""
-        self._shown = None
+        self.shown = None
 
     def take(self, pointer: Pointer, *, follows_copies: bool) -> int:
         """Return how many records the pointer counts that were not shown before it; each is told once.
@@ -27,10 +29,10 @@ class RunningTotals:
         None while it follows what may be copies of pointers that retention took: with them went what it counts.
         """
         stated = pointer.totals.records
-        if self._shown is None:
-            self._shown = stated
+        if self.shown is None:
+            self.shown = stated
         else:  # what retention took was shown once, and may be counted only now
-            self._shown += sum(late.records for late in pointer.adopted if late.offset < self._begin)
-        missing = max(stated - self._shown, 0)
-        self._shown += missing + pointer.records
+            self.shown += sum(late.records for late in pointer.adopted if late.offset < self.begin)
+        missing = max(stated - self.shown, 0)
+        self.shown += missing + pointer.records
         return 0 if follows_copies else missing

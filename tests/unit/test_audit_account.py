@@ -118,12 +118,12 @@ def test_a_partial_overlap_is_doubled_where_it_overlaps() -> None:
     assert settled(books).doubled == ((15, 20),)
 
 
-def test_recent_ranges_keep_a_bounded_number_of_slices() -> None:
+def test_recent_ranges_keep_a_bounded_number_ofslices() -> None:
     recent = RecentRanges(WINDOW_MS)
     for time_ms in range(0, 50 * WINDOW_MS, 7):
         recent.add(time_ms, time_ms + 7, time_ms)
         assert recent.holds(max(0, time_ms - WINDOW_MS), time_ms, time_ms)
-        assert len(recent._slices) <= 11
+        assert len(recent.slices) <= 11
     assert not recent.holds(0, 7, 50 * WINDOW_MS)
 
 

@@ -1,0 +1,100 @@
+"""What the live audit remembers of one write partition: plain data, that is stored as it is. Pure.
+
+Everything is ranges, and ranges merge: what is in order and has arrived takes the same few numbers however many
+records it is. Only what is missing, or of another minute, takes room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memq.audit.account import Account
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.marks import Marks
+from memq.audit.totals import RunningTotals
+from memq.format.ranges import RangeSet
+
+NO_END_MS = 1 << 62
+
+
+@dataclass(slots=True)
+class Stream:
+    """One producer in the write partition: its account with the queue, and what it reported itself.
+
+    `acked` are sequences acked with `all`; `weak` those acked with 1 or sent with 0. `waiting` has what was sent, with
+    the time (ms) when its producer must have given up; then it is `overdue`. `minutes` says by event-time minute which
+    sequences belong to it; `unplaced` has those that the queue showed before anybody named their minute: the time (ms)
+    up to which to wait for that, first, next, the minute that the pointer suggests, whether it was late. `corrupt` are
+    those that a reader or a verification found damaged.
+    """
+
+    account: Account
+    marks: Marks = field(default_factory=Marks)
+    sent: RangeSet = field(default_factory=RangeSet)
+    acked: RangeSet = field(default_factory=RangeSet)
+    weak: RangeSet = field(default_factory=RangeSet)
+    gave_up: RangeSet = field(default_factory=RangeSet)
+    overdue: RangeSet = field(default_factory=RangeSet)
+    corrupt: RangeSet = field(default_factory=RangeSet)
+    minutes: dict[int, RangeSet] = field(default_factory=dict)
+    waiting: list[tuple[int, int, int]] = field(default_factory=list)
+    unplaced: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a group did with one producer's records: `now` is what it processed since it last went back, `ever` at all.
+
+    `lost` are those that a member passed over: it stood before them, committed a position behind them, and reported
+    all that it did between. `unproven` are the same where a report is missing.
+    """
+
+    ever: RangeSet = field(default_factory=RangeSet)
+    now: RangeSet = field(default_factory=RangeSet)
+    doubled: RangeSet = field(default_factory=RangeSet)
+    lost: RangeSet = field(default_factory=RangeSet)
+    unproven: RangeSet = field(default_factory=RangeSet)
+
+
+@dataclass(slots=True)
+class Reading:
+    """One member of a group: it answers for all pointers from the offset `at` on, once it commits a position behind.
+
+    `at` is -1 while that is not known. Behind a report that is missing it answers for nothing (`sure` is False) up to
+    its next commit.
+    """
+
+    at: int = -1
+    sure: bool = True
+
+
+@dataclass(slots=True)
+class Group:
+    """A consumer group in the write partition: by producer what it did, by client who reads for it."""
+
+    progress: dict[int, Progress] = field(default_factory=dict)
+    members: dict[int, Reading] = field(default_factory=dict)
+    committed: str = ""  # the last position that a member reported
+
+
+@dataclass(slots=True)
+class Books:
+    """All that is known of one write partition; `next_offset` is the next pointer to read of its read partition.
+
+    `blind_ms`: up to this queue time pointers may be missing that nobody could read (retention was faster), NO_END_MS
+    until the first behind them came: what is not there can't be called lost. `expired` and `copies_ms` are as in
+    `Evidence` and `Account`. `damaged` are offsets of pointers with a damaged block that does not say whose it is.
+    `findings` are those that hold, by id.
+    """
+
+    next_offset: int = 0
+    queue_ms: int = 0
+    blind_ms: int = -1
+    expired: bool = False
+    copies_ms: int = -1
+    epoch: int = 0
+    totals: RunningTotals | None = None
+    streams: dict[int, Stream] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    damaged: dict[int, bool] = field(default_factory=dict)
+    findings: dict[str, LiveFinding] = field(default_factory=dict)

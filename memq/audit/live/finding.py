@@ -1,0 +1,68 @@
+"""A finding of the live audit: which records of which producer and minute are wrong, where, and since when. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from memq.audit.verdict import Kind
+from memq.format.ranges import Range
+
+RANGES_MAX = 256  # that a finding names; its count is exact
+IN_QUEUE = "queue"
+IN_OBJECT = "object"
+IN_GROUP = "consumer"
+
+
+class LiveFinding(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is wrong with some records of one producer in one minute. Times are Unix ms, `minute` Unix minutes.
+
+    `kind` is a title of `verdict.Kind`. `stage` says where they were lost or doubled: `queue` (acked, and in no
+    pointer), `object` (damaged), `consumer` (of `group`). `resolved_ms` is 0 while it holds: a finding is taken back
+    when what was missing comes late. `acknowledged_by` says who has looked at it.
+    """
+
+    id: str
+    kind: str
+    stage: str
+    topic: str
+    topic_id: str
+    partition: int
+    minute: int
+    producer: int
+    group: str = ""
+    records: int = 0
+    ranges: tuple[Range, ...] = ()
+    cause: str = ""
+    object: str = ""
+    block: int = 0
+    offset: int = -1
+    first_seen_ms: int = 0
+    resolved_ms: int = 0
+    acknowledged_by: str = ""
+    acknowledged_ms: int = 0
+
+    @property
+    def grave(self) -> bool:
+        """Whether something is wrong, and not merely unproven."""
+        return self.kind != Kind.HOLE.title
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values; the producer as 16 hex digits, ranges as half-open pairs."""
+        return {**msgspec.to_builtins(self), "producer": f"{self.producer:016x}", "ranges": [*map(list, self.ranges)]}
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{first} to {next_ - 1}" for first, next_ in self.ranges[:3])
+        more = " …" if len(self.ranges) > 3 else ""
+        who = f"producer {self.producer:016x} sequences {shown}{more}" if self.ranges else f"{self.records} records"
+        group = f" for group '{self.group}'" if self.group else ""
+        place = f" object {self.object} block {self.block} pointer {self.offset}" if self.object else ""
+        return f"{self.kind}{group}: topic '{self.topic}' partition {self.partition} {who}{place}: {self.cause}"
+
+
+def finding_id(*key: object) -> str:
+    """Return the id of a finding: the same key has the same one, after every restart and at every auditor."""
+    text = "\n".join(map(str, key)).encode()
+    return f"{crc32(text):08x}{crc32(text, 0x6D656D71):08x}"

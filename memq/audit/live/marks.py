@@ -1,0 +1,67 @@
+"""Which sequence a producer had come to at which pointer: the way from a group's position to records. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+MARKS_MAX = 4_096
+
+
+@dataclass(slots=True)
+class Marks:
+    """One producer's reach behind each pointer that held a block of it: one above its highest sequence so far.
+
+    At MARKS_MAX every second mark of the older half is left out; up to `thinned` an offset may then lie between two
+    marks, and what is asked for is answered by the one that proves less.
+    """
+
+    offsets: list[int] = field(default_factory=list)
+    reaches: list[int] = field(default_factory=list)
+    behind: list[tuple[int, int, int]] = field(default_factory=list)  # offset, first, next: came out of order
+    thinned: int = -1
+
+    def add(self, offset: int, first: int, next_: int) -> None:
+        """Take a new block of the pointer at `offset`; offsets never go back."""
+        reach = self.reaches[-1] if self.reaches else 0
+        if first < reach:
+            self.behind.append((offset, first, min(next_, reach)))
+            del self.behind[:-MARKS_MAX]
+        if next_ <= reach:
+            return
+        if self.offsets and self.offsets[-1] == offset:
+            self.reaches[-1] = next_
+            return
+        self.offsets.append(offset)
+        self.reaches.append(next_)
+        if len(self.offsets) > MARKS_MAX:
+            self._thin()
+
+    def reach(self, offset: int, *, sure: bool) -> int:
+        """Return the reach behind all pointers below `offset`.
+
+        Where marks were left out it may be less, or, when it must be `sure` that all from there on lies at or behind
+        `offset`, more.
+        """
+        at = bisect_left(self.offsets, offset)
+        if sure and offset <= self.thinned and at < len(self.reaches):
+            return self.reaches[at]
+        return self.reaches[at - 1] if at else 0
+
+    def offset_of(self, sequence: int) -> int:
+        """Return the offset of the pointer that holds a sequence, or of one behind it; -1 when none is known."""
+        for offset, first, next_ in self.behind:
+            if first <= sequence < next_:
+                return offset
+        low = 0
+        high = len(self.reaches)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.reaches[middle] <= sequence else (low, middle)
+        return self.offsets[low] if low < len(self.offsets) else -1
+
+    def _thin(self) -> None:
+        half = MARKS_MAX // 2
+        self.thinned = self.offsets[half - 1]
+        self.offsets[:half] = self.offsets[1:half:2]
+        self.reaches[:half] = self.reaches[1:half:2]

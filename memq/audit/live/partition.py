@@ -1,0 +1,359 @@
+"""The machine of one write partition: pointers and reports go in, rows of counts and findings come out. Pure.
+
+Rules. What was acked with `all` must be in the queue: once that was read up to an end that was asked for after the
+report came, a hole is a loss. What was acked with less, or sent without acks, may be on its way until its producer must
+have given up and no late pointer can land any more. What was sent and never acked proves nothing: it is unproven then.
+What is below an end that its producer told is judged as by `Account`. Groups are judged in `reading.py`.
+So whoever drives it calls `settle` when it has given all pointers up to such an end, and never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, apart, common
+from memq.audit.live.books import NO_END_MS, Books, Group, Stream
+from memq.audit.live.dating import Dating
+from memq.audit.live.finding import IN_GROUP, IN_QUEUE, LiveFinding
+from memq.audit.live.open_findings import OpenFindings, Wrong
+from memq.audit.live.reading import take_reading
+from memq.audit.live.rows import QUEUE, Row
+from memq.audit.minutes import MINUTE_MS, active_ms, late_ms, watermark_ms, window_ms
+from memq.audit.totals import RunningTotals
+from memq.audit.verdict import Kind
+from memq.errors import MemqError
+from memq.format.pointer import Pointer
+from memq.format.ranges import Range, RangeSet
+from memq.format.report import Damage, Part, Span
+from memq.topic import Topic
+
+ALL = 2  # the ack level
+STREAMS_MAX = 20_000  # producers of one write partition; those that were seen longest ago are forgotten
+DAMAGED_MAX = 4_096
+_GROUP_STAGES = ("fetched", "dropped", "processed")
+_LOST_ACKED = "acked with all, in no pointer"
+_LOST_WEAK = "acked with 1 or sent without acks, in no pointer: a dead broker takes such records with it"
+_LOST_BELOW_END = "below the end that its producer told, in no pointer"
+_UNPROVEN = "sent, neither acked nor given up, in no pointer"
+_UNPROVEN_BLIND = "acked, and the pointers of that time were not read"
+_PASSED_OVER = "committed beyond it, not processed"
+_UNPROVEN_MEMBER = "committed beyond it, and the report of that time is missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a client said about the write partition, in a report that came at `time_ms`. Reports keep their order.
+
+    `group` is None for a producer and for a reader without a group.
+    """
+
+    client: int
+    group: str | None
+    part: Part
+    time_ms: int
+
+
+class PartitionAudit:
+    """Audits one write partition. `books` is what an earlier one remembered."""
+
+    def __init__(self, topic: Topic, partition: int, books: Books | None = None) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.books = books or Books()
+        self._pending: list[Told] = []
+        self._dirty: dict[int, None] = dict.fromkeys(self.books.streams)
+        self._rows: dict[int, Row] = {}
+        self._findings = OpenFindings((topic.name, topic.id, partition), self.books.findings, self._row)
+
+    # ---- what comes in -------------------------------------------------------------------------------
+
+    def begin_at(self, offset: int) -> None:
+        """Note that the queue begins at `offset`; when that is behind the next pointer to read, some were missed."""
+        books = self.books
+        if books.next_offset >= offset:
+            return
+        if books.totals is not None:  # retention was faster: holes that are open may have been filled
+            books.totals.forget()
+            books.blind_ms = NO_END_MS
+            for stream in books.streams.values():
+                stream.account.burned_cut = True
+        books.next_offset = offset
+
+    def tell(self, told: Told) -> None:
+        """Take what a client said; it counts when the queue was read."""
+        self._pending.append(told)
+
+    def needs_blocks(self, pointer: Pointer) -> bool:
+        """Whether the pointer alone does not say which of its blocks are new: ask the object's index."""
+        if pointer.kind != "data" or pointer.partition != self.partition:
+            return False
+        return (
+            bool(pointer.skip)
+            or not pointer.producers_complete
+            or any(
+                entry.producer in self.books.streams
+                and any(self.books.streams[entry.producer].account.delivered.overlaps(*piece) for piece in entry.ranges)
+                for entry in pointer.producers
+            )
+        )
+
+    def take_pointer(
+        self, offset: int, time_ms: int, pointer: Pointer, blocks: Sequence[tuple[int, int, int]] | None = None
+    ) -> None:
+        """Take the next pointer of the read partition; `time_ms` is its queue time.
+
+        `blocks` are producer, first and next of each block that is not skipped; None: as the pointer has them.
+        """
+        books = self.books
+        if books.totals is None and pointer.partition == self.partition:
+            books.expired = books.next_offset > 0 and pointer.totals.records > 0
+            books.copies_ms = time_ms + late_ms(self.topic.settings) if books.expired else -1
+            books.totals = RunningTotals(books.next_offset)
+        books.next_offset = offset + 1
+        books.queue_ms = max(books.queue_ms, time_ms)
+        if books.blind_ms == NO_END_MS:
+            books.blind_ms = time_ms
+        if pointer.partition != self.partition or books.totals is None:
+            return
+        minute = (pointer.least_ms or time_ms) // MINUTE_MS
+        missing = books.totals.take(pointer, follows_copies=time_ms <= books.copies_ms)
+        if missing:
+            cause = f"the totals of pointer {offset} count {missing} records that no pointer before it shows"
+            self._findings.told(Wrong(Kind.TOTALS, IN_QUEUE, 0, cause), offset, missing, minute, time_ms)
+        late, books.epoch = pointer.epoch < books.epoch, max(books.epoch, pointer.epoch)
+        for end in pointer.ended:
+            self._stream(end.producer).account.close(end, time_ms)
+        for block in _stated(pointer) if blocks is None else blocks:
+            self._deliver(offset, time_ms, minute, block, late=late)
+
+    def take_unreadable(self, offset: int, time_ms: int, error: MemqError) -> None:
+        """Take an entry of the queue that is no pointer that can be read."""
+        self.books.next_offset = offset + 1
+        if self.books.totals is not None:
+            self.books.totals.forget()
+        wrong = Wrong(Kind.POINTER, IN_QUEUE, 0, str(error))
+        self._findings.told(wrong, offset, 0, time_ms // MINUTE_MS, time_ms)
+
+    def take_damage(self, damage: Damage, now_ms: int) -> None:
+        """Take a block that somebody read, and found damaged."""
+        stream = self.books.streams.get(damage.producer)
+        known = stream is not None and damage.first < damage.next
+        if stream is not None and known:
+            stream.corrupt.add(damage.first, damage.next)
+            self._dirty[damage.producer] = None
+            minute = Dating(stream).minute_of(damage.first, now_ms // MINUTE_MS)
+        else:
+            self.books.damaged[damage.offset] = True
+            while len(self.books.damaged) > DAMAGED_MAX:
+                del self.books.damaged[next(iter(self.books.damaged))]
+            minute = now_ms // MINUTE_MS
+        self._findings.damaged(damage, minute, now_ms)
+
+    def silence(self, group: str | None, minutes: Iterable[int], change: int) -> None:
+        """Note that a client's word is missing for some minutes; with -1 for `change`, that it came after all."""
+        for minute in minutes:
+            self._row(minute).side(group or QUEUE).count("silent", change)
+
+    def distrust(self, client: int, group: str) -> None:
+        """Hold nothing against a member up to its next commit: a report of it is missing."""
+        self._pending.append(Told(client, group, Part(topic="", topic_id="", partition=-1), 0))
+
+    def settle(self, now_ms: int) -> None:
+        """Judge, now that the queue was read up to an end that was asked for after all that was told."""
+        for told in self._pending:
+            self._apply(told)
+        self._pending.clear()
+        for producer, stream in self.books.streams.items():
+            if producer in self._dirty or stream.waiting or stream.unplaced:
+                Dating(stream).place(self._row, now_ms)
+                self._judge(producer, stream, now_ms)
+        for group, books in self.books.groups.items():
+            self._judge_group(group, books, now_ms)
+        self._dirty = {p: None for p, stream in self.books.streams.items() if self._undecided(stream, now_ms)}
+        self._forget()
+
+    # ---- what comes out ------------------------------------------------------------------------------
+
+    def take_rows(self) -> dict[int, Row]:
+        """Return what is to be added to the rows of minutes since the last call, by Unix minute."""
+        rows, self._rows = {minute: row for minute, row in self._rows.items() if row.sides}, {}
+        return rows
+
+    def take_findings(self) -> list[LiveFinding]:
+        """Return the findings that changed since the last call; those that are over have `resolved_ms`."""
+        return self._findings.take_changed()
+
+    def balances(self, now_ms: int) -> list[Balance]:
+        """Return the balances of all producers, as `memq audit` has them."""
+        return [self._balance(producer, stream, now_ms) for producer, stream in sorted(self.books.streams.items())]
+
+    # ---- reports -------------------------------------------------------------------------------------
+
+    def _apply(self, told: Told) -> None:
+        part, books = told.part, self.books
+        group = books.groups.setdefault(told.group, Group()) if told.group is not None else None
+        if part.partition != self.partition:  # see `distrust`
+            if group is not None and told.client in group.members:
+                group.members[told.client].sure = False
+            return
+        for damage in part.damages:
+            self.take_damage(damage, told.time_ms)
+        before = {}
+        if group is not None:
+            before = {producer: progress.ever.total for producer, progress in group.progress.items()}
+            for producer in take_reading(books, group, told.client, part):
+                self._dirty[producer] = None
+        for span in part.spans:
+            self._take_span(span, told, before)
+
+    def _take_span(self, span: Span, told: Told, processed_before: dict[int, int]) -> None:
+        stream = self._stream(span.producer)
+        dated = stream.minutes.setdefault(span.minute, RangeSet())
+        records = sum(next_ - first for first, next_ in span.ranges)
+        for piece in span.ranges:
+            dated.add(*piece)
+        name = QUEUE
+        if span.stage in _GROUP_STAGES:
+            name = told.group or QUEUE
+            if told.group is None:
+                return  # a reader without a group: its damages count, nobody asks what it has read
+        elif span.stage == "sent":
+            records = _add(stream.sent, span.ranges)
+            due_ms = told.time_ms + active_ms(self.topic.settings)
+            stream.waiting.extend((due_ms, *piece) for piece in span.ranges)
+            if not span.level:
+                _add(stream.weak, span.ranges)
+        elif span.stage == "acked":
+            records = _add(stream.acked if span.level == ALL else stream.weak, span.ranges)
+            due_ms = told.time_ms + active_ms(self.topic.settings)
+            if span.level != ALL:
+                stream.waiting.extend((due_ms, *piece) for piece in span.ranges)
+        elif span.stage == "gave-up":
+            records = _add(stream.gave_up, span.ranges)
+        self._dirty[span.producer] = None
+        side = self._row(span.minute).side(name)
+        side.count(span.stage, records)
+        side.time(span.stage, span.latency)
+
+    # ---- the queue -----------------------------------------------------------------------------------
+
+    def _deliver(self, offset: int, time_ms: int, minute: int, block: tuple[int, int, int], *, late: bool) -> None:
+        producer, first, next_ = block
+        stream = self._stream(producer)
+        new = stream.account.delivered.holes(first, next_)
+        if stream.account.deliver(first, next_, time_ms) is Fate.COPY:
+            self._row(minute).side(QUEUE).count("copies", next_ - first)
+            return
+        for piece in new:
+            stream.marks.add(offset, *piece)
+        Dating(stream).wait(new, minute, time_ms, late=late)
+
+    def _stream(self, producer: int) -> Stream:
+        self._dirty[producer] = None
+        stream = self.books.streams.get(producer)
+        if stream is None:
+            recent = RecentRanges(window_ms(self.topic.settings))
+            stream = self.books.streams[producer] = Stream(Account(recent, self.books.copies_ms))
+        return stream
+
+    def _row(self, minute: int) -> Row:
+        return self._rows.setdefault(minute, Row())
+
+    # ---- the verdict ---------------------------------------------------------------------------------
+
+    def _balance(self, producer: int, stream: Stream, now_ms: int) -> Balance:
+        active_since_ms = watermark_ms(self.topic.settings, now_ms)
+        evidence = Evidence(expired=self.books.expired, active_since_ms=active_since_ms)
+        return stream.account.settle(self.partition, producer, evidence)
+
+    def _undecided(self, stream: Stream, now_ms: int) -> bool:
+        """Whether time alone may change the verdict: a producer has told its end, and late pointers may still land."""
+        account = stream.account
+        return account.end is not None and account.seen_ms >= watermark_ms(self.topic.settings, now_ms)
+
+    def _judge(self, producer: int, stream: Stream, now_ms: int) -> None:
+        """Say which sequences of a producer are lost, doubled or unproven in the queue."""
+        _ripen(stream, now_ms)
+        there = [stream.account.delivered, stream.gave_up, stream.account.burned]
+        acked = _apart_from(stream.acked, [stream.account.delivered])
+        acked, blind = self._seen(stream, acked)
+        weak = common(_apart_from(stream.weak, [*there, stream.acked]), stream.overdue)
+        below: list[Range] = []
+        if stream.account.end is not None and not self._undecided(stream, now_ms):
+            balance = self._balance(producer, stream, now_ms)
+            below = _apart_from(balance.lost, [stream.gave_up, stream.acked, RangeSet(weak)])
+        open_ = _apart_from(stream.overdue, [*there, stream.acked, stream.weak, RangeSet(below)])
+        for kind, cause, pieces in (
+            (Kind.LOST, _LOST_ACKED, acked),
+            (Kind.LOST, _LOST_WEAK, weak),
+            (Kind.LOST, _LOST_BELOW_END, below),
+            (Kind.HOLE, _UNPROVEN, open_),
+            (Kind.HOLE, _UNPROVEN_BLIND, blind),
+            (Kind.DOUBLED, "twice in the queue, and no reader drops it", list(stream.account.doubled)),
+        ):
+            self._hold(Wrong(kind, IN_QUEUE, producer, cause), pieces, stream, now_ms)
+
+    def _seen(self, stream: Stream, missing: list[Range]) -> tuple[list[Range], list[Range]]:
+        """Part what is missing into what is lost, and what may have been in pointers that were not read."""
+        if not missing or self.books.blind_ms < 0:
+            return missing, []
+        dated = Dating(stream).dated(missing, 0)
+        blind = RangeSet((first, next_) for minute, first, next_ in dated if minute * MINUTE_MS <= self.books.blind_ms)
+        return apart(missing, blind), common(missing, blind)
+
+    def _judge_group(self, group: str, books: Group, now_ms: int) -> None:
+        for producer in list(self._dirty):
+            progress, stream = books.progress.get(producer), self.books.streams.get(producer)
+            if progress is None or stream is None:
+                continue
+            for kind, cause, found in (
+                (Kind.LOST, _PASSED_OVER, _apart_from(progress.lost, [progress.ever, stream.corrupt])),
+                (Kind.HOLE, _UNPROVEN_MEMBER, _apart_from(progress.unproven, [progress.ever, stream.corrupt])),
+                (Kind.DOUBLED, "processed twice", list(progress.doubled)),
+            ):
+                self._hold(Wrong(kind, IN_GROUP, producer, cause, group), found, stream, now_ms)
+
+    def _hold(self, wrong: Wrong, pieces: list[Range], stream: Stream, now_ms: int) -> None:
+        fallback = (stream.account.seen_ms or now_ms) // MINUTE_MS
+        dating = Dating(stream)
+        self._findings.hold(wrong, pieces, lambda left: dating.dated(left, fallback), now_ms)
+
+    def _forget(self) -> None:
+        """Forget the producers that were seen longest ago; what is known of groups goes with them."""
+        over = len(self.books.streams) - STREAMS_MAX
+        if over <= 0:
+            return
+        streams = self.books.streams
+        for producer in sorted(streams, key=lambda each: streams[each].account.seen_ms)[:over]:
+            del streams[producer]
+            for group in self.books.groups.values():
+                group.progress.pop(producer, None)
+        self.books.expired = True  # of one that comes back the beginning is not known
+
+
+def _stated(pointer: Pointer) -> list[tuple[int, int, int]]:
+    return [(entry.producer, first, next_) for entry in pointer.producers for first, next_ in entry.ranges]
+
+
+def _add(ranges: RangeSet, pieces: Iterable[Range]) -> int:
+    return sum(ranges.add(*piece) for piece in pieces)
+
+
+def _apart_from(pieces: Iterable[Range], known: Sequence[RangeSet]) -> list[Range]:
+    left = list(pieces)
+    for ranges in known:
+        left = apart(left, ranges)
+    return left
+
+
+def _ripen(stream: Stream, now_ms: int) -> None:
+    """Let what has waited long enough be overdue."""
+    left = []
+    for due_ms, first, next_ in stream.waiting:
+        if due_ms > now_ms:
+            left += [(due_ms, *hole) for hole in stream.account.delivered.holes(first, next_)]
+        else:
+            for hole in stream.account.delivered.holes(first, next_):
+                stream.overdue.add(*hole)
+    stream.waiting[:] = left

@@ -1,0 +1,132 @@
+"""What the live audit's tests share: one write partition, its pointers and the reports about it, made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.home import Client, HomeAudit
+from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.rows import Row
+from memq.audit.live.state import decode_state, encode_state
+from memq.format.pointer import Pointer, ProducerEnd, decode_pointer, encode_pointer
+from memq.format.ranges import Range
+from memq.format.report import Begin, Damage, Part, Report, Span, decode_report, encode_report
+from memq.topic import Totals
+from tests.unit.audited import TOPIC, Run, data_pointer, pointer
+from tests.unit.blocks import NOW_MS
+
+MINUTE = NOW_MS // 60_000
+PRODUCER, SENDER, READER, GROUP = 5, 100, 200, "g"
+
+
+def span(stage: Any, *ranges: Range, producer: int = PRODUCER, minute: int = MINUTE, level: int = 2) -> Span:
+    """Return what one stage of one producer and minute saw."""
+    return Span(stage=stage, producer=producer, minute=minute, ranges=tuple(ranges), level=level)
+
+
+class Desk:
+    """Gives a home, and the one partition in it, what the test says, and asks for its judgement.
+
+    Everything goes through the formats, and after each judgement through the stored state.
+    """
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+        self.audit = PartitionAudit(TOPIC, 0)
+        self.home = HomeAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None)
+        self.rows: dict[int, Row] = {}
+        self.findings: dict[str, LiveFinding] = {}
+        self.totals = Totals()
+        self.offset = 0
+        self._numbers: dict[int, int] = {}
+
+    # ---- the queue -----------------------------------------------------------------------------------
+
+    def queue(self, *runs: Run, **fields: Any) -> int:
+        """Publish a batch, and return the offset of its pointer."""
+        made = data_pointer(runs, totals=self.totals, stored_bytes=1, least_ms=NOW_MS, greatest_ms=NOW_MS, **fields)
+        blocks = None
+        if self.audit.needs_blocks(made):
+            blocks = [run for number, run in enumerate(runs) if number not in made.skip]
+        return self.publish(made, blocks)
+
+    def end(self, next_sequence: int, *burned: Range, producer: int = PRODUCER) -> int:
+        """Publish what a producer said at its end."""
+        ended = ProducerEnd(producer=producer, next_sequence=next_sequence, burned=burned)
+        return self.publish(pointer(kind="ended", ended=(ended,), totals=self.totals))
+
+    def publish(self, made: Pointer, blocks: Sequence[Run] | None = None) -> int:
+        """Publish a pointer."""
+        offset, self.offset = self.offset, self.offset + 1
+        self.audit.take_pointer(offset, self.now_ms, decode_pointer(encode_pointer(made)), blocks)
+        self.totals = self.totals.plus(made.records, made.stored_bytes)
+        return offset
+
+    # ---- reports -------------------------------------------------------------------------------------
+
+    def sent(self, *spans: Span, client: int = SENDER, **fields: Any) -> None:
+        """Report as a producer."""
+        self.report(client, "producer", "", Part(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=spans), fields)
+
+    def read(
+        self,
+        *spans: Span,
+        begin: str = "",
+        reason: Any = "stored",
+        committed: str = "",
+        damages: Sequence[Damage] = (),
+        client: int = READER,
+        group: str = GROUP,
+        **fields: Any,
+    ) -> None:
+        """Report as a member of a group."""
+        begins = (Begin(at=begin, reason=reason),) if begin else ()
+        part = Part(
+            topic=TOPIC.name,
+            topic_id=TOPIC.id,
+            partition=0,
+            spans=spans,
+            damages=tuple(damages),
+            begins=begins,
+            committed=committed,
+        )
+        self.report(client, "consumer", group, part, fields)
+
+    def report(self, client: int, kind: Any, name: str, part: Part | None, fields: dict[str, Any]) -> None:
+        """Send one report; its number follows on the client's last one."""
+        number = fields.pop("number", self._numbers.get(client, 0))
+        self._numbers[client] = number + 1
+        known = {"since_ms": self.now_ms - 5_000, "until_ms": self.now_ms, "next_ms": self.now_ms + 10_000}
+        parts = () if part is None else (part,)
+        made = Report(client=client, kind=kind, name=name, number=number, parts=parts, **{**known, **fields})
+        self.home.take(decode_report(encode_report(made)), self.now_ms)
+
+    # ---- the judgement -------------------------------------------------------------------------------
+
+    def settle(self, later_ms: int = 0) -> None:
+        """Judge after some time, then stop and start again from the stored state."""
+        self.now_ms += later_ms
+        self.home.settle(self.now_ms)
+        self.audit.settle(self.now_ms)
+        for minute, row in self.audit.take_rows().items():
+            self.rows.setdefault(minute, Row()).add(row)
+        for finding in self.audit.take_findings():
+            self.findings[finding.id] = finding
+        books = decode_state(type(self.audit.books), encode_state(self.audit.books))
+        self.audit = PartitionAudit(TOPIC, 0, books)
+        clients = decode_state(dict[int, Client], encode_state(self.home.clients))
+        self.home = HomeAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None, clients)
+
+    def found(self, *, grave: bool = True) -> list[tuple[str, str, str, int, tuple[Range, ...]]]:
+        """Return kind, stage, group, producer and ranges of the findings that hold."""
+        return sorted(
+            (each.kind, each.stage, each.group, each.producer, each.ranges)
+            for each in self.findings.values()
+            if not each.resolved_ms and each.grave >= grave
+        )
+
+    def word(self, group: str = "", minute: int = MINUTE) -> str:
+        """Return the verdict on a minute."""
+        return self.rows.get(minute, Row()).word(group)

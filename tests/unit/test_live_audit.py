@@ -1,0 +1,223 @@
+"""The live audit's machines, with pointers and reports made by hand: each fault, each doubt, and what takes it back."""
+
+from __future__ import annotations
+
+from memq.audit.minutes import active_ms
+from memq.errors import CorruptDataError
+from memq.format.report import Damage
+from tests.unit.audited import KEY, TOPIC
+from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, Desk, span
+
+LATE_MS = active_ms(TOPIC.settings) + 1
+LOST = ("lost", "queue", "", PRODUCER)
+
+
+def test_what_went_all_the_way_is_ok() -> None:
+    desk = Desk()
+    desk.sent(span("sent", (0, 10)), span("acked", (0, 10)))
+    desk.queue((PRODUCER, 0, 10))
+    desk.read(span("fetched", (0, 10)), span("processed", (0, 10)), begin="0:0:0", committed="0:1:0")
+    desk.settle()
+    assert desk.found(grave=False) == []
+    assert (desk.word(), desk.word(GROUP)) == ("ok", "ok")
+    assert desk.rows[MINUTE].side("").counts == {"sent": 10, "acked": 10, "committed": 10}
+    assert desk.rows[MINUTE].side(GROUP).counts == {"fetched": 10, "processed": 10}
+
+
+def test_what_is_acked_with_all_and_in_no_pointer_is_lost_until_it_comes() -> None:
+    desk = Desk()
+    desk.sent(span("sent", (0, 30)), span("acked", (0, 30)), last=True)
+    desk.queue((PRODUCER, 0, 10))
+    desk.queue((PRODUCER, 20, 30))
+    desk.settle()
+    assert desk.found() == [(*LOST, ((10, 20),))]
+    assert desk.word() == "lost"
+    desk.settle(LATE_MS)
+    assert desk.found() == [(*LOST, ((10, 20),))]
+    desk.queue((PRODUCER, 10, 15))
+    desk.settle()
+    assert desk.found() == [(*LOST, ((15, 20),))]
+    desk.queue((PRODUCER, 15, 20))
+    desk.settle()
+    assert desk.found() == []
+    assert [finding.resolved_ms for finding in desk.findings.values()] == [desk.now_ms]
+    assert desk.word() == "ok"
+
+
+def test_what_is_acked_with_less_is_lost_only_when_it_can_not_come_any_more() -> None:
+    desk = Desk()
+    desk.sent(span("sent", (0, 10), level=1), span("acked", (0, 10), level=1))
+    desk.sent(span("sent", (0, 5), level=0, producer=6), client=101)
+    desk.settle()
+    assert (desk.found(), desk.word()) == ([], "in flight")
+    desk.settle(LATE_MS)
+    assert desk.found() == [(*LOST, ((0, 10),)), ("lost", "queue", "", 6, ((0, 5),))]
+
+
+def test_what_is_sent_and_never_acked_is_unproven_and_what_is_given_up_is_not_missing() -> None:
+    desk = Desk()
+    desk.sent(span("sent", (0, 10)), span("gave-up", (5, 10)))
+    desk.settle()
+    assert desk.word() == "in flight"
+    desk.settle(LATE_MS)
+    assert desk.found() == []
+    assert desk.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((0, 5),))]
+    assert desk.word() == "unknown"
+
+
+def test_a_hole_below_the_end_that_a_producer_told_is_lost_when_no_late_pointer_can_land() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    desk.end(20, (15, 20))
+    desk.settle()
+    assert desk.found() == []
+    desk.settle(LATE_MS)
+    assert desk.found() == [(*LOST, ((10, 15),))]
+
+
+def test_a_copy_is_dropped_and_half_a_copy_is_doubled() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    desk.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20))
+    desk.settle()
+    assert desk.found() == []
+    assert desk.rows[MINUTE].side("")["copies"] == 10
+    desk.queue((PRODUCER, 15, 25))
+    desk.settle()
+    assert desk.found() == [("doubled", "queue", "", PRODUCER, ((15, 20),))]
+
+
+def test_blocks_that_the_pointer_skips_are_not_counted() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    desk.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20), skip=(0,))
+    desk.settle(60_001)  # nobody tells their minute: that of the pointer holds
+    assert (desk.found(), desk.rows[MINUTE].side("").counts) == ([], {"committed": 20})
+
+
+def test_what_a_member_passed_over_is_lost_for_its_group_alone() -> None:
+    desk = Desk()
+    for first in (0, 10, 20):
+        desk.queue((PRODUCER, first, first + 10))
+    desk.read(span("processed", (0, 10), (20, 30)), begin="0:0:0", committed="0:3:0")
+    desk.read(span("processed", (0, 30)), begin="0:0:0", committed="0:3:0", client=201, group="other")
+    desk.settle()
+    assert desk.found() == [("lost", "consumer", GROUP, PRODUCER, ((10, 20),))]
+    assert (desk.word(GROUP), desk.word("other"), desk.word()) == ("lost", "ok", "ok")
+
+
+def test_the_last_member_may_have_processed_what_the_next_one_did_not() -> None:
+    desk = Desk()
+    for first in (0, 10, 20):
+        desk.queue((PRODUCER, first, first + 10))
+    desk.read(span("processed", (10, 30)), begin="0:1:0", committed="0:3:0", client=201)
+    desk.settle()
+    assert desk.found() == []
+    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0", last=True)
+    desk.settle()
+    assert (desk.found(), desk.word(GROUP)) == ([], "ok")
+
+
+def test_what_is_processed_twice_is_doubled_unless_the_group_went_back() -> None:
+    desk = Desk()
+    for first in (0, 10):
+        desk.queue((PRODUCER, first, first + 10))
+    desk.read(span("processed", (0, 20)), begin="0:0:0", committed="0:2:0")
+    desk.settle()
+    desk.read(span("processed", (10, 20)), begin="0:1:0", reason="seek", committed="0:2:0")
+    desk.settle()
+    assert desk.found() == []
+    desk.read(span("processed", (5, 10)), committed="0:2:0")
+    desk.settle()
+    assert desk.found() == [("doubled", "consumer", GROUP, PRODUCER, ((5, 10),))]
+
+
+def test_a_damaged_block_is_corrupt_with_its_place_and_not_lost() -> None:
+    desk = Desk()
+    for first in (0, 10, 20):
+        desk.queue((PRODUCER, first, first + 10))
+    damage = Damage(object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20)
+    nameless = Damage(object="other", block=0, offset=2, records=10, cause="magic")
+    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:3:0", damages=[damage, nameless])
+    desk.read(begin="0:0:0", committed="0:1:0", damages=[damage], client=201, group="other")
+    desk.settle()
+    found = [finding for finding in desk.findings.values() if finding.kind == "corrupt"]
+    assert [(each.object, each.block, each.offset, each.ranges) for each in found] == [
+        (KEY, 0, 1, ((10, 20),)),
+        ("other", 0, 2, ()),
+    ]
+    assert [each for each in desk.found() if each[0] != "corrupt"] == [
+        ("lost", "consumer", "other", PRODUCER, ((0, 10),))
+    ]
+    assert desk.word() == "corrupt"
+
+
+def test_a_missing_report_makes_the_minute_unknown_and_holds_nothing_against_its_group() -> None:
+    desk = Desk()
+    for first in (0, 10, 20):
+        desk.queue((PRODUCER, first, first + 10))
+    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0")
+    desk.read(span("processed", (20, 30)), committed="0:3:0", number=2)
+    desk.settle()
+    assert desk.found() == []
+    assert desk.found(grave=False) == [("unproven hole", "consumer", GROUP, PRODUCER, ((10, 20),))]
+    assert (desk.word(GROUP), desk.word()) == ("unknown", "ok")
+
+
+def test_a_client_that_breaks_its_promise_makes_its_minutes_unknown_until_it_comes_back() -> None:
+    desk = Desk()
+    desk.sent(span("sent", (0, 10)), span("acked", (0, 10)))
+    desk.queue((PRODUCER, 0, 10))
+    desk.settle()
+    assert desk.word() == "ok"
+    desk.settle(60_000)
+    assert desk.word() == "unknown"
+    desk.sent(span("sent", (10, 20)), span("acked", (10, 20)), since_ms=desk.now_ms - 60_000)
+    desk.queue((PRODUCER, 10, 20))
+    desk.settle()
+    assert desk.word() == "ok"
+    desk.sent(last=True)
+    desk.settle(3_600_000)
+    assert desk.word() == "ok"
+
+
+def test_what_retention_took_before_it_was_read_is_not_lost() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    desk.settle()
+    desk.offset = 5
+    desk.audit.begin_at(5)
+    desk.sent(span("sent", (10, 30)), span("acked", (10, 30)))
+    desk.queue((PRODUCER, 20, 30))
+    desk.settle(LATE_MS)
+    assert desk.found() == []
+    assert desk.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((10, 20),))]
+
+
+def test_a_pointer_that_can_not_be_read_is_told_and_what_it_named_is_lost() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    desk.audit.take_unreadable(1, desk.now_ms, CorruptDataError("pointer of 3 bytes can't be read"))
+    desk.offset = 2
+    desk.sent(span("sent", (0, 20)), span("acked", (0, 20)))
+    desk.settle()
+    assert desk.found() == [(*LOST, ((10, 20),)), ("unreadable pointer", "queue", "", 0, ())]
+
+
+def test_a_record_that_the_totals_count_and_no_pointer_shows_is_told() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    desk.totals = desk.totals.plus(7, 1)
+    desk.queue((PRODUCER, 17, 20))
+    desk.settle()
+    assert [(each.kind, each.records, each.offset) for each in desk.findings.values()] == [("counted, not shown", 7, 1)]
+
+
+def test_a_repeated_report_changes_nothing() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0", number=0)
+    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0", number=0)
+    desk.settle()
+    assert desk.found() == []
+    assert desk.rows[MINUTE].side(GROUP)["processed"] == 10
