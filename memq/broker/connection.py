@@ -356,6 +356,7 @@ class Connection(asyncio.BufferedProtocol):
     def _hold_back(self, stream: Stream, first: int, mode: LimitMode, error: OverLimitError) -> None:
         """A sound block that is over a limit: slow its producer, or refuse it."""
         stream.open = False
+        self._services.events.info("over-limit", f"{self.peer}, {mode}: {error}")
         if mode == "soft":
             self._throttle(stream, first, Throttle(retry_after_ms=error.retry_after_ms, text=str(error)))
         else:

@@ -54,10 +54,12 @@ class Publisher:
             try:
                 offset = await self._hand_over(pointer, time_ms)
             except (RetryableError, EpochFencedError, TimeoutError) as error:
-                if isinstance(error, EpochFencedError):
-                    self._services.events.warning("epoch-refused", f"{self._name()}: {error}")
                 own.unread, tries = True, tries + 1
                 counters.publish_retries += 1
+                if isinstance(error, EpochFencedError):
+                    self._services.events.warning("epoch-refused", f"{self._name()}: {error}")
+                else:
+                    self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")
                 await asyncio.sleep(self._backoff_s(tries))
                 continue
             if own.follows(offset):
