@@ -16,6 +16,7 @@ import memq
 from memq.errors import KINDS, MemqError, all_errors, kind_of
 from memq.settings import BrokerSettings, ClientSettings
 from memq.topic import TopicSettings
+from tests.unit.test_docs_events import documented, logged
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("memq", "localstack", "tests", "benchmarks", "examples")
@@ -175,3 +176,10 @@ def test_every_setting_is_read() -> None:
         elsewhere = {attribute for name, attribute in read if name != f"memq/{home}"}
         unread = [name for kind in kinds for name in kind.__annotations__ if name not in elsewhere]
         assert not unread, f"nobody reads {unread}"
+
+
+def test_every_event_of_the_log_is_documented() -> None:
+    code, page = logged(), documented()
+    assert len(code) > 50
+    assert not set(code) - set(page), "docs/events.md lacks these: say what happened and what to do"
+    assert not set(page) - set(code), "docs/events.md has these, and nobody logs them"
