@@ -13,7 +13,7 @@ from memq.audit.batch_check import BatchCheck, check_batch, check_part, merge_co
 from memq.audit.checked import Checked
 from memq.audit.whole_object import ReadObject
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
-from memq.format.key import shared_prefix
+from memq.format.key import is_of_many
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.limits import MIB, POLL_BYTES_MAX
 from memq.notification import Entry, PointerReader, Span
@@ -94,7 +94,7 @@ class Checker:
     ) -> BatchCheck:
         cause: MemqError
         try:
-            if location.key.startswith(shared_prefix(pointer.cluster)):
+            if is_of_many(location.key):
                 check = await self._check_part(checked, pointer, location)
                 if check is not None:
                     return check
@@ -111,7 +111,7 @@ class Checker:
         return check_batch(pointer, location, data)
 
     async def _check_part(self, checked: Checked, pointer: Pointer, location: Location) -> BatchCheck | None:
-        """Check a batch of a shared object by its own bytes; None when it is damaged, and only the index tells how.
+        """Check one batch of an object of many by its own bytes; None when it is damaged: only the index tells how.
 
         The whole object would be read once for each of the batches, thousands, that share it.
         """

@@ -15,7 +15,7 @@ from memq.broker.batch import producer_ranges
 from memq.errors import CorruptDataError, MemqError
 from memq.format.block import Buffer, check_block, parse_header
 from memq.format.manifest import Manifest
-from memq.format.object import BatchEntry, BlockEntry, batch_checksum, open_object, parse_trailer
+from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, batch_checksum, open_object, parse_trailer
 from memq.format.pointer import Location, NamedProducer, Pointer, bounded_ranges
 from memq.format.ranges import RangeSet
 from memq.limits import POINTER_RANGES_MAX, TRAILER_BYTES
@@ -41,7 +41,7 @@ class FoundBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Where a batch lies: in an object of its own, or, with `entry`, in a shared one that `broker` wrote.
+    """Where a batch lies: in an object of its own, or, with `entry`, in one of many that `broker` wrote.
 
     A piece that `writer` has staged has an entry without a number of blocks: its manifest does not tell it.
     """
@@ -94,11 +94,15 @@ def at_least(found: FoundBatch, time_ms: int) -> FoundBatch:
 
 def shared_places(key: str, data: Buffer) -> dict[str, list[BatchPlace]]:
     """Return the batches of a shared object by topic id. Raises: CorruptDataError, UnsupportedFormatError."""
-    index = open_object(memoryview(data))
+    return places_in(key, open_object(memoryview(data)), _index_offset(data))
+
+
+def places_in(key: str, index: ObjectIndex, index_offset: int) -> dict[str, list[BatchPlace]]:
+    """Return the batches of an object by topic id."""
     places: dict[str, list[BatchPlace]] = {}
     for entry in index.batches:
         identity = (entry.partition, entry.epoch, entry.batch_sequence)
-        place = BatchPlace(key, *identity, entry, _index_offset(data), index.meta.broker)
+        place = BatchPlace(key, *identity, entry, index_offset, index.meta.broker)
         places.setdefault(index.meta.topics[entry.topic].id, []).append(place)
     return places
 

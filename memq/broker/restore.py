@@ -19,6 +19,7 @@ from memq.broker.rebuild import (
     shared_places,
     staged_places,
 )
+from memq.broker.restore_cold import ColdBatches, cold_batches, retire_manifests
 from memq.clock import Clock
 from memq.errors import (
     CorruptDataError,
@@ -29,11 +30,11 @@ from memq.errors import (
     QueueRefusedError,
     UnsupportedFormatError,
 )
-from memq.format.key import ObjectKey, parse_object_key, shared_prefix, staged_prefix, topic_prefix
+from memq.format.key import ObjectKey, cold_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
 from memq.format.manifest import Manifest, decode_manifest
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entry, NotificationQueue, Publication
-from memq.storage_handlers import ObjectReader
+from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, read_partitions
 
 READ_BYTES = 1 << 20
@@ -64,7 +65,7 @@ class Restorer:
         self,
         cluster: str,
         store_name: str,
-        store: ObjectReader,
+        store: StorageHandler,
         queue: NotificationQueue,
         clock: Clock,
         *,
@@ -81,6 +82,7 @@ class Restorer:
         self._moved = moved
         self._shared: dict[str, list[BatchPlace]] | None = None  # by topic id
         self._staged: dict[str, list[BatchPlace]] | None = None  # as above, in the order of their commits
+        self._cold = ColdBatches()
 
     async def restore(self, topic: Topic) -> Restored:
         """Publish the pointers of all objects of a topic that the queue does not hold, and return what was found.
@@ -99,6 +101,7 @@ class Restorer:
             await self._restore(topic, places, told)
         finally:
             await self._queue.create(partitions, topic.settings.stale_publish_ms)  # as every broker's start does
+        await retire_manifests(self._cluster, self._store, topic)
         return told
 
     async def _restore(self, topic: Topic, places: Places, told: Restored) -> None:
@@ -116,9 +119,14 @@ class Restorer:
         if self._shared is None:
             self._shared = await self._shared_places(told)
         places: Places = {}
-        for place in self._shared.get(topic.id, ()):
+        self._cold = await cold_batches(self._cluster, self._store, topic)
+        told.findings += self._cold.findings
+        for place in (*self._cold.places, *self._shared.get(topic.id, ())):
             places.setdefault(place.partition, []).append(place)
+        cold = cold_prefix(self._cluster, topic.name, topic.id)
         async for entry in self._store.list(topic_prefix(self._cluster, topic.name, topic.id)):
+            if entry.key.startswith(cold):
+                continue
             try:
                 named = parse_object_key(entry.key)
             except InvalidRequestError as error:
@@ -133,6 +141,8 @@ class Restorer:
             self._staged = await self._staged_places(told)
         staged: Places = {}
         for place in self._staged.get(topic.id, ()):
+            if self._cold.has_piece(place):
+                continue
             staged.setdefault(place.partition, []).append(place)
         for partition, pieces in staged.items():
             own = places.setdefault(partition, [])
@@ -232,7 +242,7 @@ class Restorer:
         if place.entry is not None:
             try:
                 data = await self._store.get_range(place.key, place.entry.offset, place.entry.length)
-                return find_shared_batch(place, data)
+                return self._cold.found(find_shared_batch(place, data))
             except (CorruptDataError, UnsupportedFormatError):
                 pass  # the index still knows where its blocks begin
         return find_batch(place, await self._store.get(place.key, checked=False), topic)

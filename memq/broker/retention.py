@@ -55,7 +55,8 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
         wanted += 1
     taken = min(wanted, min(bounds.values(), default=0))
     kept = {key for _, pointer in known[taken:] for key in keys_of(pointer)}
-    keys = dict.fromkeys(key for _, pointer in known[:taken] for key in keys_of(pointer) if key not in kept)
+    gone = (key for _, pointer in known[:taken] for key in keys_of(pointer) if key not in kept)
+    keys = dict.fromkeys(key for key in gone if not is_cold_object(key))  # a manifest may name it: the sweep's
     holding = tuple(partition for partition, bound in bounds.items() if bound < wanted)
     return Expired(known[taken][0].offset if known else 0, tuple(keys), holding)
 
@@ -125,8 +126,8 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     services.counters.retired_pointers += found.before - span.begin
     others = (shared_prefix(services.settings.cluster), staged_prefix(services.settings.cluster))
     for key in found.keys if services.settings.delete_objects else ():
-        if key.startswith(others) or is_cold_object(key):
-            continue  # other topics may name it, or a manifest: the sweep takes it when none does
+        if key.startswith(others):
+            continue  # other topics may name it: the sweep takes it when none does
         await services.store.delete(key)
         services.counters.retired_objects += 1
     taken = f"{found.before - span.begin} pointers, {len(found.keys)} objects"

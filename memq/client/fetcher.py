@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Literal, Protocol
 
+from memq.client.joined_reads import JoinedReads, RangeReader
 from memq.client.pieces import (
     Piece,
     cut_batch,
@@ -17,20 +20,14 @@ from memq.client.pieces import (
 )
 from memq.errors import CorruptDataError, DeniedError, MemqError, NotFoundError, RetryableError
 from memq.format.block import Buffer
-from memq.format.object import BlockEntry, index_bytes, parse_index, parse_trailer
+from memq.format.key import is_cold_object
+from memq.format.object import BlockEntry, ObjectIndex, index_bytes, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer
 from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
 from memq.storage_handlers.cut_objects import readable_bytes
 
+INDEXES_MAX = 4  # of large objects, at most 65,536 blocks each
 ReadMode = Literal["auto", "direct", "broker"]
-
-
-class RangeReader(Protocol):
-    """Reads ranges of objects; a store handler is one. Raises: as `memq.storage_handlers.ObjectReader`."""
-
-    async def get_range(self, key: str, offset: int, length: int) -> Buffer:
-        """Return `length` bytes from `offset`."""
-        ...
 
 
 class BrokerRead(Protocol):
@@ -71,7 +68,10 @@ class Fetcher:
         self._read = read
         self._open_store = open_store
         self._direct: dict[str, RangeReader | None] = {}
+        self._through: dict[str, RangeReader] = {}
         self._proven: dict[str, bool] = {}
+        self._indexes: OrderedDict[tuple[str, int], ObjectIndex] = OrderedDict()  # of large objects, by key and offset
+        self._index_turn = asyncio.Lock()
 
     async def fetch(self, pointer: Pointer) -> Sequence[Piece]:
         """Return the batch in pieces; what is damaged is a piece that says so.
@@ -101,7 +101,7 @@ class Fetcher:
         for location in pointer.locations:
             for reader in self._readers(location.store):
                 try:
-                    return await _read_index(reader, location)
+                    return await self._read_index(reader, location)
                 except MemqError as error:
                     failures.append(error)
         raise _worst(failures, pointer)
@@ -114,7 +114,7 @@ class Fetcher:
         for location in pointer.locations:
             for reader in self._readers(location.store):
                 try:
-                    entries = await _read_index(reader, location)
+                    entries = await self._read_index(reader, location)
                     return await _fetch_runs(reader, location, pointer, entries, wanted)
                 except (CorruptDataError, NotFoundError):
                     continue  # what is damaged is told by who reads all of it
@@ -124,12 +124,15 @@ class Fetcher:
         readers: list[RangeReader] = []
         if self._mode != "broker":
             if store not in self._direct:
-                self._direct[store] = self._open_store(store)
+                opened = self._open_store(store)
+                self._direct[store] = JoinedReads(opened) if opened is not None else None
             direct = self._direct[store]
             if direct is not None:
                 readers.append(direct)
         if self._mode != "direct":
-            readers.append(_ThroughBroker(self._read, store))
+            if store not in self._through:
+                self._through[store] = JoinedReads(_ThroughBroker(self._read, store))
+            readers.append(self._through[store])
         if not readers:
             raise DeniedError(
                 f"store '{store}' can't be opened here", hint="use read='broker', or run where the store can be reached"
@@ -153,10 +156,26 @@ class Fetcher:
         if is_whole(pieces):
             return pieces
         try:
-            index = await _read_index(reader, location)
+            index = await self._read_index(reader, location)
         except (CorruptDataError, NotFoundError):
             return pieces
         return cut_batch(pointer, data, index)
+
+    async def _read_index(self, reader: RangeReader, location: Location) -> list[BlockEntry]:
+        """Return the entries of one batch's blocks. Of large objects, which hold thousands, the index is kept.
+
+        Raises: CorruptDataError when it is damaged.
+        """
+        if not is_cold_object(location.key):
+            return _entries_at(await _index_at(reader, location), location)
+        place = (location.key, location.index_offset)
+        async with self._index_turn:
+            if place not in self._indexes:
+                self._indexes[place] = await _index_at(reader, location)
+            self._indexes.move_to_end(place)
+            if len(self._indexes) > INDEXES_MAX:
+                self._indexes.popitem(last=False)
+            return _entries_at(self._indexes[place], location)
 
 
 async def _fetch_runs(
@@ -188,16 +207,16 @@ async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
     return await read(0, size) if size else b""
 
 
-async def _read_index(reader: RangeReader, location: Location) -> list[BlockEntry]:
-    """Return the entries of one batch's blocks from the object's index.
-
-    Raises: CorruptDataError when it is damaged.
-    """
+async def _index_at(reader: RangeReader, location: Location) -> ObjectIndex:
+    """Return the object's index. Raises: CorruptDataError when it is damaged."""
     at = location.index_offset
     head = await reader.get_range(location.key, at, INDEX_HEAD_BYTES)
     length = index_bytes(head)
     tail = memoryview(await reader.get_range(location.key, at, length + TRAILER_BYTES))
-    index = parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
+    return parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
+
+
+def _entries_at(index: ObjectIndex, location: Location) -> list[BlockEntry]:
     return entries_of_batch(index.blocks, location.offset, location.length)
 
 

@@ -266,6 +266,14 @@ class PartitionFlow:
             slot.fetching, slot.damaged, slot.gap = False, True, Gap(first)
             self.held_bytes -= slot.bytes
 
+    def move(self, slot: Slot, entry: Entry) -> bool:
+        """Note where a batch lies that was not found where its pointer said; false when that is where it was."""
+        moved = _slot_of(entry).pointer
+        if moved is None or slot.pointer is None or moved.locations == slot.pointer.locations:
+            return False
+        slot.pointer = moved
+        return True
+
     def drop_fetched(self) -> None:
         """Let go of all batches that are here or on their way: they are fetched again when they are wanted."""
         for slot in self._slots:  # what was judged of a batch stays judged

@@ -7,6 +7,7 @@ damaged piece. Record indexes count what was stored, so they stay right across d
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -77,7 +78,9 @@ def is_whole(pieces: Sequence[Piece]) -> bool:
 
 def entries_of_batch(entries: Sequence[BlockEntry], offset: int, length: int) -> list[BlockEntry]:
     """Return the index entries of the blocks that lie in `length` bytes from `offset`, counted from there."""
-    inside = [entry for entry in entries if offset <= entry.offset and entry.offset + entry.length <= offset + length]
+    first = bisect_left(entries, offset, key=lambda entry: entry.offset)
+    behind = bisect_left(entries, offset + length, lo=first, key=lambda entry: entry.offset)
+    inside = [entry for entry in entries[first:behind] if entry.offset + entry.length <= offset + length]
     return [entry._replace(offset=entry.offset - offset) for entry in inside]
 
 

@@ -293,5 +293,7 @@ class Reading:
                 first = (await self._queue.span(assigned.flow.partition)).begin
                 assigned.flow.expire(slot, max(first, slot.offset + 1))  # retention took pointer and object
                 return
+            if assigned.flow.move(slot, ahead[0]):
+                return
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
         assigned.flow.fetched(slot, pieces)

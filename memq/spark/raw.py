@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, MemqError
-from memq.format.key import parse_object_key, shared_prefix
+from memq.format.key import is_cold_object, parse_object_key, shared_prefix
 from memq.format.object import BatchEntry, ObjectIndex, Trailer, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.limits import KIB, TRAILER_BYTES
@@ -77,8 +77,20 @@ async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> li
             batches += [batch async for batch in shared if batch.is_of(topic["topic"])]
     finally:
         await stores.close()
-    parts = _parts(sorted(batches, key=lambda batch: batch.order), options, wanted)
+    parts = _parts(once(sorted(batches, key=lambda batch: batch.order)), options, wanted)
     return split_parts(parts, options.partition_bytes, settings_of(options, urls, wanted))
+
+
+def once(batches: Sequence[RawBatch]) -> list[RawBatch]:
+    """Leave out batches, in order, that were copied into a large object and are still where they were, too."""
+    found: list[RawBatch] = []
+    for batch in batches:
+        last = found[-1] if found else None
+        if last is None or last.pointer is None or last.order[:-1] != batch.order[:-1]:
+            found.append(batch)
+        elif not (is_cold_object(last.key) or is_cold_object(batch.key)):
+            found.append(batch)  # stored again, since its pointer was late
+    return found
 
 
 def split_path(path: str) -> tuple[str, str]:

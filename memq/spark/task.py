@@ -24,7 +24,7 @@ from memq.topic import Position
 if TYPE_CHECKING:
     import pyarrow
 
-FETCHES_MAX = 16
+FETCHES_MAX = 32
 
 
 def read_split(split: Split, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
@@ -80,7 +80,12 @@ class _Ahead:
         await asyncio.gather(*fetches, return_exceptions=True)
 
     def _fill(self) -> None:
-        """Start fetches while there is room: at least one, whatever its size."""
+        """Start fetches when half of them were handed out: at least one, whatever its size.
+
+        Many at once, since those of neighbours in one large object become one request.
+        """
+        if len(self._fetches) > FETCHES_MAX // 2:
+            return
         while self._parts and len(self._fetches) < FETCHES_MAX:
             size = self._parts[0].bytes
             if self._fetches and self._held_bytes + size > self._settings.prefetch_bytes:

@@ -126,3 +126,19 @@ def lags_of(broker: DevServer, positions: list[memq.Position]) -> list[tuple[int
             (lag,) = consumer.lag().values()
             found.append((lag.records, lag.bytes))
     return found
+
+
+def test_a_consumer_that_knew_the_old_places_goes_on(broker: DevServer) -> None:
+    topic = make_topic(broker, "clicks")
+    produce(broker, "clicks", BATCHES)
+    make_old(broker.data, "clicks", OLD)
+    before = all_records(broker.address, "clicks")
+    with memq.Consumer(broker.address, ["clicks"], start="beginning", end="end", prefetch_bytes_max=4096) as consumer:
+        first = consumer.poll(timeout=60)
+        assert first is not None
+        consumer.pause("clicks", 0)  # it knows all pointers by now, and holds no batch
+        asyncio.run(compact_old(broker, topic))
+        assert delete_originals(broker) >= OLD // 2
+        consumer.resume("clicks", 0)
+        found = seen_by(consumer)
+    assert [seen.position for seen in found] == [seen.position for seen in before if seen.position >= first.next]

@@ -11,6 +11,7 @@ from awscrt.checksums import crc32c
 from msgspec.structs import replace
 
 from memq.broker.cold_retention import expired_parts
+from memq.broker.restore import Restorer
 from memq.broker.sweep import Sweep
 from memq.cold.compaction import leave_queue, manifest_of
 from memq.cold.plan import ColdRule, cold_spans, following, without
@@ -495,3 +496,36 @@ def test_a_queue_that_still_has_what_a_manifest_has_lets_go_of_it() -> None:
         assert (await world.queue.span(PARTITION)).begin == manifest.next
 
     asyncio.run(work())
+
+
+def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_hold_no_more() -> None:
+    async def work(*, swept: bool) -> None:
+        world = await World.made()
+        objects = await world.compact()
+        if swept:
+            await world.sweep()
+        new = KillingQueue(world.clock, world.steps)
+        restorer = Restorer(CLUSTER, STORE, world.store, new, world.clock)
+        told = await restorer.restore(TOPIC)
+        assert (told.findings, told.records, told.copies) == ([], 3 * (OLD + YOUNG), 0 if swept else OLD)
+        entries = await new.read(PARTITION, 0, 1 << 20)
+        pointers = [decode_pointer(entry.body) for entry in entries]
+        data = [(pointer, body) for _, pointer, body in world.expected if body]
+        for found, (pointer, body) in zip(pointers, data, strict=True):
+            assert (found.batch_sequence, found.records, found.producers) == (
+                (pointer.batch_sequence, pointer.records, pointer.producers)
+            )
+            (place,) = found.locations
+            assert await world.store.get_range(place.key, place.offset, place.length) == body
+        assert await ColdReader(new, world.parts().files, world.clock).read(PARTITION, 0, 1 << 20) == entries
+        assert (await restorer.restore(TOPIC)).held == len(entries)
+        world.queue = new
+        world.expected = [(entry, each, body) for entry, each, (_, body) in zip(entries, pointers, data, strict=True)]
+        await world.sweep()
+        await world.check()
+        await world.compact()
+        await world.check()
+        assert len(world.keys(cold=True)) == objects, "what lies in large objects stays there"
+
+    for swept in (False, True):
+        asyncio.run(work(swept=swept))
