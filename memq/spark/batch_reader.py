@@ -73,7 +73,7 @@ class MemqReader(DataSourceReader):
         parts: list[Part] = []
         async with open_access(self._options, Runtime()) as access:
             for stretch in await stretches(access, self._options, self._wanted):
-                plan = plan_of(access, stretch, self._wanted, dedup=self._options.dedup)
+                plan = plan_of(access, stretch, self._wanted, self._options)
                 parts += [part async for part in parts_of(access, stretch, plan)]
             settings = settings_of(self._options, access.urls, self._wanted)
             return split_parts(parts, self._options.partition_bytes, settings)

@@ -16,21 +16,21 @@ from pyspark.sql.datasource import InputPartition
 from memq.client.lookback import Lookback
 from memq.errors import CorruptDataError, MemqError
 from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
-from memq.format.ranges import Range
 from memq.notification import Entry
+from memq.spark.earlier import EarlierBatches, Seen
 from memq.spark.pruning import Wanted
 from memq.spark.stores import StoreUrls
 from memq.topic import Position
 
 PARTS_MAX = 4_096  # batches of one task
-Seen = tuple[int, Range]  # producer, sequences
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """What a task reads of one batch: the records from `low` up to, not with, `high` (None: to its end).
 
-    `seen` are the sequences that batches before it had; with `by_index` blocks that can't match are not fetched.
+    `seen` are the sequences that batches before it had, where damage is passed over if they are sound in one of
+    `earlier`, unless that is empty; with `by_index` blocks that can't match are not fetched.
     `cause` is why the pointer itself can't be read; of an `orphan` there would have been none.
     """
 
@@ -40,6 +40,7 @@ class Part:
     low: int = 0
     high: int | None = None
     seen: tuple[Seen, ...] = ()
+    earlier: tuple[Pointer, ...] = ()
     by_index: bool = False
     orphan: bool = False
     cause: MemqError | None = None
@@ -76,12 +77,22 @@ class Split(InputPartition):
 class PartitionPlan:
     """One read partition from `start` up to, not with, `end`: first the window before it, then pointers in order."""
 
-    def __init__(self, start: Position, end: Position, window_ms: int, wanted: Wanted, *, dedup: bool) -> None:
+    def __init__(
+        self,
+        start: Position,
+        end: Position,
+        window_ms: int,
+        wanted: Wanted,
+        *,
+        dedup: bool,
+        skip_damaged: bool = False,
+    ) -> None:
         self._start = start
         self._end = end
         self._wanted = wanted
         self._dedup = dedup
         self._lookback = Lookback(window_ms)
+        self._earlier = EarlierBatches(window_ms) if dedup and skip_damaged else None
 
     def go_on(self, start: Position, end: Position) -> None:
         """Go on where the plan ended, behind a whole batch: what was seen stays seen."""
@@ -96,7 +107,7 @@ class PartitionPlan:
     def look_back(self, time_ms: int, pointer: Pointer) -> None:
         """Take a pointer of the window before the start."""
         self._lookback.advance(time_ms)
-        self._note(pointer)
+        self._note(time_ms, pointer)
 
     def take(self, entry: Entry, pointer: Pointer | MemqError, *, orphan: bool = False) -> Part | None:
         """Take the next entry; return what is to be read of it, if anything."""
@@ -109,11 +120,13 @@ class PartitionPlan:
             return None
         self._lookback.advance(entry.time_ms)
         seen = self._seen(pointer) if self._dedup else ()
-        self._note(pointer)
+        earlier = self._earlier.holders(entry.time_ms, pointer, seen) if self._earlier and seen else ()
+        self._note(entry.time_ms, pointer)
         if not self._wanted.may_match(pointer):
             return None
         by_index = not self._wanted.surely_matches(pointer)
-        return Part(partition, entry.offset, self._slim(pointer), low, high, seen, by_index, orphan)
+        held = tuple(self._slim(each) for each in earlier)
+        return Part(partition, entry.offset, self._slim(pointer), low, high, seen, held, by_index, orphan)
 
     def _seen(self, pointer: Pointer) -> tuple[Seen, ...]:
         return tuple(
@@ -123,7 +136,9 @@ class PartitionPlan:
             for seen in self._lookback.seen(pointer.partition, producer.producer, first, next_)
         )
 
-    def _note(self, pointer: Pointer) -> None:
+    def _note(self, time_ms: int, pointer: Pointer) -> None:
+        if self._earlier is not None:
+            self._earlier.note(time_ms, pointer)
         if self._dedup:
             for producer in pointer.producers:
                 for first, next_ in producer.ranges:

@@ -73,10 +73,11 @@ async def parts_of(access: Access, stretch: Stretch, plan: PartitionPlan, *, see
                 yield part
 
 
-def plan_of(access: Access, stretch: Stretch, wanted: Wanted, *, dedup: bool) -> PartitionPlan:
+def plan_of(access: Access, stretch: Stretch, wanted: Wanted, options: ReadOptions) -> PartitionPlan:
     """Return the plan of a stretch."""
-    settings = access.topics[stretch.partition.topic].settings
-    return PartitionPlan(stretch.start, stretch.end, window_ms(settings), wanted, dedup=dedup)
+    window = window_ms(access.topics[stretch.partition.topic].settings)
+    dedup, skip_damaged = options.dedup, options.skip_damaged
+    return PartitionPlan(stretch.start, stretch.end, window, wanted, dedup=dedup, skip_damaged=skip_damaged)
 
 
 async def _look_back(access: Access, plan: PartitionPlan, entry: Entry) -> None:

@@ -192,7 +192,8 @@ def _parts(batches: Sequence[RawBatch], options: ReadOptions, wanted: Wanted) ->
         place = (pointer.topic_id, pointer.partition)
         if place not in plans:
             start = Position(pointer.partition, 0)
-            plans[place] = PartitionPlan(start, _END, _FOR_EVER_MS, wanted, dedup=options.dedup), 0
+            told = {"dedup": options.dedup, "skip_damaged": options.skip_damaged}
+            plans[place] = PartitionPlan(start, _END, _FOR_EVER_MS, wanted, **told), 0
         plan, number = plans[place]
         plans[place] = plan, number + 1
         part = plan.take(Entry(number, 0, b""), pointer, orphan=batch.order in orphans)

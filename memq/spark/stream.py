@@ -170,7 +170,7 @@ class Stream:
         behind, plan = self._plans.pop(partition, (None, None))
         seen = plan is not None and behind == first and not first.index
         if plan is None or not seen:
-            plan = plan_of(access, stretch, _WANTED, dedup=self._options.dedup)
+            plan = plan_of(access, stretch, _WANTED, self._options)
         else:
             plan.go_on(stretch.start, stretch.end)
         async for part in parts_of(access, stretch, plan, seen=seen):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memq.client.fetcher import Fetcher
 from memq.client.io_thread import io_thread
@@ -17,6 +17,7 @@ from memq.format.pointer import Pointer
 from memq.memory import keep_freed_blocks
 from memq.network import Runtime
 from memq.spark.arrow_rows import BlockPlace, RowMaker
+from memq.spark.earlier import Seen, sound_copies
 from memq.spark.planner import Part, Split, TaskSettings
 from memq.spark.stores import TaskStores
 from memq.topic import Position
@@ -41,7 +42,7 @@ def read_split(split: Split, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
     ahead = _Ahead(stores.fetcher(), split.parts, settings)
     try:
         while (found := thread.run(ahead.next())) is not None:
-            yield from _rows_of(*found, settings, rows)
+            yield from _rows_of(found, settings, rows)
     finally:
         thread.run(_close(ahead, stores))
 
@@ -51,6 +52,14 @@ async def _close(ahead: _Ahead, stores: TaskStores) -> None:
     await stores.close()
 
 
+class _Fetched(NamedTuple):
+    """A batch in pieces, and which of its sequences were read with batches before it."""
+
+    part: Part
+    pieces: Sequence[Piece]
+    seen: Sequence[Seen]
+
+
 class _Ahead:
     """Fetches batches in parallel within a byte budget, and hands them out in order. It lives on the I/O thread."""
 
@@ -58,19 +67,19 @@ class _Ahead:
         self._fetcher = fetcher
         self._parts = deque(parts)
         self._settings = settings
-        self._fetches: deque[tuple[Part, asyncio.Task[Sequence[Piece]]]] = deque()
+        self._fetches: deque[tuple[Part, asyncio.Task[_Fetched]]] = deque()
         self._held_bytes = 0
 
-    async def next(self) -> tuple[Part, Sequence[Piece]] | None:
-        """Return the next batch in pieces; None at the end."""
+    async def next(self) -> _Fetched | None:
+        """Return the next batch; None at the end."""
         self._fill()
         if not self._fetches:
             return None
         part, fetch = self._fetches.popleft()
-        pieces = await fetch
+        fetched = await fetch
         self._held_bytes -= part.bytes
         self._fill()
-        return part, pieces
+        return fetched
 
     async def close(self) -> None:
         """Give up what is under way."""
@@ -95,25 +104,31 @@ class _Ahead:
             fetch = asyncio.get_running_loop().create_task(self._fetch(part), name="spark fetches")
             self._fetches.append((part, fetch))
 
-    async def _fetch(self, part: Part) -> Sequence[Piece]:
+    async def _fetch(self, part: Part) -> _Fetched:
         if part.pointer is None:
-            return [Piece(0, 0, 0, None, memoryview(b""), part.cause)]
+            return _Fetched(part, [Piece(0, 0, 0, None, memoryview(b""), part.cause)], ())
+        pieces = await self._pieces(part.pointer, by_index=part.by_index)
+        if not part.earlier:
+            return _Fetched(part, pieces, part.seen)
+        earlier = [(pointer, await self._pieces(pointer)) for pointer in part.earlier]
+        return _Fetched(part, pieces, sound_copies(part.seen, earlier))
+
+    async def _pieces(self, pointer: Pointer, *, by_index: bool = False) -> Sequence[Piece]:
         try:
-            if part.by_index:
-                return await self._fetcher.fetch_blocks(part.pointer, self._settings.wanted.may_match)
-            return await self._fetcher.fetch(part.pointer)
+            if by_index:
+                return await self._fetcher.fetch_blocks(pointer, self._settings.wanted.may_match)
+            return await self._fetcher.fetch(pointer)
         except NotFoundError as error:
-            return missing_batch(part.pointer, CorruptDataError(f"its object is missing: {error}"))
+            return missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
 
 
-def _rows_of(
-    part: Part, pieces: Sequence[Piece], settings: TaskSettings, rows: RowMaker
-) -> Iterator[pyarrow.RecordBatch]:
+def _rows_of(fetched: _Fetched, settings: TaskSettings, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
     """Yield the records of one batch, after what was seen before it and what its pointer says to pass over."""
+    part, pieces = fetched.part, fetched.pieces
     seen = Lookback(1)
     pointer = part.pointer
     writer, skip = (pointer.partition, frozenset(pointer.skip)) if pointer is not None else (0, frozenset())
-    for producer, (first, next_) in part.seen:
+    for producer, (first, next_) in fetched.seen:
         seen.note(writer, producer, first, next_)
     for piece in pieces:
         low, high = max(0, part.low - piece.first), piece.records

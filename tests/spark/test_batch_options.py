@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import random
@@ -16,12 +15,8 @@ from pyspark.sql import SparkSession
 import memq
 from memq.format.key import parse_object_key
 from memq.format.object import ObjectKey
-from memq.format.pointer import decode_pointer
-from memq.network import Runtime
-from memq.notification import Publication
-from memq.notification.sqlite import SqliteQueue
 from tests.servers import DevServer
-from tests.spark.topics import make_topic, numbers, read, send, values_of
+from tests.spark.topics import make_topic, numbers, publish_again, read, send, values_of
 
 
 def objects_of(broker: DevServer, topic: str) -> list[Path]:
@@ -86,24 +81,10 @@ def test_what_was_published_twice_is_read_once_or_raw(spark: SparkSession, broke
     make_topic(broker.address, "twice")
     for first in range(0, 300, 100):
         send(broker.address, "twice", numbers(first, first + 100))
-    asyncio.run(_publish_again(broker.data / "queue.sqlite", "twice"))
+    publish_again(broker.data, "twice")
     assert values_of(read(spark, broker.address, "twice")) == list(range(300))
     raw = values_of(read(spark, broker.address, "twice", dedup="raw"))
     assert raw == sorted([*range(300), *range(100)])
-
-
-async def _publish_again(path: Path, topic: str) -> None:
-    """Let the first batch's pointer stand in the queue once more, as after a lost answer."""
-    queue = SqliteQueue(path, Runtime().clock)
-    try:
-        (partition,) = await queue.partitions(topic)
-        entries = await queue.read(partition, 0, 1 << 20)
-        first = next(entry for entry in entries if decode_pointer(entry.body).kind == "data")
-        pointer = decode_pointer(first.body)
-        time_ms = entries[-1].time_ms
-        await queue.publish(Publication(partition, pointer.partition, pointer.epoch, time_ms, first.body))
-    finally:
-        await queue.close()
 
 
 def test_damage_ends_a_read_or_is_told_of_in_a_column(spark: SparkSession, broker: DevServer) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from pathlib import Path
+from shutil import copyfile
 
+from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 
 import memq
+from memq.format.pointer import decode_pointer, encode_pointer
+from memq.network import Runtime
+from memq.notification import Publication
+from memq.notification.sqlite import SqliteQueue
 
 
 def make_topic(address: str, topic: str, partitions: int = 1, **settings: int | bool | str) -> None:
@@ -32,3 +40,31 @@ def read(spark: SparkSession, address: str, topics: str, **options: str) -> Data
 def values_of(frame: DataFrame) -> list[int]:
     """Return the values, sorted as numbers."""
     return sorted(int(value) for value in frame.select("value").toArrow().column(0).to_pylist())
+
+
+def publish_again(data: Path, topic: str, *, copied: bool = False) -> Path:
+    """Let the pointer of the first batch stand in the queue once more; return the batch's object.
+
+    As after a lost answer; or, when `copied`, with an object of its own, as when its producer has sent it again.
+    """
+    return asyncio.run(_publish_again(data, topic, copied))
+
+
+async def _publish_again(data: Path, topic: str, copied: bool) -> Path:
+    queue = SqliteQueue(data / "queue.sqlite", Runtime().clock)
+    try:
+        (partition,) = await queue.partitions(topic)
+        entries = await queue.read(partition, 0, 1 << 20)
+        pointers = [decode_pointer(entry.body) for entry in entries]
+        pointer = next(pointer for pointer in pointers if pointer.kind == "data")
+        (location,) = pointer.locations
+        path = data / "objects" / location.key
+        if copied:
+            again = replace(location, key=f"{location.key}-again")
+            pointer = replace(pointer, locations=(again,))
+            copyfile(path, data / "objects" / again.key)
+        body = encode_pointer(pointer)
+        await queue.publish(Publication(partition, pointer.partition, pointer.epoch, entries[-1].time_ms, body))
+    finally:
+        await queue.close()
+    return path

@@ -66,7 +66,7 @@ async def in_time(producer: AsyncProducer) -> None:
             return
 
 
-@pytest.mark.parametrize("settings", [limit_of("soft", limit_bytes_s=30_000), limit_of("soft", limit_requests_s=30)])
+@pytest.mark.parametrize("settings", [limit_of("soft", limit_bytes_s=10_000), limit_of("soft", limit_requests_s=10)])
 def test_a_soft_limit_slows_the_producer_without_an_error(settings: TopicSettings) -> None:
     async def scenario() -> None:
         async with running_broker() as broker:
@@ -175,7 +175,7 @@ def share_of(topic: Topic, owned: list[int]) -> int | None:
 
 def test_requests_over_a_hard_limit_are_refused_and_over_a_soft_one_answered_late() -> None:
     async def scenario() -> None:
-        limits = ClientLimits(Limit("soft", requests_s=20), {"probe": Limit("hard", requests_s=1)})
+        limits = ClientLimits(Limit("soft", requests_s=10), {"probe": Limit("hard", requests_s=1)})
         ask = encode_message(MetadataRequest(topics=[]))
         async with running_broker(limits) as broker:
             probe, other = await BareClient.connect(broker, client_id="probe"), await BareClient.connect(broker)

@@ -179,7 +179,7 @@ async def _splits(options: ReadOptions, lane: Stretch) -> AsyncGenerator[Split, 
     """
     async with open_access(options, Runtime()) as access:
         settings = settings_of(options, access.urls, Wanted())
-        plan = plan_of(access, lane, Wanted(), dedup=True)
+        plan = plan_of(access, lane, Wanted(), options)
         held: list[Part] = []
         size = 0
         async for part in parts_of(access, lane, plan, seen=True):

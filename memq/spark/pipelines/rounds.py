@@ -94,7 +94,7 @@ async def _take(access: Access, stretch: Stretch, options: ReadOptions, bytes_ma
     size = 0
     if stretch.start >= stretch.end:
         return parts, stretch.start
-    plan = plan_of(access, stretch, Wanted(), dedup=options.dedup)
+    plan = plan_of(access, stretch, Wanted(), options)
     source = cast(AsyncGenerator[Part, None], parts_of(access, stretch, plan))
     async with aclosing(source):
         async for part in source:
