@@ -11,11 +11,11 @@ from memq.client.io_thread import io_thread
 from memq.network import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
-from memq.spark.planner import Part, Split, split_parts
+from memq.spark.planner import Part, Split
 from memq.spark.planning import parts_of, plan_of, stretches
 from memq.spark.pruning import Wanted, take_filters
 from memq.spark.raw import plan_raw
-from memq.spark.reading import read_task, settings_of
+from memq.spark.reading import batch_splits, read_task, settings_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -58,7 +58,7 @@ class MemqReader(DataSourceReader):
         return left
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition for about `partitionBytes` of stored bytes. Raises: as the queue."""
+        """Return what tasks read, each about `partitionBytes` of stored bytes at most. Raises: as the queue."""
         # PySpark makes one partition of none, with nothing in it: an empty one is ours
         return io_thread().run(self._plan()) or [Split((), None)]
 
@@ -75,5 +75,4 @@ class MemqReader(DataSourceReader):
             for stretch in await stretches(access, self._options, self._wanted):
                 plan = plan_of(access, stretch, self._wanted, self._options)
                 parts += [part async for part in parts_of(access, stretch, plan)]
-            settings = settings_of(self._options, access.urls, self._wanted)
-            return split_parts(parts, self._options.partition_bytes, settings)
+            return batch_splits(parts, self._options, settings_of(self._options, access.urls, self._wanted))

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from memq.client.lookback import Lookback
 from memq.errors import CorruptDataError, MemqError
 from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
+from memq.limits import MIB
 from memq.notification import Entry
 from memq.spark.earlier import EarlierBatches, Seen
 from memq.spark.pruning import Wanted
@@ -23,6 +24,8 @@ from memq.spark.stores import StoreUrls
 from memq.topic import Position
 
 PARTS_MAX = 4_096  # batches of one task
+# A task that is worth its own cost of about 50 ms: with zstd 20 MiB of records. Spark takes 4 MiB for files, too.
+SPREAD_BYTES_MIN = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,32 @@ def read_pointer(entry: Entry) -> Pointer | MemqError:
 def with_blocks(pointer: Pointer, blocks: Iterable[tuple[int, int, int]]) -> Pointer:
     """Return the pointer with all producers of its batch: (producer, first, next) of each block."""
     return replace(pointer, producers=tuple(ProducerRanges(each, ((first, next_),)) for each, first, next_ in blocks))
+
+
+def spread_bytes(parts: Sequence[Part], bytes_max: int, tasks: int) -> int:
+    """Return the bound, `bytes_max` at most, by which `split_parts` spreads a small read evenly over so many tasks.
+
+    What one task could read leaves the other cores idle: 128 MiB with zstd are more than a second of one core. The
+    bound is the least, to 3 %, that makes no more tasks than that.
+    """
+    low = max(SPREAD_BYTES_MIN, -(-sum(part.bytes for part in parts) // tasks))
+    if low >= bytes_max or _splits(parts, low) <= tasks:
+        return min(low, bytes_max)
+    high, step = bytes_max, low // 32
+    while high - low > step:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _splits(parts, middle) <= tasks else (middle, high)
+    return high
+
+
+def _splits(parts: Sequence[Part], bytes_max: int) -> int:
+    """Return how many splits there would be."""
+    number = size = 0
+    for part in parts:
+        size += part.bytes
+        if not number or size > bytes_max:
+            number, size = number + 1, part.bytes
+    return number
 
 
 def split_parts(parts: Iterable[Part], bytes_max: int, settings: TaskSettings) -> list[Split]:

@@ -23,9 +23,9 @@ from memq.limits import KIB, TRAILER_BYTES
 from memq.network import Runtime
 from memq.notification import Entry
 from memq.spark.options import ReadOptions
-from memq.spark.planner import Part, PartitionPlan, Split, split_parts
+from memq.spark.planner import Part, PartitionPlan, Split
 from memq.spark.pruning import Wanted
-from memq.spark.reading import settings_of
+from memq.spark.reading import batch_splits, settings_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.topic import Position
@@ -78,7 +78,7 @@ async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> li
     finally:
         await stores.close()
     parts = _parts(once(sorted(batches, key=lambda batch: batch.order)), options, wanted)
-    return split_parts(parts, options.partition_bytes, settings_of(options, urls, wanted))
+    return batch_splits(parts, options, settings_of(options, urls, wanted))
 
 
 def once(batches: Sequence[RawBatch]) -> list[RawBatch]:

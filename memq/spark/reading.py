@@ -1,12 +1,13 @@
-"""What batch and streaming reads share: the settings of tasks, and how a task makes rows of its split."""
+"""What batch reads, raw ones and streams share: the settings of tasks, their splits, and how one makes rows of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memq.spark.options import ReadOptions
-from memq.spark.planner import Split, TaskSettings
+from memq.spark.planner import Part, Split, TaskSettings, split_parts, spread_bytes
 from memq.spark.pruning import Wanted
 from memq.spark.stores import StoreUrls
 
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 def settings_of(options: ReadOptions, urls: StoreUrls, wanted: Wanted) -> TaskSettings:
     """Return what tasks are told."""
     return TaskSettings(urls, wanted, options.prefetch_bytes, options.skip_damaged, options.dedup)
+
+
+def batch_splits(parts: Sequence[Part], options: ReadOptions, settings: TaskSettings) -> list[Split]:
+    """Cut a batch read into what its tasks read: of little a task for each core of the driver's machine.
+
+    A stream's cut must not depend on the machine: who writes it on names what it sends by micro-batch and task.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return split_parts(parts, spread_bytes(parts, options.partition_bytes, cores), settings)
 
 
 def read_task(split: Split, options: ReadOptions, schema: StructType) -> Iterator[pyarrow.RecordBatch]:
