@@ -106,6 +106,9 @@ class BrokerSettings:
     audit_retention_ms: int = _setting(3 * 86_400_000, "how long reports are kept, from when on it is made", 600_000)
     log_level: str = _setting("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
     log_format: str = _setting("text", "lines for people or JSON objects", choices=("text", "json"))
+    traces: bool = _setting(
+        default=False, doc="spans of uploads and publishes to OpenTelemetry's global tracer provider"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
 from memq.broker.limit_settings import client_limits
-from memq.broker.process import STORE_NAME, run_broker
+from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
 from memq.errors import InvalidSettingError
 from memq.governor import Coordinator
@@ -92,7 +92,14 @@ async def serve_cluster(
         if spool is not None:
             opened.append(spool.close)
         broker = Broker(
-            settings, runtime, {STORE_NAME: store}, queue, coordinator, client_limits=limits, spool_disk=spool
+            settings,
+            runtime,
+            {STORE_NAME: store},
+            queue,
+            coordinator,
+            client_limits=limits,
+            spool_disk=spool,
+            traces=traces_of(settings, runtime),
         )
         await broker.check()
         return await run_broker(broker, settings, runtime, ready)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -36,6 +37,9 @@ from memq.storage_handlers import StorageHandler
 from memq.tasks import TaskOwner
 from memq.topic import read_partitions
 
+if TYPE_CHECKING:
+    from memq.broker.broker_traces import BrokerTraces
+
 HOUSEKEEPING_S = 1.0
 HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
 UNSENT_SHARE = 8  # an eighth of it, beside it, may wait in sockets for clients that read slowly
@@ -51,6 +55,7 @@ class Broker:
 
     `stores` are the cluster's stores by name, new objects go to the first. `governs`: it may become the governor.
     `client_limits`: what clients may have here. `spool_disk`: for topics with `ack1 = "disk"`, closed with the broker.
+    `traces` are told of uploads and publishes.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Broker:
         governs: bool = True,
         client_limits: ClientLimits = NO_CLIENT_LIMITS,
         spool_disk: SpoolDisk | None = None,
+        traces: BrokerTraces | None = None,
         slab_bytes: int = SLAB_BYTES,
     ) -> None:
         pool = SlabPool(settings.memory_bytes_max, slab_bytes)
@@ -85,6 +91,7 @@ class Broker:
             limits=LimitBook(runtime.clock, client_limits),
             spool=spool,
             counters=counters,
+            traces=traces,
         )
         self.governor: Governor | None = None
         if governs:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memq.broker.broker import Broker
 from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits
-from memq.broker.process import STORE_NAME, run_broker
+from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.retention import sweep
 from memq.broker.spool.files import SpoolFiles
 from memq.governor.data_folder import DataFolder
@@ -48,7 +48,16 @@ async def _serve(
     queue = SqliteQueue(folder.queue, runtime.clock)
     coordinator = StandaloneCoordinator(folder.topics, settings.cluster, runtime.clock)
     spool = SpoolFiles(Path(settings.spool) if settings.spool else folder.spool)
-    broker = Broker(settings, runtime, {STORE_NAME: store}, queue, coordinator, client_limits=limits, spool_disk=spool)
+    broker = Broker(
+        settings,
+        runtime,
+        {STORE_NAME: store},
+        queue,
+        coordinator,
+        client_limits=limits,
+        spool_disk=spool,
+        traces=traces_of(settings, runtime),
+    )
 
     async def clean() -> None:
         """Under the lock of the folder nothing is under way: what no pointer names is of an earlier run."""

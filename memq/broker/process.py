@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
@@ -17,9 +17,12 @@ from memq.broker.retention import look_after
 from memq.broker.signals import Signals
 from memq.broker.store_metrics import StoreCollector
 from memq.broker.topic_processor import given_up_text
-from memq.errors import MemqError
+from memq.errors import InvalidSettingError, MemqError
 from memq.network import Runtime, format_address
 from memq.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from memq.broker.broker_traces import BrokerTraces
 
 STORE_NAME = "main"
 SWEEPS_PER_AGE = 4
@@ -119,6 +122,19 @@ async def _first(*works: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+
+
+def traces_of(settings: BrokerSettings, runtime: Runtime) -> BrokerTraces | None:
+    """Return what is told of uploads and publishes; None where the setting is off. Raises: InvalidSettingError."""
+    if not settings.traces:
+        return None
+    try:
+        from memq.broker.broker_traces import global_traces
+    except ImportError as error:
+        raise InvalidSettingError(
+            f"traces = true needs {error.name}, which is not installed", hint="pip install 'memq[otel]'"
+        ) from error
+    return global_traces(runtime.clock, settings.broker_id)
 
 
 def metrics_of(broker: Broker) -> CollectorRegistry:

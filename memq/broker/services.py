@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from memq.broker.hot import HotBatches
 from memq.broker.limit_book import LimitBook
@@ -18,6 +19,9 @@ from memq.network import Runtime
 from memq.notification import NotificationQueue
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
+
+if TYPE_CHECKING:
+    from memq.broker.broker_traces import BrokerTraces
 
 OPENINGS_AT_ONCE_MAX = 64  # of thousands of partitions the first shall be open before the last has begun
 
@@ -41,6 +45,7 @@ class Services:
     limits: LimitBook
     spool: Spool
     counters: Counters
+    traces: BrokerTraces | None = None
     openings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENINGS_AT_ONCE_MAX))
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
     cold: ColdFiles = field(init=False)

@@ -377,6 +377,8 @@ class TopicProcessor:
         except ObjectExistsError as error:  # a key is used once: somebody else writes with our epoch
             self._fence(error)
             return
+        if self.services.traces is not None:
+            self.services.traces.uploaded(sealed, slot.sealed_ms)
         self._uploads.pop(slot.number, None)
         self.ring.stored(slot, put_s)
         self.pump()
@@ -425,10 +427,12 @@ class TopicProcessor:
             totals = own.totals_with(adopted)
             return data_pointer(slot, sealed, origin, totals, adopted, skip, own.named_since_ms())
 
-        key_until_s = slot.put_s + key_s(self.services.settings)
+        key_until_s, began_ms = slot.put_s + key_s(self.services.settings), self.services.runtime.clock.wall_ms()
         if not await self._publisher().publish(build, slot.number, key_until_s):
             self.ring.store_again(slot)
             return
+        if self.services.traces is not None:
+            self.services.traces.published(sealed, began_ms)
         if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names
             own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
         self._ack(self.ring.published(), own.epoch)

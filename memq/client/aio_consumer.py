@@ -6,12 +6,12 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from memq.client.batch import Batch
 from memq.client.consumer_core import ConsumerCore, ConsumerStats
 from memq.client.consumer_settings import ConsumerSettings, OnDamaged, OnExpired, Point
-from memq.client.fetcher import ReadMode
+from memq.client.fetcher import Fetcher, MakeFetcher, ReadMode
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.membership import Changes
 from memq.client.places import Lag
@@ -20,6 +20,11 @@ from memq.errors import MemqError
 from memq.limits import MIB
 from memq.network import Runtime
 from memq.topic import Position
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from memq.client.consumer_traces import ConsumerTraces
 
 OnPartitions = Callable[[list[TopicPartition]], Awaitable[object] | object]
 
@@ -52,6 +57,7 @@ class AsyncConsumer:
         on_revoked: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
         audit: bool = True,
+        tracer_provider: TracerProvider | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         settings = ConsumerSettings(
@@ -72,7 +78,15 @@ class AsyncConsumer:
             audit=audit,
         )
         self._runtime = runtime or Runtime()
-        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers))
+        make_fetcher: MakeFetcher = Fetcher
+        self._traces: ConsumerTraces | None = None
+        if tracer_provider is not None:
+            from memq.client.consumer_traces import ConsumerTraces
+
+            self._traces = ConsumerTraces(tracer_provider, self._runtime.clock, group)
+            self.poll = self._traced_poll  # type: ignore[method-assign]  # who has no traces pays nothing for them
+            make_fetcher = self._traces.fetcher
+        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers), make_fetcher)
         self._callbacks = (on_lost, on_revoked, on_assigned)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -125,6 +139,15 @@ class AsyncConsumer:
                         await result
             await self._core.take(found)
 
+    async def _traced_poll(self, timeout: float | None = None) -> Batch | None:
+        """See `poll`; a batch is processed until the next one is asked for, or the consumer is closed."""
+        assert self._traces is not None, "this is the poll of a traced consumer"
+        self._traces.done()
+        batch = await AsyncConsumer.poll(self, timeout)
+        if batch is not None:
+            self._traces.handed(batch)
+        return batch
+
     async def commit(self, batch: Batch | None = None) -> None:
         """Store that all through `batch` is done; without it, every batch that is done.
 
@@ -169,6 +192,8 @@ class AsyncConsumer:
 
     async def close(self) -> None:
         """Commit what is done when auto-commit is on, leave the group, disconnect. Closing twice is fine."""
+        if self._traces is not None:
+            self._traces.done()
         await self._core.close()
 
 

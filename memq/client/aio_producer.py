@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from memq.client.delivery import AsyncDelivery
 from memq.client.fields import BytesLike, HeadersLike, Many, check_fields, check_many
@@ -17,6 +17,9 @@ from memq.client.report_carrier import ReportCarrier
 from memq.errors import BufferFullError, MemqError
 from memq.limits import KIB, MIB
 from memq.network import Runtime
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 
 class AsyncProducer:
@@ -40,6 +43,7 @@ class AsyncProducer:
         on_ack: OnAck | None = None,
         name: str = "",
         audit: bool = True,
+        tracer_provider: TracerProvider | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         self._settings = producer_settings(
@@ -66,6 +70,11 @@ class AsyncProducer:
         )
         self._buffer = self._core.buffer
         self._waiters: list[asyncio.Future[None]] = []
+        if tracer_provider is not None:
+            from memq.client.producer_traces import ProducerTraces
+
+            self._traces = ProducerTraces(tracer_provider, runtime.clock)
+            self.send = self._traced_send  # type: ignore[method-assign]  # who has no traces pays nothing for them
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -119,6 +128,26 @@ class AsyncProducer:
                 return cast(AsyncDelivery, delivery)
             except BufferFullError as error:
                 deadline_s = await self._wait_for_room(error, deadline_s)
+
+    async def _traced_send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> AsyncDelivery:
+        """See `send`; the record's headers carry the context of its span, which ends with its block's outcome."""
+        span, carried = self._traces.begin(topic, headers)
+        try:
+            delivery = await AsyncProducer.send(self, topic, value, key, carried, timestamp_ms, tag, partition)
+        except BaseException as error:
+            self._traces.refused(span, error)
+            raise
+        self._traces.taken(span, delivery)
+        return delivery
 
     async def send_many(
         self,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memq.client.pieces import Piece
 from memq.client.record import Record, TopicPartition, block_records
 from memq.errors import CorruptDataError, MemqError
-from memq.format.columns import BlockReader
+from memq.format.block import HEADERS
+from memq.format.columns import BlockReader, RecordHeaders
 from memq.topic import Position
 
 if TYPE_CHECKING:
@@ -100,6 +101,22 @@ class Batch:
     def __iter__(self) -> Iterator[Record]:
         """Iterate over the records."""
         return chain.from_iterable(self._iterators())  # in C: a generator would cost 25 ns per record
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The blocks that it is made of."""
+        return [part.piece for part in self._slices]
+
+    def headers(self) -> Iterator[RecordHeaders]:
+        """Iterate over the headers of those records that have some; this does not count as reading them.
+
+        Raises: CorruptDataError for a payload that can't be unpacked.
+        """
+        for piece, low, high in self._slices:
+            if piece.header is not None and piece.header.flags & HEADERS:
+                first = Position(self.first.read_partition, self.first.pointer_offset, piece.first)
+                reader = BlockReader(piece.data, piece.header)
+                yield from (record.headers for record in block_records(reader, first=first, low=low, high=high))
 
     def _iterators(self) -> Iterator[Iterator[Record]]:
         for part in self._slices:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from memq.client.aio_consumer import told
 from memq.client.background import Background
 from memq.client.batch import Batch
 from memq.client.consumer_core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
 from memq.client.consumer_settings import ConsumerSettings, OnDamaged, OnExpired, Point
-from memq.client.fetcher import ReadMode
+from memq.client.fetcher import Fetcher, MakeFetcher, ReadMode
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.membership import Changes
 from memq.client.places import Lag
@@ -21,6 +21,11 @@ from memq.errors import MemqError
 from memq.limits import MIB
 from memq.network import Runtime
 from memq.topic import Position
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from memq.client.consumer_traces import ConsumerTraces
 
 Result = TypeVar("Result")
 _INTERRUPTED_CLOSE_S = 0.2  # after Ctrl-C
@@ -52,6 +57,7 @@ class Consumer:
         zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
         on_assigned, on_revoked, on_lost: called with lists of (topic, partition), inside `poll` and the iteration.
         audit: report what is read and committed to the audit, where the cluster asks for it.
+        tracer_provider: of OpenTelemetry, for spans of fetching and processing (extra `[otel]`); None costs nothing.
         runtime: clock, randomness and network; the system's by default.
 
     Raises: InvalidRequestError, InvalidNameError. Nothing is connected before the first use.
@@ -81,6 +87,7 @@ class Consumer:
         on_revoked: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
         audit: bool = True,
+        tracer_provider: TracerProvider | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         settings = ConsumerSettings(
@@ -104,7 +111,15 @@ class Consumer:
             if callback is not None and not callable(callback):
                 raise TypeError(f"on_assigned, on_revoked and on_lost are functions, not {type(callback).__name__}")
         self._runtime = runtime or Runtime()
-        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers))
+        make_fetcher: MakeFetcher = Fetcher
+        self._traces: ConsumerTraces | None = None
+        if tracer_provider is not None:
+            from memq.client.consumer_traces import ConsumerTraces
+
+            self._traces = ConsumerTraces(tracer_provider, self._runtime.clock, group)
+            self.poll = self._traced_poll  # type: ignore[method-assign]  # who has no traces pays nothing for them
+            make_fetcher = self._traces.fetcher
+        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers), make_fetcher)
         self._background = Background("consumer", self._core)
         self._callbacks = (on_lost, on_revoked, on_assigned)
         self._closed = False
@@ -164,6 +179,15 @@ class Consumer:
                     callback(places)
             io.run(self._core.take(found))
 
+    def _traced_poll(self, timeout: float | None = None) -> Batch | None:
+        """See `poll`; a batch is processed until the next one is asked for, or the consumer is closed."""
+        assert self._traces is not None, "this is the poll of a traced consumer"
+        self._traces.done()
+        batch = Consumer.poll(self, timeout)
+        if batch is not None:
+            self._traces.handed(batch)
+        return batch
+
     def commit(self, batch: Batch | None = None) -> None:
         """Store that all through `batch` is done; without it, every batch that is done; waits for the answer.
 
@@ -214,6 +238,8 @@ class Consumer:
         if self._closed or self._background.was_forked:
             return
         self._closed = True
+        if self._traces is not None:
+            self._traces.done()
         try:
             self._background.run(self._core.close(timeout_s))
         finally:

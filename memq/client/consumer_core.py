@@ -13,7 +13,7 @@ from memq.client.batch import Batch, Damage
 from memq.client.committer import Committer
 from memq.client.consumer_settings import ConsumerSettings, Point, check_point
 from memq.client.dead_letters import DeadLetters
-from memq.client.fetcher import Fetcher
+from memq.client.fetcher import Fetcher, MakeFetcher
 from memq.client.flow import Counts, Delivery
 from memq.client.group_session import GroupSession
 from memq.client.handouts import Handout, Handouts
@@ -54,7 +54,13 @@ class ConsumerStats:
 class ConsumerCore:
     """One consumer. `next` is for one caller at a time; it returns batches, and changes that the caller must take."""
 
-    def __init__(self, settings: ConsumerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        runtime: Runtime,
+        addresses: Sequence[Address],
+        make_fetcher: MakeFetcher = Fetcher,
+    ) -> None:
         keep_freed_blocks()
         self.settings = settings.check()
         self._runtime = runtime
@@ -70,7 +76,7 @@ class ConsumerCore:
         self._changed = asyncio.Event()
         self._stale = asyncio.Event()  # what is known of the topics is to be refreshed now
         self._tasks = TaskOwner(self._die, self._events)
-        fetcher = Fetcher(settings.read, any_broker.read, self._stores)
+        fetcher = make_fetcher(settings.read, any_broker.read, self._stores)
         self._reading = Reading(
             runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
         )

@@ -38,6 +38,11 @@ class Promise:
         """Whether the block is acked or has failed."""
         return self._outcome is not None
 
+    @property
+    def outcome(self) -> Ack | MemqError | None:
+        """What became of the block, None before that; a look that is none of the user's: an error stays unseen."""
+        return self._outcome
+
     def __repr__(self) -> str:
         state = "pending" if self._outcome is None else str(self._outcome)
         if isinstance(self._outcome, MemqError):

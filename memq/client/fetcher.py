@@ -56,6 +56,14 @@ class _ThroughBroker:
         return await self._read(self._store, key, offset, length)
 
 
+class MakeFetcher(Protocol):
+    """Makes the fetcher of a consumer."""
+
+    def __call__(self, mode: ReadMode, read: BrokerRead, open_store: OpenStore) -> Fetcher:
+        """Return one for these ways to a store."""
+        ...
+
+
 class Fetcher:
     """Fetches batches by their pointers, each from the first copy and by the first way that works.
 

@@ -55,7 +55,7 @@ def check_fields(
     return Fields(
         value if type(value) is bytes else as_bytes(value, "value"),
         key if type(key) is bytes else as_bytes(key, "key"),
-        None if headers is None else _as_headers(headers),
+        None if headers is None else header_pairs(headers),
         timestamp_ms,
         tag,
     )
@@ -151,7 +151,8 @@ def as_bytes(value: BytesLike | None, what: str) -> bytes | None:
     raise TypeError(f"{what} is bytes-like or str, not {type(value).__name__}")
 
 
-def _as_headers(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:
+def header_pairs(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:
+    """Return headers as pairs of name and value. Raises: TypeError; InvalidRequestError for what is not Unicode."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     if not isinstance(pairs, Iterable):
         raise TypeError(f"headers are pairs or a mapping, not {type(headers).__name__}")

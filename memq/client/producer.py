@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from memq.client.background import Background
 from memq.client.delivery import Delivery
@@ -21,6 +21,9 @@ from memq.client.report_carrier import ReportCarrier
 from memq.errors import BufferFullError, MemqError
 from memq.limits import KIB, MIB
 from memq.network import Address, Runtime
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 _INTERRUPTED_CLOSE_S = 0.4  # after Ctrl-C
 
@@ -85,6 +88,7 @@ class Producer:
             `stood` how much of it each partition holds, also days later. It has acks="all" and ends with the first
             block that fails: the next instance sends that again, and it is there once.
         audit: report what is sent and acked to the audit, where the cluster asks for it.
+        tracer_provider: of OpenTelemetry, for spans of what `send` takes (extra `[otel]`); None costs nothing.
         runtime: clock, randomness and network; the system's by default.
 
     Raises: InvalidSettingError, InvalidRequestError. Nothing is connected before the first record.
@@ -110,6 +114,7 @@ class Producer:
         on_ack: OnAck | None = None,
         name: str = "",
         audit: bool = True,
+        tracer_provider: TracerProvider | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         settings = producer_settings(
@@ -134,6 +139,11 @@ class Producer:
         self._core = self._background.core
         self._buffer = self._core.buffer
         self._sticky = self._buffer.sticky
+        if tracer_provider is not None:
+            from memq.client.producer_traces import ProducerTraces
+
+            self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
+            self.send = self._traced_send  # type: ignore[method-assign]  # who has no traces pays nothing for them
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -201,6 +211,26 @@ class Producer:
                 return cast(Delivery, self._buffer.put(route, fields, partition))
             except BufferFullError as error:
                 deadline_s = self._wait_for_room(error, seen, deadline_s)
+
+    def _traced_send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """See `send`; the record's headers carry the context of its span, which ends with its block's outcome."""
+        span, carried = self._traces.begin(topic, headers)
+        try:
+            delivery = Producer.send(self, topic, value, key, carried, timestamp_ms, tag, partition)
+        except BaseException as error:
+            self._traces.refused(span, error)
+            raise
+        self._traces.taken(span, delivery)
+        return delivery
 
     def send_many(
         self,

@@ -1,0 +1,45 @@
+"""The spans of a broker: `upload` and `publish` of each batch, in the traces of the blocks that it holds."""
+
+from __future__ import annotations
+
+from opentelemetry.trace import SpanKind, TracerProvider, get_tracer_provider
+
+from memq.broker.batch import SealedBatch
+from memq.clock import Clock
+from memq.traces import Attributes, Block, Traces
+
+
+class BrokerTraces:
+    """Tells what became of batches, when it is over."""
+
+    def __init__(self, provider: TracerProvider, clock: Clock, broker: str) -> None:
+        self._traces = Traces(provider, clock)
+        self._broker = broker
+
+    def uploaded(self, sealed: SealedBatch, began_ms: int) -> None:
+        """A batch is stored, alone or in a shared object; all tries since it was sealed are in the span."""
+        self._tell("upload", sealed, began_ms)
+
+    def published(self, sealed: SealedBatch, began_ms: int) -> None:
+        """A batch's pointer is in the queue."""
+        self._tell("publish", sealed, began_ms)
+
+    def _tell(self, name: str, sealed: SealedBatch, began_ms: int) -> None:
+        origin = sealed.origin
+        blocks: list[Block] = [
+            (origin.topic.name, origin.partition, producer, first) for producer, first, _ in sealed.headers.sequences()
+        ]
+        attributes: Attributes = {
+            "messaging.destination.name": origin.topic.name,
+            "messaging.destination.partition.id": str(origin.partition),
+            "memq.broker": self._broker,
+            "memq.epoch": origin.epoch,
+            "memq.object": sealed.key,
+            "memq.blocks": len(blocks),
+        }
+        self._traces.end(self._traces.of_blocks(name, SpanKind.INTERNAL, attributes, blocks, began_ms))
+
+
+def global_traces(clock: Clock, broker: str) -> BrokerTraces:
+    """Return what tells the tracer provider of this process, which `opentelemetry-instrument` sets."""
+    return BrokerTraces(get_tracer_provider(), clock, broker)
