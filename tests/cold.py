@@ -67,7 +67,7 @@ class ColdParts:
 
 def parts_on(queue: TrimmedQueue, store: StorageHandler, runtime: Runtime, cluster: str = CLUSTER) -> ColdParts:
     """Return the parts of a compactor on a queue and a store."""
-    copier = Copier(cluster, queue, {STORE: store}, (STORE, store), runtime)
+    copier = Copier(cluster, queue, {STORE: store}.__getitem__, (STORE, store), runtime)
     return ColdParts(queue, store, ColdFiles(cluster, store), copier, runtime)
 
 

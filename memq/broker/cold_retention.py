@@ -15,7 +15,15 @@ from memq.format.cold import ColdManifest
 from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END
 from memq.notification import Entry
-from memq.topic import ReadPartition, TopicSettings
+from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
+
+
+async def trim_cold(services: Services, topic: Topic) -> None:
+    """Have the pointers of a topic leave the queue that manifests have. Raises: as store and queue."""
+    for partition in read_partitions(topic):
+        manifest = await services.cold.highest(partition)
+        if manifest is not None:
+            await leave_queue(services.queue, partition, manifest)
 
 
 def first_old_ms(manifest: ColdManifest | None) -> int:

@@ -11,6 +11,7 @@ import msgspec
 from memq import __version__
 from memq.broker.byte_budget import ByteBudget
 from memq.broker.cluster_requests import ClusterRequests
+from memq.broker.cold_retention import trim_cold
 from memq.broker.connection import Connection
 from memq.broker.forwarded import take_forwarded
 from memq.broker.group_requests import GroupRequests
@@ -57,6 +58,7 @@ from memq.protocol.messages import (
     ReadRequest,
     StoreMetadata,
     TopicMetadata,
+    TrimCold,
     WireInstance,
     decode_message,
     encode_message,
@@ -379,6 +381,9 @@ class Requests:
         if isinstance(ask, PublishStaged):
             processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
             return AdminAnswer(published=await publish_staged(processor, ask))
+        if isinstance(ask, TrimCold):
+            await trim_cold(self._services, await self._topic(ask.topic, ask.topic_id))
+            return AdminAnswer(sweep_age_ms=self._services.settings.sweep_age_ms)
         if isinstance(ask, DescribeCluster | DescribeClients | DrainBroker):
             return await self._cluster.admin(ask)
         return await self._groups.admin(ask)

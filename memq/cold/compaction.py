@@ -16,6 +16,7 @@ from memq.clock import Clock
 from memq.cold.copying import Copied, Copier
 from memq.cold.files import ColdFiles
 from memq.cold.plan import ColdRule, cold_spans, following
+from memq.errors import NotReadyError
 from memq.format.cold import ColdManifest
 from memq.notification import PointerReader, Span
 from memq.topic import ReadPartition, TopicSettings
@@ -52,10 +53,16 @@ async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: C
 async def publish_parts(
     files: ColdFiles, manifest: ColdManifest, copied: Sequence[Copied], clock: Clock, named_within_ms: int
 ) -> ColdManifest | None:
-    """Make the parts visible that were copied behind a manifest; None when another one was faster, or time is over."""
+    """Make the parts visible that were copied behind a manifest; None when another compaction or retention was faster.
+
+    Raises: NotReadyError when it took too long to name what was copied first.
+    """
     parts = tuple(sorted((each.part for each in copied), key=lambda part: part.first))
     if clock.wall_ms() - min(part.created_ms for part in parts) >= named_within_ms:
-        return None
+        raise NotReadyError(
+            f"copying took over {named_within_ms} ms, and a sweep may take what no manifest names",
+            hint="run it again, with fewer objects at once",
+        )
     successor = following(manifest, parts)
     return successor if await files.publish(successor) else None
 
@@ -76,11 +83,12 @@ async def compact(
     Raises: NotReadyError when retention was faster; as stores and queue.
     """
     done: list[Copied] = []
+    now_ms = clock.wall_ms()  # of all rounds: else each would find a little more
     while True:
         manifest = await manifest_of(files, partition)
         await leave_queue(queue, partition, manifest)
         copied: list[Copied] = []
-        async for span in cold_spans(queue, partition, manifest.next, settings, rule, clock.wall_ms()):
+        async for span in cold_spans(queue, partition, manifest.next, settings, rule, now_ms):
             copied.append(await copier.copy(partition, span))
             if len(copied) == OBJECTS_MAX:
                 break

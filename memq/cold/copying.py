@@ -7,7 +7,7 @@ does one that is missing: its pointer goes into the part unchanged, and what is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from awscrt.checksums import crc32c
@@ -70,19 +70,19 @@ class _LargeObject:
 
 
 class Copier:
-    """Copies for one topic of a cluster. `stores` are those that pointers name; objects go to `store`, by its name."""
+    """Copies batches of a cluster. `open_store` gives the stores that pointers name; objects go to `store`, by name."""
 
     def __init__(
         self,
         cluster: str,
         queue: PointerReader,
-        stores: Mapping[str, ObjectReader],
+        open_store: Callable[[str], ObjectReader],
         store: tuple[str, StorageHandler],
         runtime: Runtime,
     ) -> None:
         self._cluster = cluster
         self._queue = queue
-        self._stores = stores
+        self._open_store = open_store
         self._store_name, self._store = store
         self._runtime = runtime
 
@@ -138,7 +138,7 @@ class Copier:
     async def _read(self, pointer: Pointer) -> tuple[Buffer, list[BlockEntry]] | MemqError:
         place = pointer.locations[0]
         try:
-            data = await self._stores[place.store].get_range(place.key, place.offset, place.length)
+            data = await self._open_store(place.store).get_range(place.key, place.offset, place.length)
             return data, checked_blocks(pointer, data)
         except (CorruptDataError, NotFoundError) as error:
             return error

@@ -29,6 +29,7 @@ from memq.protocol.messages import (
     PollRequest,
     PollSpans,
     PollTime,
+    TrimCold,
     WireCommitted,
 )
 from memq.topic import Committed, Position, ReadPartition, Totals
@@ -89,6 +90,10 @@ class RemoteQueue:
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
         return (await self._poll(PollTime(partition=ref_of(partition), time_ms=time_ms))).offset
+
+    async def trim_cold(self, topic: str, topic_id: str) -> int:
+        """Have pointers leave the queue that manifests of cold parts have; return the brokers' `sweep_age_ms`."""
+        return (await self._admin(AdminRequest(ask=TrimCold(topic=topic, topic_id=topic_id)))).sweep_age_ms
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""

@@ -398,6 +398,13 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     created_ms: Int64 = 0
 
 
+class TrimCold(msgspec.Struct, tag_field="op", tag="trim-cold", kw_only=True):
+    """Have the pointers of a topic leave the queue that the manifests of its cold parts have."""
+
+    topic: str
+    topic_id: str
+
+
 class AdminRequest(msgspec.Struct, kw_only=True):
     """One administrative request."""
 
@@ -413,6 +420,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | DescribeClients
         | BeginProducer
         | PublishStaged
+        | TrimCold
     )
 
 
@@ -479,7 +487,7 @@ class WireInstance(msgspec.Struct, kw_only=True):
 class AdminAnswer(msgspec.Struct, kw_only=True):
     """Answer to an AdminRequest: the topic that was made or altered, groups, the cluster, an instance that began.
 
-    `published`: how many pieces of a batch are in the queue.
+    `published`: how many pieces of a batch are in the queue. `sweep_age_ms`: how old an object gets that nothing names.
     """
 
     topic: Topic | None = None
@@ -491,6 +499,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     instance: WireInstance | None = None
     clients: list[WireClient] = []
     published: Int64 = 0
+    sweep_age_ms: Int64 = 0
 
 
 def nack_of(error: MemqError) -> Nack:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from memq.client.any_broker import AnyBroker
@@ -11,12 +11,17 @@ from memq.client.fetcher import Fetcher
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.places import Places
+from memq.cold.files import ColdFiles
+from memq.cold.reader import ColdReader
+from memq.errors import CorruptDataError
+from memq.format.pointer import decode_pointer
+from memq.limits import POLL_BYTES_MAX
 from memq.network import Runtime
-from memq.notification import PointerReader
+from memq.notification import Groups, PointerReader
 from memq.notification.remote import RemoteQueue
 from memq.spark.options import ReadOptions
 from memq.spark.queues import find_topic, open_queue
-from memq.spark.stores import StoreUrls, TaskStores
+from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.topic import ReadPartition, TopicSettings, read_partitions
 
 TOPIC_S_MAX = 10.0
@@ -33,6 +38,15 @@ class TopicPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class CompactorPlace:
+    """Where large objects go: the cluster's name, its first store, and the queue that pointers leave."""
+
+    cluster: str
+    store: str
+    queue: RemoteQueue
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """The open ways into a cluster, for one event loop."""
 
@@ -40,6 +54,8 @@ class Access:
     topics: Mapping[str, TopicPlace]
     urls: StoreUrls
     fetcher: Fetcher  # reads the indexes of those few batches whose pointers don't name all their producers
+    groups: Groups
+    compactor: CompactorPlace | None = None  # brokers alone know the settings that it goes by
 
     @property
     def places(self) -> Places:
@@ -72,12 +88,24 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
             topics[name] = TopicPlace(name, topic.id, topic.settings, writers)
         urls = StoreUrls.of(options, {store.name: store.url for store in metadata.stores})
         stores = TaskStores(urls, runtime)
-        yield Access(RemoteQueue(ask), topics, urls, Fetcher("auto", ask.read, stores.open_here))
+        queue = RemoteQueue(ask)
+        place = CompactorPlace(metadata.cluster, metadata.stores[0].name, queue)
+        yield Access(queue, topics, urls, Fetcher("auto", ask.read, stores.open_here), queue, place)
     finally:
         if stores is not None:
             await stores.close()
         await metadata.close()
         await pool.close()
+
+
+async def _cluster_of(queue: PointerReader, topics: Iterable[TopicPlace]) -> str:
+    """Return the cluster's name, which pointers have; "" when there are none: then none have left the queue, either."""
+    for topic in topics:
+        for partition in topic.partitions:
+            for entry in await queue.read(partition, 0, POLL_BYTES_MAX):
+                with suppress(CorruptDataError):
+                    return decode_pointer(entry.body).cluster
+    return ""
 
 
 @asynccontextmanager
@@ -92,7 +120,10 @@ async def _through_queue(options: ReadOptions, runtime: Runtime) -> AsyncIterato
             partitions = await find_topic(queue, name)
             writers = {partition: [partition.partition] for partition in partitions}
             topics[name] = TopicPlace(name, partitions[0].topic_id, TopicSettings(), writers)
-        yield Access(queue, topics, urls, stores.fetcher())
+        cluster = await _cluster_of(queue, topics.values())
+        files = ColdFiles(cluster, stores.open(ANY)) if cluster else None
+        pointers = ColdReader(queue, files, runtime.clock) if files is not None else queue
+        yield Access(pointers, topics, urls, stores.fetcher(), queue)
     finally:
         await stores.close()
         await queue.close()

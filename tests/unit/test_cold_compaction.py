@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from memq.broker.cold_retention import expired_parts
 from memq.broker.restore import Restorer
 from memq.broker.sweep import Sweep
+from memq.client.fetcher import Fetcher
 from memq.cold.compaction import leave_queue, manifest_of
 from memq.cold.plan import ColdRule, cold_spans, following, without
 from memq.cold.reader import ColdReader
@@ -371,15 +372,15 @@ def test_a_number_that_was_swept_is_not_won_by_who_slept() -> None:
 def test_what_was_copied_too_long_ago_is_not_named() -> None:
     async def work() -> None:
         world = await World.made()
-        late = 0
 
         async def putting(key: str) -> None:
-            nonlocal late
-            if "/parts/" in key and late < 2:
-                late += 1
-                world.clock.advance(SWEEP_AGE_MS)
+            if "/parts/" in key:
+                world.clock.advance(SWEEP_AGE_MS // 2)
 
         world.store.putting = putting
+        with pytest.raises(NotReadyError, match="fewer objects"):
+            await world.compact()
+        world.store.putting = nothing
         made = await world.compact()
         assert len(world.keys(cold=True)) > made, "those of the first try are there, too"
         await world.sweep()
@@ -529,3 +530,30 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
 
     for swept in (False, True):
         asyncio.run(work(swept=swept))
+
+
+def test_neighbours_in_a_large_object_are_fetched_by_one_request() -> None:
+    async def work() -> None:
+        world = await World.made()
+        objects = await world.compact()
+        await world.sweep()
+        fetcher = Fetcher("direct", no_broker, lambda name: world.store)
+        entries = await world.reader().read(PARTITION, 0, 1 << 20)
+        while entries[-1].offset < len(world.expected) - 1:
+            entries = [*entries, *await world.reader().read(PARTITION, entries[-1].offset + 1, 1 << 20)]
+        pointers = [decode_pointer(entry.body) for entry in entries]
+        batches = [pointer for pointer in pointers if pointer.kind == "data"]
+        world.store.reads = 0
+        found = await asyncio.gather(*(fetcher.fetch(pointer) for pointer in batches))
+        assert [bytes(pieces[0].data) for pieces in found] == [body for _, _, body in world.expected if body]
+        assert world.store.reads == objects + YOUNG
+        world.store.reads = 0
+        for pointer in batches:
+            await fetcher.index_of(pointer)
+        assert world.store.reads == 2 * (objects + YOUNG), "the index of a large object is read once"
+
+    asyncio.run(work())
+
+
+async def no_broker(store: str, key: str, offset: int, length: int) -> bytes:
+    raise AssertionError("it reads straight from the store")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from memq.network import Runtime
-from memq.notification import Groups, Span
+from memq.notification import Span
 from memq.spark.access import Access, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.group_positions import stored_positions
@@ -55,6 +54,6 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
 
 async def _committed(access: Access, partitions: list[ReadPartition]) -> dict[str, dict[ReadPartition, Position]]:
     """Return by group where it stands, of the groups that have read the topic."""
-    groups = cast(Groups, access.queue)  # each of the queues keeps groups, too
+    groups = access.groups
     found = {group: await stored_positions(groups, group, partitions) for group in await groups.groups()}
     return {group: positions for group, positions in found.items() if positions}

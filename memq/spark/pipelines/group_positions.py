@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.network import Runtime
@@ -30,7 +29,7 @@ async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:
     Raises: InvalidRequestError while the group has members; UnreachableError, NotFoundError of the topic.
     """
     async with open_access(options, Runtime()) as access:
-        groups = cast(Groups, access.queue)  # each of the queues keeps groups, too
+        groups = access.groups
         try:
             state = await groups.describe(group)
         except NotFoundError:
@@ -60,4 +59,4 @@ async def commit_positions(options: ReadOptions, group: str, positions: Mapping[
                 totals = await access.places.totals_before(partition, offset, topic.settings, writers)
                 commits[partition] = Committed(position, totals.plus(position.record_index, 0))
         if commits:
-            await cast(Groups, access.queue).commit(group, "", -1, commits)
+            await access.groups.commit(group, "", -1, commits)

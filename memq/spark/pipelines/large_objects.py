@@ -1,0 +1,171 @@
+"""`compact --into objects`: a topic's small objects into large ones that hold the same batches, for all its readers.
+
+The driver plans by pointers; each task copies the batches of one large object, and writes the part of the manifest that
+names them. A round ends with the manifests of all read partitions, and then the brokers let go of the pointers. Killed
+at any moment, it leaves a log that is whole (`memq.cold.compaction`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow
+
+from memq.client.io_thread import io_thread
+from memq.cold.compaction import manifest_of, publish_parts
+from memq.cold.copying import Copied, Copier
+from memq.cold.files import ColdFiles
+from memq.cold.plan import ColdRule, cold_spans
+from memq.errors import InvalidSettingError
+from memq.format.cold import ColdManifest, PartRef
+from memq.network import Runtime
+from memq.notification import Span
+from memq.spark.access import Access, CompactorPlace, open_access
+from memq.spark.options import ReadOptions
+from memq.spark.pipelines.inputs import tell
+from memq.spark.pipelines.spread import Batches, spread
+from memq.spark.stores import TaskStores
+from memq.topic import ReadPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_COPIED = pyarrow.schema({"partition": pyarrow.int32(), "part": pyarrow.binary(), "findings": pyarrow.binary()})
+_DECODE_PART = msgspec.json.Decoder(PartRef).decode
+_DECODE_FINDINGS = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What one task copies: a run of pointers of a read partition."""
+
+    partition: ReadPartition
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The runs that tasks copy, by which manifests they go on from, and within which time they must be named, in ms."""
+
+    planned: Sequence[Planned]
+    manifests: Mapping[int, ColdManifest]
+    named_within_ms: int
+
+
+@dataclass(slots=True)
+class Compacted:
+    """What was done: objects, batches' stored bytes and pointers; `findings` are keys and what is wrong there."""
+
+    objects: int = 0
+    bytes: int = 0
+    pointers: int = 0
+    findings: int = 0
+
+
+def compact_objects(spark: SparkSession, options: ReadOptions, rule: ColdRule, *, tasks: int) -> Compacted:
+    """Copy what is cold of a topic into large objects, in rounds of `tasks`, until nothing is left.
+
+    Raises: InvalidSettingError without brokers; as a batch read; NotReadyError when retention was faster, or a round
+    took too long: run it again.
+    """
+    thread = io_thread()
+    done = Compacted()
+    now_ms = Runtime().clock.wall_ms()  # of all rounds: else each would find a little more
+    while True:
+        found = thread.run(_plan(options, rule, tasks, now_ms))
+        if not found.planned:
+            return done
+        rows = spread(spark, found.planned, partial(_copy, options), _COPIED).toArrow().to_pylist()
+        copied: dict[int, list[Copied]] = {}
+        for row in rows:
+            each = Copied(_DECODE_PART(row["part"]), _DECODE_FINDINGS(row["findings"]))
+            copied.setdefault(row["partition"], []).append(each)
+        for number, parts in copied.items():
+            if thread.run(_publish(options, found, number, parts)):
+                _count(done, parts)
+            else:
+                tell(f"{options.topics[0]}/{number}: another run was faster; going on from it")
+        tell(f"{options.topics[0]}: {done.objects:,} objects of {done.bytes:,} bytes for {done.pointers:,} pointers")
+
+
+def _count(done: Compacted, parts: Sequence[Copied]) -> None:
+    done.objects += len(parts)
+    done.bytes += sum(each.part.bytes for each in parts)
+    done.pointers += sum(each.part.entries for each in parts)
+    for each in parts:
+        done.findings += len(each.findings)
+        for key, text in each.findings:
+            tell(f"{key}: {text}")
+
+
+def _place(access: Access) -> CompactorPlace:
+    if access.compactor is None:
+        raise InvalidSettingError(
+            "objects are compacted with brokers: only they know the topic's settings", hint="give --brokers"
+        )
+    return access.compactor
+
+
+async def _plan(options: ReadOptions, rule: ColdRule, tasks: int, now_ms: int) -> Round:
+    """Let the queue go of what a run before has left there, and plan the next runs."""
+    runtime = Runtime()
+    async with open_access(options, runtime) as access:
+        place, topic = _place(access), access.topics[options.topics[0]]
+        sweep_age_ms = await place.queue.trim_cold(topic.name, topic.id)
+        stores = TaskStores(access.urls, runtime)
+        planned: list[Planned] = []
+        manifests: dict[int, ColdManifest] = {}
+        try:
+            files = ColdFiles(place.cluster, stores.open(place.store))
+            for partition in sorted(topic.partitions):
+                manifest = manifests[partition.partition] = await manifest_of(files, partition)
+                async for span in cold_spans(access.queue, partition, manifest.next, topic.settings, rule, now_ms):
+                    planned.append(Planned(partition, span))
+                    if len(planned) >= tasks:
+                        return Round(planned, manifests, sweep_age_ms // 2)
+        finally:
+            await stores.close()
+        return Round(planned, manifests, sweep_age_ms // 2)
+
+
+def _copy(options: ReadOptions, planned: Planned) -> Batches:
+    copied = io_thread().run(_copied(options, planned))
+    row = {
+        "partition": planned.partition.partition,
+        "part": msgspec.json.encode(copied.part),
+        "findings": msgspec.json.encode(copied.findings),
+    }
+    yield pyarrow.RecordBatch.from_pylist([row], _COPIED)
+
+
+async def _copied(options: ReadOptions, planned: Planned) -> Copied:
+    runtime = Runtime()
+    async with open_access(options, runtime) as access:
+        place = _place(access)
+        stores = TaskStores(access.urls, runtime)
+        try:
+            store = (place.store, stores.open(place.store))
+            copier = Copier(place.cluster, access.queue, stores.open, store, runtime)
+            return await copier.copy(planned.partition, planned.span)
+        finally:
+            await stores.close()
+
+
+async def _publish(options: ReadOptions, found: Round, number: int, parts: Sequence[Copied]) -> bool:
+    """Make a partition's parts visible, and let its pointers leave the queue; say whether another run was faster."""
+    runtime = Runtime()
+    async with open_access(options, runtime) as access:
+        place, topic = _place(access), access.topics[options.topics[0]]
+        stores = TaskStores(access.urls, runtime)
+        try:
+            files = ColdFiles(place.cluster, stores.open(place.store))
+            manifest = found.manifests[number]
+            made = await publish_parts(files, manifest, parts, runtime.clock, found.named_within_ms)
+        finally:
+            await stores.close()
+        await place.queue.trim_cold(topic.name, topic.id)
+        return made is not None
