@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from memq.broker.partitions import Partitions
+from memq.broker.services import Services
+from memq.errors import MemqError
 from memq.format.report import AUDIT_TOPIC
-from memq.settings import BrokerSettings
 from memq.topic import TopicSettings
+
+RETRY_S = 1.0
 
 
 def audit_topic_settings(retention_ms: int) -> TopicSettings:
@@ -16,8 +21,17 @@ def audit_topic_settings(retention_ms: int) -> TopicSettings:
     return TopicSettings(retention_ms=retention_ms, shared_objects=True, seal_when_idle=False)
 
 
-async def make_audit_topic(partitions: Partitions, settings: BrokerSettings) -> None:
-    """Make `_memq_audit` unless it is there; then it stays as it is. Raises: what stands in the way."""
-    if partitions.find(AUDIT_TOPIC) is None:
-        topic = audit_topic_settings(settings.audit_retention_ms)
-        await partitions.create(AUDIT_TOPIC, settings.audit_partitions, topic, exist_ok=True, internal=True)
+async def make_audit_topic(services: Services, partitions: Partitions) -> None:
+    """Make `_memq_audit` unless it is there, however often it takes; then it stays as it is.
+
+    The start of a broker does not wait for this: until the topic is there, clients keep what they have to report.
+    """
+    settings, failing = services.settings, services.events.outage("audit-topic-failed", "audit-topic-made")
+    topic = audit_topic_settings(settings.audit_retention_ms)
+    while partitions.find(AUDIT_TOPIC) is None:
+        try:
+            await partitions.create(AUDIT_TOPIC, settings.audit_partitions, topic, exist_ok=True, internal=True)
+        except MemqError as error:
+            failing.failed(str(error))
+            await asyncio.sleep(RETRY_S)
+    failing.passed()

@@ -138,12 +138,12 @@ class Broker:
         await self.partitions.refresh()
         for topic in self.partitions.topics():
             await services.queue.create(read_partitions(topic), topic.settings.stale_publish_ms)
-        if settings.audit:
-            await make_audit_topic(self.partitions, settings)
         self.partitions.serving = True
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
         if services.spool.disk is not None:
             self._tasks.start(self._replay.run(services.spool.disk), "replay spool")
+        if settings.audit:
+            self._tasks.start(make_audit_topic(services, self.partitions), "make audit topic")
         self._tasks.start(self._keep_house(), "keep house")
         self._tasks.start(self._tell_loads(), "tell loads")
 

@@ -26,7 +26,7 @@ class _QuietLog(EventLog):
 
     def error(self, event: str, text: str, error: BaseException | None = None) -> None:
         """Log it for developers only."""
-        self.debug(f"audit.{event}", text)
+        super().debug(event, text)
 
 
 class ReportCarrier:

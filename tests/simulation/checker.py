@@ -6,7 +6,7 @@ nor the consumer's positions. What it checks, and when:
 - as a pointer lands: its object is there with the bytes that producers sent; its owner kept the rules (see
   `owner_rules`); no record is delivered twice, none that nobody sent;
 - as a record is acked with `all`: its pointer and object are there;
-- as a record is consumed, or a position is stored: see `group_rules`;
+- as a record is consumed, or a position is stored: see `group_rules`; as a report lands: see `report_rules`;
 - as retention takes pointers: they are old enough; as an object is deleted: no pointer names it;
 - at the end: what was acked with 1 is in the log, unless an owner was killed that had it in memory; acked records stand
   in each producer's order; who resumes anywhere reads the same stream; no object is left that no pointer names; and
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from memq.errors import MemqError
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
+from memq.format.report import AUDIT_TOPIC
 from memq.notification import Publication
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.group_rules import GroupRules
@@ -29,6 +30,7 @@ from tests.simulation.node import FOREVER, Node
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered, FindingError, LogEntry, read_entry, resume
+from tests.simulation.report_rules import ReportRules, told
 from tests.simulation.retention_rules import RetentionRules
 
 Objects = dict[str, bytes]
@@ -67,6 +69,7 @@ class Checker:
         self.given_up = 0
         self.retention: RetentionRules | None = None  # without: nothing may be taken
         self.groups = GroupRules(self.logs, fail, now, self._first_place)
+        self.reports = ReportRules(fail)
         self._objects = objects
         self._window_ms = window_ms
         self._fail = fail
@@ -130,7 +133,11 @@ class Checker:
             entry = read_entry(offset, publication.time_ms, pointer, self._fetch)
             rules = self._parts.setdefault((pointer.topic_id, pointer.partition), OwnerRules(self._refuse))
             rules.take(entry, publication, node, read_to, handed_over_s)
-            self._append(self.logs.setdefault(publication.partition, ReadLog()), entry, publication.partition)
+            if publication.partition.topic == AUDIT_TOPIC:
+                self._name(entry)
+                self.reports.reported(publication.partition, entry)
+            else:
+                self._append(self.logs.setdefault(publication.partition, ReadLog()), entry, publication.partition)
         except (FindingError, MemqError) as error:
             self._fail(f"pointer at {offset} of {publication.partition}: {error}")
 
@@ -150,6 +157,7 @@ class Checker:
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """See `cloud.Observer`."""
         self.groups.committed(group, partition, position)
+        self.reports.committed(group, partition, position)
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """See `cloud.Observer`."""
@@ -161,10 +169,14 @@ class Checker:
             raise FindingError(f"object '{key}' has no bytes {offset}+{length}: pointer before object")
         return body[offset : offset + length]
 
-    def _append(self, log: ReadLog, entry: LogEntry, partition: ReadPartition) -> None:
+    def _name(self, entry: LogEntry) -> None:
         for location in entry.pointer.locations:
             self._named[location.key] = self._named.get(location.key, 0) + 1
+
+    def _append(self, log: ReadLog, entry: LogEntry, partition: ReadPartition) -> None:
+        self._name(entry)
         self._check_ranges(entry)
+        self.reports.landed(entry, partition)
         log.entries.append(entry)
         for delivered in log.reader.take(entry):
             record = self.records.get(delivered.value)
@@ -201,6 +213,7 @@ class Checker:
         skipped = sum(len(entry.pointer.skip) for entry in data)
         return {
             "epochs": sum(len(part.brokers) for part in self._parts.values()),
+            "reports": told(self.reports.reports),
             "skipped": skipped,
             "doubles": stored - sum(len(log.stream) for log in self.logs.values()),
             "retired": sum(log.begin for log in self.logs.values()),
@@ -213,6 +226,7 @@ class Checker:
     def finish(self, draw_below: Callable[[int], int], *, resumes_max: int = 20) -> None:
         """Check what can only be seen whole; `draw_below` picks the positions to resume at."""
         self._check_order()
+        self.reports.finish()
         for value in self.missing():
             self._fail(f"record {value[:40]!r} is acked with 1, and lost while its owner lived or left in order")
         for partition, log in self.logs.items():
@@ -226,7 +240,8 @@ class Checker:
 
         In memory they lose it when they are killed; on disk they keep it all the same.
         """
-        topic = {partition: rules for (_, partition), rules in self._parts.items()}
+        audit = {partition.topic_id for partition in self.reports.logs}
+        topic = {partition: rules for (topic_id, partition), rules in self._parts.items() if topic_id not in audit}
         return [
             value
             for value, record in self.records.items()

@@ -59,6 +59,7 @@ class Shape:
     housekeeping_s: float = 0.0  # how often brokers look after retention, and sweep; 0: never
     sweep_age_ms: int = 3_600_000
     shared_age_ms: int = 250
+    audit_interval_ms: int = 0  # how often clients report; 0: never
 
 
 class SimCluster:
@@ -145,6 +146,9 @@ class SimCluster:
             sweep_age_ms=self.shape.sweep_age_ms,
             shared_age_ms_max=self.shape.shared_age_ms,
             spool_bytes_max=SPOOL_BYTES_MAX,
+            audit=self.shape.audit_interval_ms > 0,
+            audit_interval_ms=self.shape.audit_interval_ms,
+            audit_partitions=2,
         )
         stop = self._stops[node.name] = asyncio.Event()
         broker = await self._started(settings, runtime, doors)
@@ -246,7 +250,7 @@ class SimCluster:
     def reshape(self) -> None:
         """Split a write partition, or join two, as the governor does by their traffic."""
         draw = self.world.random("reshapes")
-        topic, now_ms = self.cloud.cluster.registry.topics()[0], EPOCH_MS + int(self.world.now * 1000)
+        topic, now_ms = self._current_topic(), EPOCH_MS + int(self.world.now * 1000)
         pairs = list(neighbours(topic))
         wide = [part.partition for part in topic.taking if part.slot_first < part.slot_last]
         if pairs and (len(topic.taking) >= WRITE_PARTITIONS_MAX or not wide or draw.random() < 0.5):
@@ -261,7 +265,10 @@ class SimCluster:
         registry = self.cloud.cluster.registry
         with contextlib.suppress(VersionConflictError):  # a broker's governor was faster
             self.cloud.cluster.apply(registry.alter_topic(topic))
-        self.topic = registry.topics()[0]
+        self.topic = self._current_topic()
+
+    def _current_topic(self) -> Topic:
+        return next(topic for topic in self.cloud.cluster.registry.topics() if topic.id == TOPIC_ID)
 
     async def _move(self, partition: int, target: str, *, seize: bool) -> None:
         registry = self.cloud.cluster.registry

@@ -110,7 +110,7 @@ KEEPING_BUGS = (
         "seek keeps what was fetched",
         "memq.client.opener",
         "Opener.seek",
-        "self._read(partition, position, _known_before(point))",
+        'self._read(partition, position, _known_before(point), "seek")',
         "assigned.flow.position = position",
         level="calm",
         aspects=("wander",),
@@ -283,5 +283,23 @@ KEEPING_BUGS = (
         "manifest, body = manifest, encode_manifest(manifest)",
         level="breezy",
         aspects=("staged",),
+    ),
+    Planted(
+        "what is processed is reported before it is committed",
+        "memq.client.committer",
+        "Committer.commit",
+        "await self._group.commit(",
+        "[assigned.tally.store(behind, 0) for assigned, behind in due.values() if assigned.tally]\n"
+        "        await self._group.commit(",
+        aspects=("reports",),
+    ),
+    Planted(
+        "what is written is reported as acked",
+        "memq.client.partition_sender",
+        "PartitionSender._report",
+        "tally, parts = self._tally, self._parts",
+        "tally, parts, stage = self._tally, self._parts, 'acked'",
+        seed=1017,
+        aspects=("reports",),
     ),
 )

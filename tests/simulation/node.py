@@ -60,7 +60,7 @@ class Node:
 
     def runtime(self, network: Network) -> Runtime:
         """Return what a shell on this node gets."""
-        return Runtime(clock=self.clock, random=self.random, network=network)
+        return Runtime(clock=self.clock, random=self.random, network=network, host=self.name)
 
     def start(self, main: Callable[[Node], Coroutine[Any, Any, Any]]) -> None:
         """Run `main`; the process exits with it. What it raises ends the world's run."""

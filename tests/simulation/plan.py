@@ -16,7 +16,7 @@ from tests.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
 from tests.simulation.disk import DiskFaults
 from tests.simulation.faults import LEVELS, Faults
 
-ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen", "named", "staged", "disk")
+ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen", "named", "staged", "disk", "reports")
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
@@ -255,6 +255,11 @@ def _with_disk(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, active_s=ACTIVE_ON_DISK_S, settle_s=90.0 if level == "calm" else plan.settle_s)
 
 
+def _with_reports(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Let clients report what they do."""
+    return replace(plan, shape=replace(plan.shape, audit_interval_ms=draw.choice([200, 1_000, 5_000])))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -266,4 +271,5 @@ _CHANGES = {
     "named": _with_names,
     "staged": _with_staging,
     "disk": _with_disk,
+    "reports": _with_reports,
 }

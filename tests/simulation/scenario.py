@@ -33,6 +33,7 @@ SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value beside its name
 CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
 LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
+REPORT_S = 3.0  # what a report takes at most to land, in a healed world
 KEYS = 8  # of a producer that sends by keys
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
 
@@ -87,6 +88,7 @@ class Scenario:
             self.restart(name)
         world.run(self.plan.settle_s, done=self._all_done)
         self._check_life()
+        self._wait_for_reports()
         self.checker.finish(world.random("finish").randrange)
         self.names.finish()
         self.batches.finish()
@@ -109,6 +111,12 @@ class Scenario:
             self.world.fail(
                 f"{', '.join(waiting)} did not come to an end within {self.plan.settle_s:g} s in a healed world"
             )
+
+    def _wait_for_reports(self) -> None:
+        """Give the last reports of those that live their time, where clients report."""
+        interval_ms = self.plan.shape.audit_interval_ms
+        if interval_ms:
+            self.world.run(2 * interval_ms / 1000 + REPORT_S)
 
     def _check_sweep(self) -> None:
         """Give the sweep its time, without the consumers, and check that it left nothing behind."""

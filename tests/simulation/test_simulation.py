@@ -45,6 +45,7 @@ def test_a_cluster_keeps_its_promises_in_every_aspect(aspect: str, level: str) -
     report = run_plan(draw_plan(3, level, aspects=(aspect,)))
     assert report.acked > 0
     assert (report.counts["retired"] > 0) == (aspect == "house")
+    assert (report.counts["reports"] > 0) == (aspect == "reports")
 
 
 @pytest.mark.parametrize("seed", [7, 27])

@@ -24,6 +24,9 @@ Stages = dict[str, RangeSet]
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with Cluster(audit=True, audit_interval_ms=100) as running:
+        with Admin(running.address) as admin:
+            while not admin.topics(internal=True):  # it is made once the broker serves
+                pass
         yield running
 
 
