@@ -22,16 +22,19 @@ def audit_topic_settings(retention_ms: int) -> TopicSettings:
 
 
 async def make_audit_topic(services: Services, partitions: Partitions) -> None:
-    """Make `_memq_audit` unless it is there, however often it takes; then it stays as it is.
+    """Make `_memq_audit`, however often it takes; where it is there already, it stays as it is.
 
-    The start of a broker does not wait for this: until the topic is there, clients keep what they have to report.
+    The start of a broker does not wait for this: until the topic is there, clients keep what they have to report. It is
+    tried until an answer says that all of it is done: a topic that is known may lack its place in the queue.
     """
     settings, failing = services.settings, services.events.outage("audit-topic-failed", "audit-topic-made")
     topic = audit_topic_settings(settings.audit_retention_ms)
-    while partitions.find(AUDIT_TOPIC) is None:
+    while True:
         try:
             await partitions.create(AUDIT_TOPIC, settings.audit_partitions, topic, exist_ok=True, internal=True)
         except MemqError as error:
             failing.failed(str(error))
             await asyncio.sleep(RETRY_S)
-    failing.passed()
+        else:
+            failing.passed()
+            return
