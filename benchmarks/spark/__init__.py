@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.results import Figure, Options
 from benchmarks.spark.reads import read_figures
-from benchmarks.spark.scene import scene
+from benchmarks.spark.scene import prepared
 from benchmarks.spark.streams import stream_figures
 from benchmarks.spark.writes import compaction_figures, write_figures
 
@@ -20,7 +20,7 @@ def run(options: Options) -> list[Figure]:
     folder = Path(tempfile.mkdtemp(prefix="memq-bench-spark-"))
     figures: list[Figure] = []
     try:
-        with scene(folder, 800_000 if options.quick else 2_000_000) as made:
+        with prepared(folder, 600_000 if options.quick else 2_000_000) as made:
             for part in _PARTS:
                 found = part(made, options)
                 for figure in found:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OVER_BINARY_FILES_MIN = 2.0
 OVER_TEXT_MIN = 1.0
-WARM_UPS = 3
+WARM_UPS = 2
 _BATCH_RECORDS = 1_000  # of the bare source: about as many as a block of memq has
 _TASKS = 2
 

@@ -44,7 +44,7 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path, records: int) -> Iterator[Scene]:
+def prepared(folder: Path, records: int) -> Iterator[Scene]:
     """Make everything, and end it."""
     values = lines(VALUE_BYTES, records)
     write_files(values, folder)
