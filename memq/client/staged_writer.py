@@ -17,8 +17,8 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addres
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
 from memq.client.staged_object import StagedObjectBuilder
-from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError
-from memq.format.key import manifest_key, staged_object_key
+from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
+from memq.format.key import manifest_key, manifest_prefix, staged_object_key
 from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, decode_manifest, encode_manifest
 from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
 from memq.network import Runtime
@@ -201,6 +201,22 @@ class StagedCommits:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return manifest
+
+    async def finish_last(self, store: StorageHandler) -> Manifest | None:
+        """Bring the writer's last batch to its end, whose driver may have died when only some of it was published.
+
+        Returns what that batch is; None when there is none, or what was staged for it is not there any more.
+        Raises: TimedOutError: try again; otherwise as `commit`.
+        """
+        prefix = manifest_prefix(self.cluster, self._writer)
+        keys = [entry.key async for entry in store.list(prefix)]
+        if not keys:
+            return None
+        try:
+            last = decode_manifest(await store.get(max(keys)))
+            return await self.commit(last.batch_id, last.objects, store, source=last.source)
+        except (NotFoundError, TooOldError):
+            return None
 
     async def _decide(
         self, batch_id: int, objects: Sequence[StagedObject], store: StorageHandler, source: str = ""

@@ -103,7 +103,12 @@ def staged_object_key(cluster: str, writer: str, object_id: int, created_ms: int
 
 def manifest_key(cluster: str, writer: str, batch_id: int) -> str:
     """Return the key of the manifest of one batch of a writer: whoever puts it first decides what the batch is."""
-    return f"{staged_prefix(cluster)}{writer}/commits/{_number(batch_id, 19)}"
+    return f"{manifest_prefix(cluster, writer)}{_number(batch_id, 19)}"
+
+
+def manifest_prefix(cluster: str, writer: str) -> str:
+    """Return what the keys of a writer's manifests begin with; they ascend with its batch ids."""
+    return f"{staged_prefix(cluster)}{writer}/commits/"
 
 
 def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:

@@ -87,7 +87,9 @@ class StagedTask:
         return await self._writer.finish()
 
     async def commit(self, batch_id: int, objects: Sequence[StagedObject], source: str, *, remember: bool) -> None:
-        """Commit a batch, as the driver does."""
+        """Commit a batch, as the driver does; of a job with a name first what a killed run left half published."""
+        if remember and not source:  # a stream commits its last batch again by itself
+            await self._commits.finish_last(self.store)
         await self._learn([piece.topic for staged in objects for piece in staged.pieces])
         await self._commits.commit(batch_id, objects, self.store, source=source, remember=remember)
 

@@ -85,11 +85,9 @@ def test_a_killed_audit_reports_its_table_whole_or_not_at_all(
     while steps and job.line():
         steps -= 1
     job.kill_all()
-    before = len(values_in(broker, table))
     run(*words)
     rows = [json.loads(value) for value in values_in(broker, table)]
-    assert sum(row["delivered"] for row in rows) in (300, 600)
-    assert before in (0, len(rows) // 2)
+    assert sum(row["delivered"] for row in rows) in (300, 600), "one table, or two when the first one was decided"
 
 
 @pytest.mark.skipif(not SOAKING, reason="it takes minutes: make soak")

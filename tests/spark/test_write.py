@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pyarrow
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import memq
+from memq.client.io_thread import io_thread
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.spark.write_options import WRITE_COLUMNS, WRITE_SPELLING, WriteOptions, check_columns, write_options
+from memq.spark.writing import StagedTask
 from tests.servers import DevServer
 from tests.spark.conftest import ROOT
 from tests.spark.topics import make_topic
@@ -82,6 +85,29 @@ def test_a_batch_that_fails_leaves_nothing_to_see(spark: SparkSession, broker: D
     assert consumed(broker.address, "failed") == []
     write(numbers(spark, 0, 10), broker, topic="failed")
     assert numbers_in(broker.address, "failed") == list(range(10))
+
+
+def test_a_batch_that_was_decided_and_not_published_comes_with_the_next_one(
+    spark: SparkSession, broker: DevServer
+) -> None:
+    """What is left of a driver that is killed in its commit, and of a job that nobody runs again."""
+    make_topic(broker.address, "left")
+    options = write_options(
+        {"brokers": broker.address, "topic": "left", "writer": "lefts", "batchId": "1"}, streams=False
+    )
+
+    async def decide() -> None:
+        task = await StagedTask.opened(options, options.writer)
+        try:
+            await task.add(pyarrow.record_batch({"value": [b"%d" % number for number in range(10)]}))
+            await task._commits._decide(1, await task.finish(), task.store)
+        finally:
+            await task.close()
+
+    io_thread().run(decide())
+    assert consumed(broker.address, "left") == []
+    write(numbers(spark, 10, 20), broker, topic="left", writer="lefts", batchId="2")
+    assert numbers_in(broker.address, "left") == list(range(20))
 
 
 def test_an_empty_frame_is_a_batch_too(spark: SparkSession, broker: DevServer) -> None:

@@ -146,6 +146,31 @@ def test_a_commit_that_ended_half_way_is_brought_to_its_end_by_the_next_one() ->
     run(rigged(work, partitions=1))
 
 
+def test_a_batch_that_ended_half_way_is_brought_to_its_end_without_knowing_it() -> None:
+    async def work(rig: Rig) -> None:
+        assert await rig.commits.finish_last(rig.store) is None
+        await rig.commits.commit(1, await rig.staged([b"before"]), rig.store)
+        objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
+        manifest, checksum = await rig.commits._decide(2, objects, rig.store)
+        await _asked(rig, manifest, checksum, 3)
+        for _ in range(2):
+            assert await rig.commits.finish_last(rig.store) == manifest
+            assert await rig.records() == [*(b"%d" % number for number in range(5)), b"before"]
+
+    run(rigged(work, partitions=1))
+
+
+def test_a_batch_whose_objects_are_gone_is_not_brought_to_its_end() -> None:
+    async def work(rig: Rig) -> None:
+        (staged,) = await rig.staged([b"gone"])
+        await rig.commits._decide(1, [staged], rig.store)
+        await rig.store.delete(staged.key)
+        assert await rig.commits.finish_last(rig.store) is None
+        assert await rig.records() == []
+
+    run(rigged(work, partitions=1))
+
+
 def test_a_batch_below_the_last_one_is_there() -> None:
     async def work(rig: Rig) -> None:
         await rig.commits.commit(5, await rig.staged([b"five"]), rig.store)
