@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from memq import errors as errors
     from memq.client.admin import Admin as Admin
     from memq.client.batch import Batch as Batch
+    from memq.client.collector import ClientCollector as ClientCollector
     from memq.client.consumer import Consumer as Consumer
     from memq.client.delivery import Ack as Ack
     from memq.client.delivery import Delivery as Delivery
@@ -26,6 +27,7 @@ _HOMES = {
     "Ack": "memq.client.delivery",
     "Admin": "memq.client.admin",
     "Batch": "memq.client.batch",
+    "ClientCollector": "memq.client.collector",
     "Consumer": "memq.client.consumer",
     "Delivery": "memq.client.delivery",
     "MemqError": "memq.errors",

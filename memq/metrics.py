@@ -6,18 +6,23 @@ Whoever counts knows only the last part of a name (`Counters.acks` of the broker
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 Kind = Literal["counter", "gauge", "histogram"]
 
 STORES_MAX = 16  # that a cluster may name
 SUBJECTS_MAX = 11_000  # clients that the book of limits remembers, and topics with a limit
+CLIENTS_MAX = 1_000  # that one collector is given
 LAG_SERIES_MAX = 10_000  # groups times topics; what is beyond is counted, and told by `memq lag` only
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class Definition:
     """One metric. `name` is that of its family: a counter's line ends in `_total`, a histogram has three sorts."""
 
     name: str
@@ -37,20 +42,20 @@ class Metric:
         return (self.name,)
 
 
-def _broker_counter(name: str, unit: str, doc: str) -> Metric:
-    return Metric(f"memq_broker_{name}", "counter", unit, doc)
+def _broker_counter(name: str, unit: str, doc: str) -> Definition:
+    return Definition(f"memq_broker_{name}", "counter", unit, doc)
 
 
-def _broker_gauge(name: str, unit: str, doc: str) -> Metric:
-    return Metric(f"memq_broker_{name}", "gauge", unit, doc)
+def _broker_gauge(name: str, unit: str, doc: str) -> Definition:
+    return Definition(f"memq_broker_{name}", "gauge", unit, doc)
 
 
-def _broker_histogram(name: str, doc: str) -> Metric:
-    return Metric(f"memq_broker_{name}", "histogram", "seconds", doc)
+def _broker_histogram(name: str, doc: str) -> Definition:
+    return Definition(f"memq_broker_{name}", "histogram", "seconds", doc)
 
 
-def _store_counter(name: str, unit: str, doc: str) -> Metric:
-    return Metric(f"memq_store_{name}", "counter", unit, doc, ("store",), STORES_MAX)
+def _store_counter(name: str, unit: str, doc: str) -> Definition:
+    return Definition(f"memq_store_{name}", "counter", unit, doc, ("store",), STORES_MAX)
 
 
 BROKER = (
@@ -110,7 +115,7 @@ BROKER = (
     _broker_gauge("open_connections", "connections", "connections now"),
     _broker_gauge("open_partitions", "partitions", "partitions that are open here"),
     _broker_gauge("ring_batches", "batches", "batches that are not yet published"),
-    Metric(
+    Definition(
         "memq_broker_over_limit",
         "counter",
         "requests",
@@ -132,7 +137,7 @@ STORE = (
     _store_counter("hedges_won", "requests", "second requests that came back first"),
     _store_counter("lost_answers", "requests", "puts that turned out to be done though their answer was lost"),
     _store_counter("breaker_openings", "openings", "times that the circuit breaker opened"),
-    Metric(
+    Definition(
         "memq_store_breaker_open",
         "gauge",
         "0 or 1",
@@ -143,7 +148,7 @@ STORE = (
 )
 
 LAG = (
-    Metric(
+    Definition(
         "memq_group_lag_records",
         "gauge",
         "records",
@@ -151,7 +156,7 @@ LAG = (
         ("group", "topic"),
         LAG_SERIES_MAX,
     ),
-    Metric(
+    Definition(
         "memq_group_lag_bytes",
         "gauge",
         "bytes",
@@ -159,7 +164,7 @@ LAG = (
         ("group", "topic"),
         LAG_SERIES_MAX,
     ),
-    Metric(
+    Definition(
         "memq_group_lag_seconds",
         "gauge",
         "seconds",
@@ -167,10 +172,12 @@ LAG = (
         ("group", "topic"),
         LAG_SERIES_MAX,
     ),
-    Metric("memq_group_members", "gauge", "members", "members that a group has now", ("group",), LAG_SERIES_MAX),
-    Metric("memq_lag_rounds", "counter", "rounds", "rounds in which the lag of all groups was asked for"),
-    Metric("memq_lag_failed_rounds", "counter", "rounds", "rounds that failed: no lag is exported until one succeeds"),
-    Metric(
+    Definition("memq_group_members", "gauge", "members", "members that a group has now", ("group",), LAG_SERIES_MAX),
+    Definition("memq_lag_rounds", "counter", "rounds", "rounds in which the lag of all groups was asked for"),
+    Definition(
+        "memq_lag_failed_rounds", "counter", "rounds", "rounds that failed: no lag is exported until one succeeds"
+    ),
+    Definition(
         "memq_lag_left_out_series",
         "gauge",
         "series",
@@ -178,4 +185,41 @@ LAG = (
     ),
 )
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (*BROKER, *STORE, *LAG)}
+
+def _client(name: str, kind: Kind, unit: str, doc: str) -> Definition:
+    return Definition(f"memq_{name}", kind, unit, doc, ("client",), CLIENTS_MAX)
+
+
+CLIENTS = (
+    _client("producer_acked_records", "counter", "records", "records that were acked"),
+    _client("producer_failed_records", "counter", "records", "records that failed"),
+    _client("producer_acked_blocks", "counter", "blocks", "blocks that were acked"),
+    _client("producer_failed_blocks", "counter", "blocks", "blocks that failed"),
+    _client("producer_block_writes", "counter", "writes", "blocks written to a socket; beyond those acked, sent again"),
+    _client("producer_acked_bytes", "counter", "bytes", "bytes of sealed blocks that were acked"),
+    _client("producer_pending_records", "gauge", "records", "records that are not acked yet"),
+    _client("producer_pending_bytes", "gauge", "bytes", "what `pending_bytes_max` bounds"),
+    _client("consumer_records", "counter", "records", "records delivered"),
+    _client("consumer_duplicate_records", "counter", "records", "records dropped, as they had been delivered"),
+    _client("consumer_overlapping_blocks", "counter", "blocks", "blocks of which a part had been delivered"),
+    _client("consumer_damaged_blocks", "counter", "blocks", "damaged blocks passed over"),
+    _client("consumer_damaged_records", "counter", "records", "records in damaged blocks passed over"),
+    _client("consumer_gap_sequences", "counter", "records", "sequences of producers that did not come"),
+    _client("consumer_expired_records", "counter", "records", "records that retention took before they were read"),
+    _client("consumer_expired_offsets", "counter", "pointers", "pointers that retention took before they were read"),
+    _client("consumer_retries", "counter", "tries", "polls and fetches that failed and were tried again"),
+    _client("consumer_commits", "counter", "commits", "commits stored"),
+    _client("consumer_dead_letters", "counter", "blocks", "damaged blocks sent to the dead-letter topic"),
+)
+
+METRICS: dict[str, Definition] = {metric.name: metric for metric in (*BROKER, *STORE, *LAG, *CLIENTS)}
+
+
+def lines_of(name: str, series: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """Return a counter or gauge of the table `memq.metrics.METRICS` with its series: values of its labels, number."""
+    metric = METRICS[name]
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in islice(series, metric.series_max):
+        family.add_metric(labels, value)
+    return family

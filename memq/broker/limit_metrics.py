@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from memq.broker.limit_book import LimitBook
-from memq.broker.metrics import lines_of
+from memq.metrics import lines_of
 
 
 class LimitCollector:

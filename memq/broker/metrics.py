@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import islice
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 
-from memq.metrics import METRICS
+from memq.metrics import METRICS, lines_of
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -103,13 +102,3 @@ class CounterCollector:
                 yield lines_of(f"memq_broker_{part.name}", [((), value)])
         for name, read in self._gauges.items():
             yield lines_of(f"memq_broker_{name}", [((), read())])
-
-
-def lines_of(name: str, series: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """Return a counter or gauge of the table `memq.metrics.METRICS` with its series: values of its labels, number."""
-    metric = METRICS[name]
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = kind(metric.name, metric.help, labels=metric.labels)
-    for labels, value in islice(series, metric.series_max):
-        family.add_metric(labels, value)
-    return family

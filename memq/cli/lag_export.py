@@ -9,13 +9,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from memq.broker.http import HttpPort
-from memq.broker.metrics import lines_of
 from memq.broker.signals import Signals
 from memq.client.aio_admin import AsyncAdmin
 from memq.client.group_positions import GroupDescription
 from memq.errors import MemqError, NotFoundError, UnreachableError
 from memq.logs import EventLog
-from memq.metrics import LAG_SERIES_MAX
+from memq.metrics import LAG_SERIES_MAX, lines_of
 from memq.network import Address, Runtime, format_address
 
 ROUND_S = 15.0

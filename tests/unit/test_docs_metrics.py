@@ -15,18 +15,22 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+import memq
 from memq.broker.limit_book import ClientLimits
-from memq.broker.metrics import lines_of
 from memq.broker.process import metrics_of
 from memq.broker.rate_limit import Limit
 from memq.cli.lag_export import LagCollector
+from memq.client.consumer_core import ConsumerStats
+from memq.client.flow import Counts
 from memq.client.group_positions import GroupDescription, PartitionProgress
 from memq.client.places import Lag
+from memq.client.producer_core import ProducerStats
 from memq.client.record import TopicPartition
-from memq.metrics import METRICS
+from memq.metrics import METRICS, lines_of
 from memq.network import Runtime
 from memq.settings import Section
 from memq.storage_handlers.s3 import open_store
+from memq.testing import Cluster
 from tests.brokers import running_broker
 from tests.promtool import check_with_promtool
 
@@ -45,11 +49,36 @@ curl -s http://127.0.0.1:9877/metrics
 memq lag --serve 127.0.0.1:9878
 ```
 
+A program shows what its producers and consumers count beside its own metrics:
+
+```python
+prometheus_client.REGISTRY.register(memq.ClientCollector({"loader": producer, "report": consumer}))
+```
+
 Boards for Grafana lie in [deploy/grafana](../deploy/grafana), rules for Prometheus with their tests in
 [deploy/prometheus](../deploy/prometheus). This page, the boards and the rules are checked against the one table in
 `memq/metrics.py`.
 """
-TITLES = {"memq_broker_": "Brokers", "memq_store_": "Stores", "memq_": "Consumer groups: `memq lag --serve`"}
+TITLES = {
+    "memq_broker_": "Brokers",
+    "memq_store_": "Stores",
+    "memq_producer_": "Producers: `memq.ClientCollector`",
+    "memq_consumer_": "Consumers: `memq.ClientCollector`",
+    "memq_": "Consumer groups: `memq lag --serve`",
+}
+
+
+NO_STATS = ConsumerStats(Counts(), retries=0, commits=0, dead_letters=0)
+
+
+class Counted:
+    """A client that has counted this much."""
+
+    def __init__(self, stats: ProducerStats | ConsumerStats) -> None:
+        self._stats = stats
+
+    def stats(self) -> ProducerStats | ConsumerStats:
+        return self._stats
 
 
 def page() -> str:
@@ -93,6 +122,7 @@ def exported() -> str:
     lag.found([GroupDescription("g", 1, ("m",), (PartitionProgress(place, None, "m", Lag(7, 700, 1.5)),))])
     registry = CollectorRegistry()
     registry.register(lag)
+    registry.register(memq.ClientCollector({"loader": Counted(ProducerStats()), "report": Counted(NO_STATS)}))
     return asyncio.run(of_broker()) + generate_latest(registry).decode()
 
 
@@ -121,6 +151,21 @@ def test_more_series_than_the_bound_are_not_exported() -> None:
     bound = METRICS["memq_store_requests"].series_max
     family = lines_of("memq_store_requests", (((f"store-{number}",), 1.0) for number in range(2 * bound)))
     assert len(family.samples) == bound
+
+
+def test_clients_show_what_they_count_until_after_their_end() -> None:
+    registry = CollectorRegistry()
+    with Cluster() as cluster:
+        producer = memq.Producer(cluster.address)
+        producer.send("clicks", b"value").result(60)
+        consumer = memq.Consumer(cluster.address, "clicks", end="end")
+        with producer, consumer:
+            registry.register(memq.ClientCollector({"loader": producer, "report": consumer}))
+            assert [len(batch) for batch in consumer] == [1]
+            assert registry.get_sample_value("memq_producer_acked_records_total", {"client": "loader"}) == 1
+            assert registry.get_sample_value("memq_consumer_records_total", {"client": "report"}) == 1
+        assert registry.get_sample_value("memq_producer_acked_records_total", {"client": "loader"}) == 1
+        assert registry.get_sample_value("memq_consumer_records_total", {"client": "report"}) == 1
 
 
 def test_promtool_finds_no_fault_in_what_is_exported() -> None:
