@@ -19,18 +19,21 @@ from memq.broker.broker import Broker
 from memq.broker.limit_book import ClientLimits
 from memq.broker.process import metrics_of
 from memq.broker.rate_limit import Limit
+from memq.broker.spool.files import SpoolFiles, sizes_in
 from memq.broker.store_metrics import StoreCollector
 from memq.errors import UnreachableError
+from memq.format.spool import HEAD
 from memq.metrics import METRICS
 from memq.notification import Publication
 from memq.protocol.frames import AckLevel
 from memq.testing import Cluster
-from memq.topic import ReadPartition
+from memq.topic import ReadPartition, TopicSettings
 from tests.brokers import BareClient, block_of, running_broker, write_frame
 from tests.s3_faults import Fault, faulty_s3, place_of
 from tests.unit.test_broker_cluster import rig
 from tests.unit.test_broker_forward import QUICK, gate_of, seized
-from tests.unit.test_broker_spool import ON_DISK, GatedDisk, until
+from tests.unit.test_broker_memory import BUDGET, gated_broker, overload
+from tests.unit.test_broker_spool import ON_DISK, GatedDisk, left_behind, replayed, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
 TIMEOUT_S = 60.0
@@ -188,6 +191,52 @@ async def failing_spool(folder: Path) -> Values:
         return values_at(one)
 
 
+async def spool_left_behind(folder: Path) -> Values:
+    async with rig() as cluster:
+        topic = await left_behind(cluster, folder)
+        again = await cluster.start("one", spool=SpoolFiles(folder))
+        await replayed(cluster, again, topic, folder)
+        return values_at(again)
+
+
+async def damaged_spool(folder: Path) -> Values:
+    async with rig() as cluster:
+        topic = await left_behind(cluster, folder)
+        (name,) = sizes_in(folder)
+        body = bytearray((folder / name).read_bytes())
+        body[HEAD.size + 60] ^= 1
+        (folder / name).write_bytes(body)
+        again = await cluster.start("one", spool=SpoolFiles(folder))
+        await replayed(cluster, again, topic, folder)
+        return values_at(again)
+
+
+async def stalled_store(blocks: int, size: int, holds: Callable[[Broker], bool], settings: TopicSettings) -> Values:
+    """The store stands still, and more comes than there is room for, until that shows."""
+    async with gated_broker() as (broker, store):
+        client = await BareClient.connect(broker)
+        await broker.partitions.create("clicks", 1, settings, exist_ok=False)
+        topic = await client.topic()
+        await client.open(topic)
+        sending = await overload(client, topic, blocks, size)
+        await until(lambda: holds(broker))
+        values = values_at(broker)
+        store.gate.set()
+        sending.cancel()
+        await asyncio.wait((sending,))
+        await client.close()
+        return values
+
+
+async def full_ring(folder: Path) -> Values:
+    small = TopicSettings(ring_slots=2, batch_blocks_max=1)
+    return await stalled_store(20, 100, lambda broker: broker.services.counters.throttled_blocks > 0, small)
+
+
+async def memory_used_up(folder: Path) -> Values:
+    return await stalled_store(4 * BUDGET // 60_000, 60_000, lambda broker: broker.intake.starved, TopicSettings())
+
+
 async def coordinator_away(folder: Path) -> Values:
     async with rig() as cluster:
         one = await cluster.start("one")
@@ -247,6 +296,12 @@ TABLE = (
     Shown("a client is over its limit", "memq_broker_over_limit_total", "over-limit", over_a_limit),
     Shown("a broker slept, and another owns its partition", "memq_broker_fenced_total", "fenced", another_owner),
     Shown("a broker dies", "memq_broker_openings_total", "assigned", dead_broker),
+    Shown("a ring is full", "memq_broker_throttled_blocks_total", "throttled", full_ring),
+    Shown("the memory budget is used up", "memq_broker_reading_paused", "reading-paused", memory_used_up),
+    Shown(
+        "a broker dies with blocks in its spool", "memq_broker_replayed_blocks_total", "spool-replay", spool_left_behind
+    ),
+    Shown("a segment of a spool is damaged", "memq_broker_spool_damages_total", "spool-damaged", damaged_spool),
     Shown("the disk of the spool is full", "memq_broker_spool_refused_blocks_total", "spool-failed", failing_spool),
     Shown("the coordinator is away", "memq_broker_coordinator_failures_total", "governor-failed", coordinator_away),
 )
