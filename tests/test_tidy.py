@@ -16,6 +16,7 @@ import memq
 from memq.errors import KINDS, MemqError, all_errors, kind_of
 from memq.settings import BrokerSettings, ClientSettings
 from memq.topic import TopicSettings
+from tests.simulation.planted import BUGS, plant
 from tests.unit.test_docs_events import documented, logged
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,3 +184,10 @@ def test_every_event_of_the_log_is_documented() -> None:
     assert len(code) > 50
     assert not set(code) - set(page), "docs/events.md lacks these: say what happened and what to do"
     assert not set(page) - set(code), "docs/events.md has these, and nobody logs them"
+
+
+def test_every_planted_bug_has_its_place() -> None:
+    """Whoever changes such a line plants the bug anew; that it is found takes minutes, and is tested elsewhere."""
+    for bug in BUGS:
+        with plant(bug):
+            pass
