@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,7 +94,7 @@ def test_readers_groups_and_places_are_the_same_across_the_seam(broker: DevServe
     stands = [before[at].position for at in (4, 2 * OLD - 8, 2 * BATCHES - 6)]
     for number, position in enumerate(stands):
         read_as_group(broker, f"group-{number}", until=position)
-    lags = lags_of(broker, stands)
+    lags, verdict = lags_of(broker, stands), audited(broker)
 
     count, begin = asyncio.run(compact_old(broker, topic))
     assert count > 1
@@ -106,6 +109,7 @@ def test_readers_groups_and_places_are_the_same_across_the_seam(broker: DevServe
     for number, position in enumerate(stands):
         assert read_as_group(broker, f"group-{number}") == [seen for seen in before if seen.position >= position]
     assert lags_of(broker, stands) == lags
+    assert audited(broker) == verdict
 
 
 def read_as_group(broker: DevServer, group: str, until: memq.Position | None = None) -> list[Seen]:
@@ -115,6 +119,16 @@ def read_as_group(broker: DevServer, group: str, until: memq.Position | None = N
         found += seen_by(consumer)
         consumer.commit()
     return found
+
+
+def audited(broker: DevServer) -> tuple[object, ...]:
+    """Return what the audit says, with the bounds of what it rests on."""
+    command = [sys.executable, "-m", "memq.cli", "audit", "clicks", "-b", broker.address, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    coverage = told["coverage"]
+    return told["verdict"], told["findings"], told["producers"], coverage["partitions"], coverage["records"]
 
 
 def lags_of(broker: DevServer, positions: list[memq.Position]) -> list[tuple[int, int]]:

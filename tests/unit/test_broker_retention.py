@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from memq.broker.broker import Broker
 from memq.broker.retention import expired, look_after, retire, sweep
 from memq.clock import SystemClock
+from memq.cold.compaction import manifest_of
+from memq.cold.plan import ColdRule
 from memq.errors import StoreError
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.format.totals import contended_ms
@@ -23,6 +25,7 @@ from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import TIMEOUT_S, BareClient, block_of, running_broker, write_frame
+from tests.cold import parts_on
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
@@ -310,6 +313,39 @@ def test_an_old_last_pointer_is_restated_and_then_goes() -> None:
             assert [(each.kind, each.totals.records) for each in await rig.pointers()] == [("opened", 2)]
             assert (await rig.batch()) in rig.store.objects
             assert (await rig.pointers())[-1].totals.records == 2
+            await rig.client.close()
+
+    run(work())
+
+
+def test_retention_takes_the_cold_part_first_and_the_sweep_its_objects() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            services = broker.services
+            (partition,) = read_partitions(rig.topic)
+            parts = parts_on(services.queue, rig.store, services.runtime, services.settings.cluster)
+            services.cold.store = rig.store  # the one with the test's clock
+            keys = [await rig.batch() for _ in range(3)]
+            await rig.age(2 * 24 * HOUR_MS)
+            keys += [await rig.batch() for _ in range(3)]
+            await rig.age(6 * 24 * HOUR_MS)
+            keys.append(await rig.batch())
+            rule = ColdRule(age_ms=24 * HOUR_MS, object_bytes=1, rest=True)
+            assert len(await parts.compact(partition, rig.topic.settings, rule)) == 6
+            await broker.partitions.alter("clicks", TopicSettings(retention_ms=7 * 24 * HOUR_MS))
+            assert (await services.pointers.span(partition)).begin == 0
+            await retire(services, broker.partitions)
+            manifest = await manifest_of(services.cold, partition)
+            assert [part.entries for part in manifest.parts] == [1, 1, 1]
+            assert (manifest.begin, manifest.next) == (4, 7)
+            assert (await services.queue.span(partition)).begin == 7
+            assert keys[0] in rig.store.objects, "retention leaves what manifests named to the sweep"
+            rig.age_objects(2 * HOUR_MS)
+            await sweep(services, HOUR_MS)
+            assert keys[0] in rig.store.objects, "readers may still be at it"
+            await retire(services, broker.partitions)
+            assert len([pointer for pointer in await rig.pointers() if pointer.kind == "data"]) == 1
             await rig.client.close()
 
     run(work())
