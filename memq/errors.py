@@ -169,6 +169,13 @@ class SpoolError(RetryableError):
     default_hint = "look at the broker's disk and its settings spool and spool_bytes_max; acks=all goes on"
 
 
+class AuditStateError(RetryableError):
+    """The database of the live audit does not answer, or refused: nothing was stored, and the auditor tries again."""
+
+    code = "audit-state-failed"
+    default_hint = "look at the database that the setting audit_state names; the verdicts wait for it"
+
+
 class VersionConflictError(RetryableError):
     """A compare-and-set lost against another writer: read again, then decide."""
 

@@ -143,7 +143,19 @@ class ClientSettings:
     )
 
 
-Kind = TypeVar("Kind", BrokerSettings, ClientSettings)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditorSettings:
+    """What an auditor is told."""
+
+    audit_state: str = _setting(
+        "", "where an auditor keeps its state: sqlite:FILE or postgresql://USER@HOST/NAME; memq dev: in its data folder"
+    )
+    audit_keep_ms: int = _setting(
+        24 * 3_600_000, "how long an auditor keeps minutes, and findings that are over", 600_000
+    )
+
+
+Kind = TypeVar("Kind", BrokerSettings, ClientSettings, AuditorSettings)
 Chosen = TypeVar("Chosen")
 
 
@@ -161,7 +173,7 @@ def defaults_of(kind: type[Any]) -> dict[str, Value]:
     }
 
 
-OWNERS: tuple[type[Any], ...] = (BrokerSettings, PartSettings, ClientSettings)
+OWNERS: tuple[type[Any], ...] = (BrokerSettings, PartSettings, ClientSettings, AuditorSettings)
 RULES: dict[str, Rule] = {name: rule for owner in OWNERS for name, rule in rules_of(owner).items()}
 DEFAULTS: dict[str, Value] = {name: value for owner in OWNERS for name, value in defaults_of(owner).items()}
 
@@ -188,6 +200,10 @@ class Settings:
     def client(self) -> ClientSettings:
         """Return what clients need."""
         return self._take(ClientSettings)
+
+    def auditor(self) -> AuditorSettings:
+        """Return what an auditor needs."""
+        return self._take(AuditorSettings)
 
     def _take(self, kind: type[Kind]) -> Kind:
         return kind(**{part.name: self.values[part.name] for part in fields(kind)})  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingErr
 from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, PRODUCER_ID_END, SLOTS
 
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
+AUDIT_GROUP = "_memq_auditor"  # reads what clients report
 Ack1 = Literal["memory", "disk"]
 LimitMode = Literal["off", "dark", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
 INTERNAL_PREFIX = "_memq"  # begins the names that memq keeps for itself
@@ -36,6 +37,14 @@ def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str
     if name.startswith(INTERNAL_PREFIX) and not internal:
         raise InvalidNameError(f"{what} name {shown} starts with the reserved prefix '{INTERNAL_PREFIX}'")
     return name
+
+
+def check_group(name: str) -> str:
+    """Return the name of a consumer group when it may be one; of the reserved names only the auditors' own.
+
+    Raises: as `check_name`.
+    """
+    return check_name(name, "group", internal=name == AUDIT_GROUP)
 
 
 def slot_of_key(key: bytes | bytearray | memoryview) -> int:

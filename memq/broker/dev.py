@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memq.broker.broker import Broker
 from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits
-from memq.broker.process import STORE_NAME, run_broker, traces_of
+from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.retention import sweep
 from memq.broker.spool.files import SpoolFiles
 from memq.governor.data_folder import DataFolder
@@ -25,24 +25,30 @@ async def serve(
     *,
     client_limits: ClientLimits = NO_CLIENT_LIMITS,
     runtime: Runtime | None = None,
+    companion: Companion | None = None,
 ) -> int:
     """Run a broker on the folder `settings.data` until SIGTERM or SIGINT, drain it, and return the exit code.
 
-    `ready` is called with the address of the memq port once clients can come. A second signal gives up the
-    drain: what was held is logged and the code is 1.
+    `ready` is called with the address of the memq port once clients can come; `companion` runs from then on, given the
+    address, until the drain. A second signal gives up the drain: what was held is logged and the code is 1.
     Raises: MemqError for what stands in the way of the start.
     """
     runtime = runtime or Runtime()
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)
     try:
         settings = dataclasses.replace(settings, cluster=folder.cluster)
-        return await _serve(settings, folder, runtime, ready, client_limits)
+        return await _serve(settings, folder, runtime, ready, companion, client_limits)
     finally:
         folder.close()
 
 
 async def _serve(
-    settings: BrokerSettings, folder: DataFolder, runtime: Runtime, ready: Callable[[str], None], limits: ClientLimits
+    settings: BrokerSettings,
+    folder: DataFolder,
+    runtime: Runtime,
+    ready: Callable[[str], None],
+    companion: Companion | None,
+    limits: ClientLimits,
 ) -> int:
     store = FilesystemHandler(folder.objects, folder.tmp)
     queue = SqliteQueue(folder.queue, runtime.clock)
@@ -69,7 +75,7 @@ async def _serve(
 
     try:
         temporary = await store.sweep_temp()
-        return await run_broker(broker, settings, runtime, ready, clean)
+        return await run_broker(broker, settings, runtime, ready, clean, companion)
     finally:
         await queue.close()
         await store.close()

@@ -36,7 +36,7 @@ from memq.protocol.messages import (
     WireMember,
     decode_message,
 )
-from memq.topic import ReadPartition, check_name
+from memq.topic import ReadPartition, check_group
 
 WAIT_MS_MAX = 30_000
 POLL_PARTITIONS_MAX = 10_000
@@ -105,7 +105,7 @@ class GroupRequests:
     async def join(self, connection: Connection, frame: Frame) -> msgspec.Struct:
         """Enter or leave a group."""
         ask = decode_message(frame.body, JoinRequest)
-        check_name(ask.group, "group")
+        check_group(ask.group)
         if ask.leave:
             await self._queue.leave(ask.group, ask.member)
             return MembershipAnswer(generation=-1)
@@ -122,7 +122,7 @@ class GroupRequests:
     async def commit(self, connection: Connection, frame: Frame) -> msgspec.Struct:
         """Store positions of a group, or read them."""
         ask = decode_message(frame.body, CommitRequest)
-        check_name(ask.group, "group")
+        check_group(ask.group)
         if ask.positions:
             positions = committed_of(ask.positions)
             await self._queue.commit(ask.group, ask.member, ask.generation, positions)

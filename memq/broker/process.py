@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 STORE_NAME = "main"
 SWEEPS_PER_AGE = 4
+Companion = Callable[[str], Coroutine[Any, Any, None]]  # what runs beside a broker, given its address
 
 
 def calm_collector() -> None:
@@ -45,11 +46,13 @@ async def run_broker(
     runtime: Runtime,
     ready: Callable[[str], None],
     prepare: Callable[[], Awaitable[None]] | None = None,
+    companion: Companion | None = None,
 ) -> int:
     """Start a broker, serve until SIGTERM or SIGINT, drain it, close it, and return the exit code.
 
     `prepare` runs between the start and `ready`, which is called with the address of the memq port once clients can
-    come. A second signal gives up the drain: what was held is logged and the code is 1.
+    come. `companion` runs from then on, given the address, until the drain. A second signal gives up the drain: what
+    was held is logged and the code is 1.
     Raises: MemqError for what stands in the way of the start.
     """
     registry = metrics_of(broker)
@@ -66,22 +69,24 @@ async def run_broker(
         if http_address:
             events.info("http-ready", f"http://{http_address}/healthz, /readyz, /metrics")
         ready(broker.address)
-        return await _run(broker, settings, signals)
+        return await _run(broker, settings, signals, companion)
     finally:
         signals.close()
         await broker.close()
         await http.stop()
 
 
-async def _run(broker: Broker, settings: BrokerSettings, signals: Signals) -> int:
+async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, companion: Companion | None) -> int:
     """Serve until a signal or a failure, then drain."""
     events = broker.services.events
     house = asyncio.create_task(_keep_house(broker, settings), name="housekeeping")
+    beside = [] if companion is None else [asyncio.create_task(companion(broker.address), name="companion")]
     try:
         await _first(signals.first.wait(), broker.failed.wait())
         if broker.failure is not None:
             return 1
         events.info("draining", "taking nothing new, finishing what was taken")
+        await _cancel(beside)
         drain = asyncio.create_task(broker.drain(), name="drain")
         await _first(asyncio.shield(drain), signals.second.wait())
         if drain.done():
@@ -96,8 +101,7 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: Signals) -> in
         events.error("drain-failed", str(error))
         return 1
     finally:
-        house.cancel()
-        await asyncio.wait([house])
+        await _cancel([house, *beside])
 
 
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
@@ -114,6 +118,13 @@ async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
             swept_s = clock.monotonic()
         sweeps = sweeps and broker.governs and settings.delete_objects
         await look_after(broker.services, broker.partitions, sweeps=sweeps)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 async def _first(*works: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:

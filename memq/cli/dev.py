@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import click
 
@@ -11,13 +12,13 @@ from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import setting_options, settings_of
 from memq.cli.ready import say_ready
 from memq.errors import InvalidRequestError
-from memq.settings import BrokerSettings, Value, rules_of
+from memq.settings import AuditorSettings, BrokerSettings, Value, rules_of
 
 
 @click.command()
-@setting_options(*rules_of(BrokerSettings))
+@setting_options(*rules_of(BrokerSettings), *rules_of(AuditorSettings))
 def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Run broker, store and queue in one process.
+    """Run broker, store and queue in one process, and with `--audit` an auditor.
 
     Prints `memq ready: HOST:PORT` on stdout when clients can connect. SIGTERM and Ctrl-C drain: nothing new is
     taken, what is held is stored and acked; a second one gives up and says what was held.
@@ -34,6 +35,11 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     from memq.broker.process import calm_collector
 
     limits = client_limits(loaded.parts().section("clients"))
+    companion = None
+    if settings.audit:
+        from memq.cli.auditor import beside_broker
+
+        companion = beside_broker(loaded.auditor(), Path(settings.data))
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings, say_ready, client_limits=limits))
+        return runner.run(serve(settings, say_ready, client_limits=limits, companion=companion))

@@ -25,6 +25,7 @@ _METAVARS = {
     "store": "URL",
     "queue": "URL",
     "coordinator": "URL",
+    "audit_state": "URL",
 }
 
 _TIME_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))

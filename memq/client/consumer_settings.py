@@ -12,7 +12,7 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_client_id, check_con
 from memq.client.record import TopicPartition
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.limits import KIB, MIB
-from memq.topic import Position, check_name
+from memq.topic import Position, check_group, check_name
 
 Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], Position]
 OnDamaged = Literal["fail", "skip", "dead-letter"]
@@ -47,7 +47,7 @@ class ConsumerSettings:
         for topic in self.topics:
             check_name(topic, internal=True)
         if self.group is not None:
-            check_name(self.group, "group")
+            check_group(self.group)
         bounds = {
             "auto_commit_interval_ms": (10, 3_600_000),
             "session_timeout_ms": (100, 3_600_000),

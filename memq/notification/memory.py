@@ -12,7 +12,7 @@ from memq.notification import Entry, GroupState, Membership, Publication, Span
 from memq.notification.groups import Group
 from memq.notification.refusals import check_epoch, check_publication, missing_partition
 from memq.notification.waiters import Waiters, until_reached
-from memq.topic import Committed, ReadPartition, check_name
+from memq.topic import Committed, ReadPartition, check_group
 
 AHEAD_MS_MAX = 10_000  # in "age" mode, as Kafka's message.timestamp.after.max.ms is set
 
@@ -121,7 +121,7 @@ class MemoryQueue:
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
         """See `Groups.join`."""
-        check_name(group, "group")
+        check_group(group)
         entered = self._groups.get(group) or Group()
         membership = entered.join(member, partitions, session_timeout_ms, self._now_ms())
         self._groups[group] = entered
@@ -135,13 +135,13 @@ class MemoryQueue:
 
     async def leave(self, group: str, member: str) -> None:
         """See `Groups.leave`."""
-        check_name(group, "group")
+        check_group(group)
         if group in self._groups:
             self._groups[group].leave(member, self._now_ms())
 
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
         """See `Groups.commit`."""
-        check_name(group, "group")
+        check_group(group)
         target = self._groups.get(group) or Group()
         target.check_commit(member, generation, positions, self._now_ms())
         for partition in positions:
@@ -151,7 +151,7 @@ class MemoryQueue:
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
-        stored = self._positions.get(check_name(group, "group"), {})
+        stored = self._positions.get(check_group(group), {})
         return {partition: stored[partition] for partition in partitions if partition in stored}
 
     async def groups(self) -> Sequence[str]:
@@ -173,7 +173,7 @@ class MemoryQueue:
         self._positions.pop(group, None)
 
     def _group(self, name: str) -> Group:
-        found = self._groups.get(check_name(name, "group"))
+        found = self._groups.get(check_group(name))
         if found is None:
             raise NotFoundError(f"group '{name}' is not there", hint="memq group list shows the groups")
         return found

@@ -20,7 +20,7 @@ from memq.notification.sqlite_file import SqliteFile
 from memq.notification.waiters import Waiters, until_reached
 from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
-from memq.topic import Committed, ReadPartition, check_name
+from memq.topic import Committed, ReadPartition, check_group
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,7 +135,7 @@ class SqliteQueue:
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
         """See `Groups.join`."""
-        check_name(group, "group")
+        check_group(group)
         return await self._write(
             lambda file: sqlite_groups.join(file, group, member, partitions, session_timeout_ms, self._now_ms())
         )
@@ -144,25 +144,25 @@ class SqliteQueue:
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
     ) -> Membership:
         """See `Groups.heartbeat`."""
-        check_name(group, "group")
+        check_group(group)
         return await self._write(
             lambda file: sqlite_groups.heartbeat(file, group, member, generation, released, self._now_ms())
         )
 
     async def leave(self, group: str, member: str) -> None:
         """See `Groups.leave`."""
-        check_name(group, "group")
+        check_group(group)
         await self._write(lambda file: sqlite_groups.leave(file, group, member, self._now_ms()))
 
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
         """See `Groups.commit`."""
-        check_name(group, "group")
+        check_group(group)
         kept = dict(positions)
         await self._write(lambda file: sqlite_groups.commit(file, group, member, generation, kept, self._now_ms()))
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
-        stored = await self._read(sqlite_groups.committed, check_name(group, "group"))
+        stored = await self._read(sqlite_groups.committed, check_group(group))
         return {partition: stored[partition] for partition in partitions if partition in stored}
 
     async def groups(self) -> Sequence[str]:
@@ -171,12 +171,12 @@ class SqliteQueue:
 
     async def describe(self, group: str) -> GroupState:
         """See `Groups.describe`."""
-        check_name(group, "group")
+        check_group(group)
         return await self._read(lambda file: sqlite_groups.describe(file, group, self._now_ms()))
 
     async def delete_group(self, group: str) -> None:
         """See `Groups.delete_group`."""
-        check_name(group, "group")
+        check_group(group)
         await self._write(lambda file: sqlite_groups.delete(file, group, self._now_ms()))
 
     def _now_ms(self) -> int:

@@ -24,8 +24,7 @@ from tests.spark.topics import make_topic
 pytestmark = pytest.mark.soak
 SMALL = "partitionBytes=64KiB"
 EXECUTORS_KILLED = 20
-STEPS = 10  # lines, and steps of Spark's progress, between two kills at most
-ROUND = 4_000  # records that come before each run
+STEPS = 8  # of Spark's progress, about five in a second, between two kills at most
 TO_FILES = ("backfill", "compact")
 
 
@@ -104,14 +103,14 @@ def test_killed_executors_of_a_cluster_lose_and_double_nothing(
     kills = sent = runs = 0
     with standalone_cluster(tmp_path) as (master, workers):
         while kills < EXECUTORS_KILLED:
-            produce(broker, topic, range(sent, sent + ROUND))
-            sent, runs = sent + ROUND, runs + 1
+            produce(broker, topic, range(sent, sent + 1_000))
+            sent, runs = sent + 1_000, runs + 1
             job = Job([*PIPELINES, *(words.get(pipeline) or to_files(pipeline, broker, topic, folder))], master)
             steps = chance.randrange(STEPS)
             while job.line():
                 steps -= 1
                 if steps < 0 and kill_an_executor(workers, chance):
-                    kills, steps = kills + 1, chance.randrange(2, STEPS)
+                    kills, steps = kills + 1, chance.randrange(STEPS, 4 * STEPS)
             assert job.close() == 0, job.said
     report(f"{pipeline}: {kills} executors killed in {runs} runs over {sent} records")
     if pipeline in TO_FILES:
@@ -121,4 +120,4 @@ def test_killed_executors_of_a_cluster_lose_and_double_nothing(
         assert numbers == [*range(sent)]
     else:
         rows = [json.loads(value) for value in values_in(broker, f"{topic}-copy")]
-        assert sum(row["delivered"] for row in rows) == sum(range(ROUND, sent + 1, ROUND))
+        assert sum(row["delivered"] for row in rows) == sum(range(1_000, sent + 1, 1_000))

@@ -61,11 +61,13 @@ class Reading:
     """One member of a group: it answers for all pointers from the offset `at` on, once it commits a position behind.
 
     `at` is -1 while that is not known. Behind a report that is missing it answers for nothing (`sure` is False) up to
-    its next commit.
+    its next commit. `reached` has by producer up to which sequence it was held to its word: where marks are far apart,
+    a part of what lies before a commit is judged with a later one.
     """
 
     at: int = -1
     sure: bool = True
+    reached: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

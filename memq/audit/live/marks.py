@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-MARKS_MAX = 4_096
+MARKS_MAX = 512
 
 
 @dataclass(slots=True)

@@ -64,6 +64,8 @@ class PartitionAudit:
         self._pending: list[Told] = []
         self._dirty: dict[int, None] = dict.fromkeys(self.books.streams)
         self._rows: dict[int, Row] = {}
+        self._changed = False
+        self._next_offset = self.books.next_offset
         self._findings = OpenFindings((topic.name, topic.id, partition), self.books.findings, self._row)
 
     # ---- what comes in -------------------------------------------------------------------------------
@@ -135,6 +137,26 @@ class PartitionAudit:
         wrong = Wrong(Kind.POINTER, IN_QUEUE, 0, str(error))
         self._findings.told(wrong, offset, 0, time_ms // MINUTE_MS, time_ms)
 
+    def pass_blindly(self, offset: int, time_ms: int, error: MemqError) -> None:
+        """Note that what a pointer holds can't be told: it is newer than this version, or its index can't be read.
+
+        What was acked up to then and is nowhere else may be there.
+        """
+        self.books.next_offset = offset + 1
+        self.books.blind_ms = max(self.books.blind_ms, time_ms)
+        if self.books.totals is not None:
+            self.books.totals.forget()
+
+    def unseen(self, pointer: Pointer) -> list[tuple[int, int, int]]:
+        """Return what a pointer names and no other has: all that can be said of one whose blocks nobody knows."""
+        known = self.books.streams
+        return [
+            (entry.producer, *hole)
+            for entry in pointer.producers
+            for piece in entry.ranges
+            for hole in (known[entry.producer].account.delivered.holes(*piece) if entry.producer in known else [piece])
+        ]
+
     def take_damage(self, damage: Damage, now_ms: int) -> None:
         """Take a block that somebody read, and found damaged."""
         stream = self.books.streams.get(damage.producer)
@@ -161,6 +183,7 @@ class PartitionAudit:
 
     def settle(self, now_ms: int) -> None:
         """Judge, now that the queue was read up to an end that was asked for after all that was told."""
+        self._changed |= bool(self._pending)
         for told in self._pending:
             self._apply(told)
         self._pending.clear()
@@ -183,6 +206,12 @@ class PartitionAudit:
     def take_findings(self) -> list[LiveFinding]:
         """Return the findings that changed since the last call; those that are over have `resolved_ms`."""
         return self._findings.take_changed()
+
+    def changed(self) -> bool:
+        """Whether the books are other than at the last call."""
+        changed, self._changed = self._changed or self.books.next_offset != self._next_offset, False
+        self._next_offset = self.books.next_offset
+        return changed
 
     def balances(self, now_ms: int) -> list[Balance]:
         """Return the balances of all producers, as `memq audit` has them."""

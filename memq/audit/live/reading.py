@@ -22,6 +22,7 @@ def take_reading(books: Books, group: Group, client: int, part: Part) -> Iterato
     for begin in part.begins:
         reading.sure = True
         reading.at = _from(begin.at)
+        reading.reached.clear()
         if begin.at:
             _go_back(books, group, Position.parse(begin.at).pointer_offset)
     for span in part.spans:
@@ -74,8 +75,11 @@ def _judge(books: Books, group: Group, reading: Reading, offset: int) -> Iterato
         progress = group.progress.get(producer)
         for damaged in books.damaged:
             if begin <= damaged < offset:
-                _excuse(stream, progress, _between(stream, damaged, damaged + 1))
-        missing = apart(_between(stream, begin, offset), stream.corrupt)
+                low, high = stream.marks.reach(damaged, sure=False), stream.marks.reach(damaged + 1, sure=True)
+                _excuse(stream, progress, _between(stream, (low, high), damaged, damaged + 1))
+        low = reading.reached.get(producer, stream.marks.reach(begin, sure=True))
+        reading.reached[producer] = high = max(low, stream.marks.reach(offset, sure=False))
+        missing = apart(_between(stream, (low, high), begin, offset), stream.corrupt)
         if progress is not None:
             missing = apart(missing, progress.ever)
         if missing:
@@ -91,11 +95,9 @@ def _excuse(stream: Stream, progress: Progress | None, pieces: list[Range]) -> N
         stream.corrupt.add(*piece)
 
 
-def _between(stream: Stream, begin: int, end: int) -> list[Range]:
-    """Return what pointers from `begin` up to `end` hold of a producer."""
-    low, high = stream.marks.reach(begin, sure=True), stream.marks.reach(end, sure=False)
-    pieces = [(low, high)] if low < high else []
+def _between(stream: Stream, inside: Range, begin: int, end: int) -> list[Range]:
+    """Return what the queue holds of a producer in `inside`, and out of order in pointers from `begin` up to `end`."""
     behind = stream.marks.behind
-    inside = RangeSet([*pieces, *((first, next_) for at, first, next_ in behind if begin <= at < end)])
-    later = RangeSet((first, next_) for at, first, next_ in behind if at >= end)
-    return apart(common(inside, stream.account.delivered), later)
+    wanted = RangeSet([inside, *((first, next_) for at, first, next_ in behind if begin <= at < end)])
+    elsewhere = RangeSet((first, next_) for at, first, next_ in behind if not begin <= at < end)
+    return apart(common(wanted, stream.account.delivered), elsewhere)

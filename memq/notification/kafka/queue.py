@@ -24,7 +24,7 @@ from memq.notification.kafka.topics import Topics
 from memq.notification.refusals import check_publication
 from memq.notification.waiters import Waiters, until_reached
 from memq.tasks import TaskOwner
-from memq.topic import Committed, ReadPartition, check_name
+from memq.topic import Committed, ReadPartition, check_group
 
 CHECK_S = 60.0  # a readiness probe asks Kafka whether it is there, and only now and then for the rights
 
@@ -178,25 +178,25 @@ class KafkaQueue:
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
         """See `Groups.join`. It waits a little for what Kafka gives; what comes later, heartbeats tell."""
-        return await self._groups.join(check_name(group, "group"), member, partitions, session_timeout_ms)
+        return await self._groups.join(check_group(group), member, partitions, session_timeout_ms)
 
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
     ) -> Membership:
         """See `Groups.heartbeat`."""
-        return await self._groups.heartbeat(check_name(group, "group"), member, generation, released)
+        return await self._groups.heartbeat(check_group(group), member, generation, released)
 
     async def leave(self, group: str, member: str) -> None:
         """See `Groups.leave`."""
-        await self._groups.leave(check_name(group, "group"), member)
+        await self._groups.leave(check_group(group), member)
 
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
         """See `Groups.commit`."""
-        await self._groups.commit(check_name(group, "group"), member, generation, dict(positions))
+        await self._groups.commit(check_group(group), member, generation, dict(positions))
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
-        return await self._groups.committed(check_name(group, "group"), partitions)
+        return await self._groups.committed(check_group(group), partitions)
 
     async def groups(self) -> Sequence[str]:
         """See `Groups.groups`."""
@@ -204,11 +204,11 @@ class KafkaQueue:
 
     async def describe(self, group: str) -> GroupState:
         """See `Groups.describe`."""
-        return await self._groups.describe(check_name(group, "group"))
+        return await self._groups.describe(check_group(group))
 
     async def delete_group(self, group: str) -> None:
         """See `Groups.delete_group`."""
-        await self._groups.delete(check_name(group, "group"))
+        await self._groups.delete(check_group(group))
 
     # ---- partitions --------------------------------------------------------------------------
 

@@ -1,0 +1,343 @@
+"""The live audit at work: reads reports, then pointers up to an end asked for after them, judges, stores. A shell.
+
+One round after the other, so that each judgement rests on a queue that was read behind all reports that it knows. What
+fails is tried again in the next round with all that was read kept; what was judged is stored before anything else is
+read. So a death at any moment costs only time: whoever comes next reads on from what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from memq.audit.live.home import HomeAudit, Key
+from memq.audit.live.index import named, read_entries
+from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.store import AuditStore, Changes, Step
+from memq.audit.whole_object import ReadRange
+from memq.errors import FencedError, MemqError, RetryableError, UnsupportedFormatError
+from memq.format.pointer import Pointer, decode_pointer
+from memq.format.report import Damage, Part, Report, decode_report, home_of
+from memq.limits import POLL_BYTES_MAX
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.notification import Entry
+from memq.notification.remote import RemoteQueue
+from memq.topic import ReadPartition, Topic
+
+INTERVAL_S = 1.0  # a round at least so often
+PAGES_MAX = 200  # of reports in one round
+IDLE_ROUNDS = 5  # a write partition that nobody reports about is looked at once in so many
+TOPICS_EVERY_ROUNDS = 10
+PRUNE_EVERY_ROUNDS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Reports of one home, in order, with their positions as text, and the position behind them."""
+
+    home: int
+    reports: Sequence[tuple[str, bytes]]
+    next: str
+
+
+class Reports(Protocol):
+    """Reads `_memq_audit` as a member of the auditors' group. Raises: RetryableError."""
+
+    def homes(self) -> int:
+        """Return how many homes there are; 0 while the cluster does not audit."""
+        ...
+
+    async def poll(self, timeout_s: float) -> Page | None:
+        """Return the next page of an assigned home; None when there is none for `timeout_s`."""
+        ...
+
+    def assigned(self) -> list[int]:
+        """Return the homes that this member has now."""
+        ...
+
+    async def seek(self, home: int, position: str) -> None:
+        """Go on from a position, "" for the beginning."""
+        ...
+
+    async def caught_up(self, home: int) -> bool:
+        """Whether all reports of a home that there were at this call have been returned."""
+        ...
+
+    async def commit(self) -> None:
+        """Store for the group what was returned."""
+        ...
+
+
+class Topics(Protocol):
+    """Lists topics. Raises: RetryableError."""
+
+    async def __call__(self) -> Sequence[Topic]:
+        """Return all topics that are audited."""
+        ...
+
+
+@dataclass(slots=True)
+class _Home:
+    audit: HomeAudit
+    position: str
+    partitions: dict[Key, PartitionAudit] = field(default_factory=dict)
+    saved: str = ""
+    unsaved: Step | None = None
+
+
+class LiveAudit:
+    """One auditor. `run` works until it is cancelled; one `LiveAudit` runs once."""
+
+    def __init__(
+        self,
+        reports: Reports,
+        topics: Topics,
+        queue: RemoteQueue,
+        read: ReadRange,
+        store: AuditStore,
+        runtime: Runtime,
+        keep_ms: int,
+    ) -> None:
+        self._reports = reports
+        self._ask_topics = topics
+        self._queue = queue
+        self._read = read
+        self._store = store
+        self._clock = runtime.clock
+        self._keep_ms = keep_ms
+        self._owner = f"{runtime.random.getrandbits(64):016x}"
+        self._events = EventLog(runtime.clock)
+        self._outage = self._events.outage("audit.stopped", "audit.goes-on")
+        self._homes: dict[int, _Home] = {}
+        self._topics: dict[str, Topic] = {}
+        self._round = 0
+
+    async def run(self) -> None:
+        """Audit until cancelled. Raises: what does not pass by itself, as a database that is damaged."""
+        while True:
+            try:
+                await self.step()
+                self._outage.passed()
+            except FencedError as error:  # this member was away: it begins anew with what is stored
+                self._homes.clear()
+                self._outage.failed(str(error))
+            except RetryableError as error:
+                self._outage.failed(str(error))
+                await asyncio.sleep(INTERVAL_S)
+
+    async def step(self) -> None:
+        """Do one round."""
+        for home in self._homes.values():
+            await self._save(home)
+        if self._round % TOPICS_EVERY_ROUNDS == 0:
+            await self._refresh_topics()
+        touched, quiet = await self._hear()
+        await self._follow(touched)
+        now_ms = self._clock.wall_ms()
+        for number, home in self._homes.items():
+            if quiet and await self._reports.caught_up(number):
+                home.audit.settle(now_ms)
+            for audit in home.partitions.values():
+                audit.settle(now_ms)
+            step = self._step_of(number, home)
+            if step.changes or home.position != home.saved:
+                home.unsaved = step
+                await self._save(home)
+        if touched:
+            await self._reports.commit()
+        if self._round % PRUNE_EVERY_ROUNDS == 0 and self._homes:
+            await self._store.prune(now_ms - self._keep_ms)
+        self._round += 1
+
+    # ---- reports -------------------------------------------------------------------------------------
+
+    async def _hear(self) -> tuple[dict[Key, None], bool]:
+        """Take the reports that are there, and return the write partitions they are about, and whether that was all."""
+        touched: dict[Key, None] = {}
+        for number in range(PAGES_MAX):
+            page = await self._reports.poll(INTERVAL_S if number == 0 else 0.01)
+            if await self._take_homes() and page is not None:
+                continue  # what came with a new home may not be what it goes on with
+            if page is None:
+                return touched, True
+            home = self._homes.get(page.home)
+            if home is not None:
+                await self._take_page(home, page, touched)
+        return touched, False
+
+    async def _take_homes(self) -> bool:
+        """Let homes go that are another's now, and begin with new ones where they were left. Return whether any is."""
+        assigned = self._reports.assigned()
+        for number in [each for each in self._homes if each not in assigned]:
+            del self._homes[number]
+        new = [number for number in assigned if number not in self._homes]
+        for number in new:
+            position, clients = await self._store.take_home(number, self._owner)
+            partitions: dict[Key, PartitionAudit] = {}
+            self._homes[number] = _Home(HomeAudit(partitions.get, clients), position, partitions)
+            await self._reports.seek(number, position)
+        if new:
+            await self._load_partitions()
+        return bool(new)
+
+    async def _take_page(self, home: _Home, page: Page, touched: dict[Key, None]) -> None:
+        now_ms = self._clock.wall_ms()
+        for position, body in page.reports:
+            try:
+                report = decode_report(body)
+            except MemqError as error:  # its number is missing then, and what it said is unknown
+                self._events.warning("audit.report-unreadable", f"report at {position} of _memq_audit: {error}")
+                continue
+            if any((part.topic_id, part.partition) not in home.partitions for part in report.parts):
+                await self._refresh_topics()
+            home.audit.take(await self._named(report), now_ms)
+            for part in report.parts:
+                if (part.topic_id, part.partition) in home.partitions:
+                    touched[part.topic_id, part.partition] = None
+        home.position = page.next
+
+    async def _named(self, report: Report) -> Report:
+        """Return the report with all damages named that the index can name."""
+        if all(damage.producer for part in report.parts for damage in part.damages):
+            return report
+        parts = tuple([await self._named_part(part) for part in report.parts])
+        return msgspec.structs.replace(report, parts=parts)
+
+    async def _named_part(self, part: Part) -> Part:
+        topic = self._topics.get(part.topic_id)
+        found: list[Damage] = []
+        for damage in part.damages:
+            found += (
+                [damage]
+                if damage.producer or topic is None
+                else await self._named_damage(topic, part.partition, damage)
+            )
+        return msgspec.structs.replace(part, damages=tuple(found))
+
+    async def _named_damage(self, topic: Topic, partition: int, damage: Damage) -> list[Damage]:
+        pointer = await self._pointer_at(topic, partition, damage.offset)
+        if pointer is None:
+            return [damage]
+        try:
+            entries = await read_entries(self._read, pointer.locations[0])
+        except RetryableError:
+            raise
+        except MemqError:
+            entries = ()
+        return named(damage, pointer, entries)
+
+    async def _pointer_at(self, topic: Topic, partition: int, offset: int) -> Pointer | None:
+        entries = await self._queue.read(_read_partition(topic, partition), offset, 1)
+        if not entries or entries[0].offset != offset:
+            return None
+        try:
+            pointer = decode_pointer(entries[0].body)
+        except MemqError:
+            return None
+        return pointer if pointer.locations else None
+
+    # ---- topics --------------------------------------------------------------------------------------
+
+    async def _refresh_topics(self) -> None:
+        self._topics = {topic.id: topic for topic in await self._ask_topics()}
+        await self._load_partitions()
+
+    async def _load_partitions(self) -> None:
+        """Have an audit for each write partition whose home is here, and none for topics that are gone."""
+        homes = self._reports.homes()
+        for home in self._homes.values():
+            for key in [key for key in home.partitions if key[0] not in self._topics]:
+                del home.partitions[key]
+        for topic in self._topics.values() if homes else ():
+            for part in topic.partitions:
+                mine = self._homes.get(home_of(topic.id, part.partition, homes))
+                key = (topic.id, part.partition)
+                if mine is not None and key not in mine.partitions:
+                    mine.partitions[key] = PartitionAudit(topic, part.partition, await self._store.books(key))
+
+    # ---- pointers ------------------------------------------------------------------------------------
+
+    async def _follow(self, touched: dict[Key, None]) -> None:
+        """Read pointers up to the ends as they are now; of partitions that nobody reports about only now and then."""
+        idle = self._round % IDLE_ROUNDS == 0
+        audits: dict[ReadPartition, list[PartitionAudit]] = {}
+        for home in self._homes.values():
+            for key, audit in home.partitions.items():
+                if idle or key in touched:
+                    audits.setdefault(_read_partition(audit.topic, audit.partition), []).append(audit)
+        ends: dict[ReadPartition, int] = {}
+        open_ = dict(audits)
+        while open_:
+            offsets = {place: min(each.books.next_offset for each in found) for place, found in open_.items()}
+            polled = await self._queue.poll(offsets, 0, POLL_BYTES_MAX)
+            for part in polled:
+                ends.setdefault(part.partition, part.span.end)
+                for audit in audits[part.partition]:
+                    audit.begin_at(part.span.begin)
+                    await self._take_entries(audit, part.entries)
+            if not any(part.entries for part in polled):  # offsets need not be dense: these ends are reached
+                for place, found in open_.items():
+                    for audit in found:
+                        audit.books.next_offset = max(audit.books.next_offset, ends.get(place, 0))
+                return
+            open_ = {
+                place: found
+                for place, found in open_.items()
+                if min(each.books.next_offset for each in found) < ends.get(place, 0)
+            }
+
+    async def _take_entries(self, audit: PartitionAudit, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry.offset < audit.books.next_offset:
+                continue
+            try:
+                pointer = decode_pointer(entry.body)
+            except UnsupportedFormatError as error:
+                audit.pass_blindly(entry.offset, entry.time_ms, error)
+                continue
+            except MemqError as error:
+                audit.take_unreadable(entry.offset, entry.time_ms, error)
+                continue
+            blocks = await self._blocks(audit, entry, pointer) if audit.needs_blocks(pointer) else None
+            audit.take_pointer(entry.offset, entry.time_ms, pointer, blocks)
+
+    async def _blocks(self, audit: PartitionAudit, entry: Entry, pointer: Pointer) -> Sequence[tuple[int, int, int]]:
+        """Return the blocks of a batch by its index; without one, those that the pointer names and nobody has seen."""
+        try:
+            entries = await read_entries(self._read, pointer.locations[0])
+        except RetryableError:
+            raise
+        except MemqError as error:
+            audit.pass_blindly(entry.offset, entry.time_ms, error)
+            return audit.unseen(pointer)
+        skip = frozenset(pointer.skip)
+        return [
+            (block.producer_id, block.first_sequence, block.next_sequence)
+            for number, block in enumerate(entries)
+            if number not in skip
+        ]
+
+    # ---- the state -----------------------------------------------------------------------------------
+
+    def _step_of(self, number: int, home: _Home) -> Step:
+        step = Step(number, self._owner, home.position, home.audit.clients)
+        for key, audit in home.partitions.items():
+            rows, findings = audit.take_rows(), audit.take_findings()
+            if rows or findings or audit.changed():
+                step.changes[key] = Changes(audit.topic.name, audit.books, rows, findings)
+        return step
+
+    async def _save(self, home: _Home) -> None:
+        if home.unsaved is not None:
+            await self._store.save(home.unsaved)
+            home.saved, home.unsaved = home.unsaved.position, None
+
+
+def _read_partition(topic: Topic, partition: int) -> ReadPartition:
+    part = next(part for part in topic.partitions if part.partition == partition)
+    return ReadPartition(topic.name, topic.id, part.read_partition)

@@ -1,0 +1,191 @@
+"""What the live audit knows, for people and pages: topics, minutes, groups, findings, latencies, and what changed.
+
+It reads the state that auditors store, so it sees what all of them found, and works while none of them runs. Every
+change has a version; who shows a page keeps the version that it has seen, and asks for what came since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from memq.audit.live.database import Database, Execute
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.home import Client
+from memq.audit.live.rows import QUANTILES, QUEUE, Row, quantile_ms
+from memq.audit.live.state import decode_state
+from memq.audit.live.store import PartitionFacts
+from memq.errors import NotFoundError
+
+ROWS_MAX = 200_000  # that one question may read
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """One write partition in one minute (Unix minutes), as added up so far."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    minute: int
+    row: Row
+
+    @property
+    def groups(self) -> list[str]:
+        """The groups that were heard of in it."""
+        return sorted(name for name in self.row.sides if name != QUEUE)
+
+    def word(self, group: str = QUEUE) -> str:
+        """Return the verdict: ok, in flight, late, lost, doubled, corrupt or unknown; of the queue without a group."""
+        return self.row.word(group)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSummary:
+    """One topic: its write partitions with their facts, and the minutes asked for added up."""
+
+    topic: str
+    topic_id: str
+    partitions: dict[int, PartitionFacts]
+    row: Row
+    findings: int  # that hold and are grave
+
+    def word(self, group: str = QUEUE) -> str:
+        """Return the gravest verdict of those minutes."""
+        return self.row.word(group)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What changed since a version: the topics (name, id), the findings as they are, and the version to ask next."""
+
+    version: int
+    topics: tuple[tuple[str, str], ...] = ()
+    findings: tuple[LiveFinding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A client that reports: `home` is the partition of `_memq_audit` that it was heard in, `number` the client's."""
+
+    home: int
+    number: int
+    client: Client = field(repr=False)
+
+
+class AuditView:
+    """The reading side of the live audit's state. Raises everywhere: as `Database`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def version(self) -> int:
+        """Return the version of the last change; it grows with every one."""
+        found = await self._ask("SELECT number FROM audit_version")
+        return int(found[0][0])
+
+    async def changes(self, since: int) -> Changed:
+        """Return what changed behind version `since`; nothing, with the same version, when nothing did."""
+
+        def work(execute: Execute) -> Changed:
+            version = execute("SELECT number FROM audit_version", ())[0][0]
+            if version <= since:
+                return Changed(version)
+            topics = execute("SELECT DISTINCT topic, topic_id FROM audits WHERE version > ? ORDER BY topic", (since,))
+            findings = execute(f"{_FINDINGS} WHERE version > ? ORDER BY version", (since,))
+            return Changed(version, tuple((name, id_) for name, id_ in topics), tuple(map(_finding, findings)))
+
+        return await self._database.run(work)
+
+    async def topics(self, first_minute: int, next_minute: int) -> list[TopicSummary]:
+        """Return all audited topics by name, with their minutes from `first_minute` up to `next_minute` added up."""
+
+        def work(execute: Execute) -> list[TopicSummary]:
+            found: dict[tuple[str, str], TopicSummary] = {}
+            holding: dict[str, int] = dict(execute(_HOLDING, ()))
+            for topic, topic_id, part, facts in execute("SELECT topic, topic_id, part, facts FROM audits", ()):
+                fresh = TopicSummary(topic, topic_id, {}, Row(), holding.get(topic_id, 0))
+                summary = found.setdefault((topic, topic_id), fresh)
+                summary.partitions[part] = _facts(facts)
+            rows = execute(
+                "SELECT topic, topic_id, counts FROM minutes WHERE minute >= ? AND minute < ? LIMIT ?",
+                (first_minute, next_minute, ROWS_MAX),
+            )
+            for topic, topic_id, counts in rows:
+                if (topic, topic_id) in found:
+                    found[topic, topic_id].row.add(decode_state(Row, bytes(counts)))
+            return [found[key] for key in sorted(found)]
+
+        return await self._database.run(work)
+
+    async def minutes(self, topic: str, first_minute: int, next_minute: int, *, since: int = -1) -> list[Minute]:
+        """Return the minutes of a topic, by minute and partition; with `since` only what changed behind a version."""
+        found = await self._ask(
+            "SELECT topic, topic_id, part, minute, counts FROM minutes WHERE topic = ? AND minute >= ? AND minute < ?"
+            " AND version > ? ORDER BY minute, part LIMIT ?",
+            (topic, first_minute, next_minute, since, ROWS_MAX),
+        )
+        return [
+            Minute(name, id_, part, minute, decode_state(Row, bytes(row))) for name, id_, part, minute, row in found
+        ]
+
+    async def findings(self, topic: str = "", *, all_: bool = False, limit: int = 1_000) -> list[LiveFinding]:
+        """Return findings of one topic, or of all, the newest first: those that hold and are grave.
+
+        With `all_` also those that are over, and those that are merely unproven.
+        """
+        found = await self._ask(
+            f"{_FINDINGS} WHERE (topic = ? OR ? = '') AND (resolved_ms = 0 AND grave = 1 OR ? = 1)"
+            " ORDER BY version DESC LIMIT ?",
+            (topic, topic, int(all_), limit),
+        )
+        return [_finding(each) for each in found]
+
+    async def finding(self, id_: str) -> LiveFinding:
+        """Return one finding. Raises: NotFoundError."""
+        found = await self._ask(f"{_FINDINGS} WHERE id = ?", (id_,))
+        if not found:
+            raise NotFoundError(f"there is no finding '{id_[:40]}'")
+        return _finding(found[0])
+
+    async def clients(self) -> list[Heard]:
+        """Return the clients whose reports are awaited, with their homes: who is silent, whose clock is off."""
+        found = await self._ask("SELECT home, clients FROM homes ORDER BY home")
+        return [
+            Heard(home, number, client)
+            for home, data in found
+            if data
+            for number, client in decode_state(dict[int, Client], bytes(data)).items()
+        ]
+
+    async def _ask(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        return await self._database.run(lambda execute: execute(statement, values))
+
+
+_HOLDING = "SELECT topic_id, count(*) FROM findings WHERE resolved_ms = 0 AND grave = 1 GROUP BY topic_id"
+_FINDINGS = "SELECT body, acknowledged_by, acknowledged_ms FROM findings"
+
+
+def _finding(found: tuple[Any, ...]) -> LiveFinding:
+    body, who, when = found
+    finding = decode_state(LiveFinding, bytes(body))
+    return msgspec.structs.replace(finding, acknowledged_by=str(who), acknowledged_ms=when)
+
+
+def _facts(data: bytes) -> PartitionFacts:
+    return msgspec.msgpack.decode(bytes(data), type=PartitionFacts)
+
+
+def latencies(rows: Iterable[Row]) -> dict[tuple[str, str], dict[float, float]]:
+    """Return p50, p90 and p99 in ms of each stage, by group ("" for producers) and stage, over some rows."""
+    total = Row()
+    for row in rows:
+        total.add(row)
+    return {
+        (name, stage): {part: quantile_ms(buckets, part) for part in QUANTILES}
+        for name, side in sorted(total.sides.items())
+        for stage, buckets in sorted(side.latency.items())
+    }

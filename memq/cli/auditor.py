@@ -1,0 +1,211 @@
+"""`memq auditor`: watches all topics, and keeps what it finds; its subcommands show that, and note who has seen it."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from memq.audit.live.database import Database
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.rows import QUEUE
+from memq.audit.live.store import AuditStore
+from memq.audit.live.view import AuditView, TopicSummary
+from memq.cli.live_audit import SQLITE, live_audit, open_database
+from memq.cli.log_lines import log_to_stderr
+from memq.cli.options import json_option, setting_options, settings_of
+from memq.cli.output import print_json, print_table, talk, time_text
+from memq.cli.run import FAILED, OK
+from memq.errors import InvalidSettingError, MemqError
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.settings import AuditorSettings, Settings, Value, rules_of
+
+Answer = TypeVar("Answer")
+STATE_FILE = "audit.sqlite"  # in the data folder of `memq dev`
+MINUTE_MS = 60_000
+_COLUMNS = (
+    *("id", "kind", "stage", "group", "topic", "topic_id", "partition", "minute", "producer", "records", "ranges"),
+    *("object", "block", "offset", "cause", "first_seen_ms", "resolved_ms", "acknowledged_by", "acknowledged_ms"),
+)
+
+
+@click.group(invoke_without_command=True)
+@setting_options("brokers", *rules_of(AuditorSettings), "log_level", "log_format")
+@click.pass_context
+def auditor(context: click.Context, /, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Watch all topics of a cluster whose setting audit is on, until a signal, and keep what is found.
+
+    Several auditors with one state in PostgreSQL share the work. Prints `memq auditing: ADDR` on stdout when the first
+    round is done.
+    """
+    if context.invoked_subcommand is not None:
+        return OK
+    settings = settings_of(config, profile, **flags)
+    log_to_stderr(settings.broker().log_level, settings.broker().log_format)
+    state = _state_of(settings)
+    with asyncio.Runner() as runner:
+        return runner.run(_serve(settings.client().brokers, state, settings.auditor().audit_keep_ms))
+
+
+@auditor.command("show")
+@setting_options(*rules_of(AuditorSettings))
+@click.option("--minutes", default=60, metavar="N", help="So many minutes up to now (default 60).")
+@json_option
+def show(minutes: int, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Show each topic's verdict, with its groups, over the last minutes; exits with 1 when something is wrong."""
+    now = Runtime().clock.wall_ms() // MINUTE_MS
+    found = _asked(settings_of(config, profile, **flags), lambda view, _: view.topics(now - minutes, now + 1))
+    if as_json:
+        print_json([_summary_json(summary) for summary in found])
+    else:
+        rows = [(each.topic, name or "(queue)", *_row_of(each, name)) for each in found for name in _sides(each)]
+        print_table(("topic", "group", "verdict", "records", "lost", "doubled", "corrupt", "in flight"), rows)
+    return FAILED if any(summary.findings for summary in found) else OK
+
+
+@auditor.command("findings")
+@setting_options(*rules_of(AuditorSettings))
+@click.argument("topic", default="")
+@click.option("--all", "all_", is_flag=True, help="Also what is over, and what is merely unproven.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, as evidence for other programs.")
+@json_option
+def findings(
+    topic: str,
+    all_: bool,
+    as_csv: bool,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> int:
+    """List findings of all topics, or of TOPIC, with the sequences of each; exits with 1 when there are any."""
+    settings = settings_of(config, profile, **flags)
+    found = _asked(settings, lambda view, _: view.findings(topic, all_=all_, limit=100_000))
+    if as_csv:
+        _print_csv(found)
+    elif as_json:
+        print_json([finding.to_json() for finding in found])
+    else:
+        print_table(("id", "minute", "finding"), [(each.id, _minute_text(each), str(each)) for each in found])
+    return FAILED if any(finding.grave and not finding.resolved_ms for finding in found) else OK
+
+
+@auditor.command("acknowledge")
+@setting_options(*rules_of(AuditorSettings))
+@click.argument("finding")
+@click.option("--by", "who", required=True, metavar="NAME", help='Who has looked at it; "" takes that back.')
+def acknowledge(finding: str, who: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Note who has looked at FINDING, an id of the list."""
+    now_ms = Runtime().clock.wall_ms()
+    settings = settings_of(config, profile, **flags)
+    _asked(settings, lambda _, store: store.acknowledge(finding, who, now_ms))
+    talk(f"finding {finding} is acknowledged by {who}" if who else f"finding {finding} is acknowledged by nobody")
+    return OK
+
+
+def beside_broker(settings: AuditorSettings, data: Path) -> Callable[[str], Coroutine[Any, Any, None]]:
+    """Return what audits beside the broker of `memq dev`; what stops it is logged, and the broker goes on."""
+    state = open_database(settings.audit_state or f"{SQLITE}{data / STATE_FILE}")
+
+    async def run(address: str) -> None:
+        runtime = Runtime()
+        events = EventLog(runtime.clock)
+        try:
+            async with AsyncExitStack() as stack:
+                stack.push_async_callback(state.close)
+                audit = await stack.enter_async_context(live_audit(address, state, settings.audit_keep_ms, runtime))
+                await audit.run()
+        except MemqError as error:
+            events.error("audit.failed", f"the auditor has stopped: {error}", error)
+
+    return run
+
+
+# ---- inside --------------------------------------------------------------------------------------
+
+
+def _state_of(settings: Settings) -> Database:
+    state = settings.auditor().audit_state
+    if not state:
+        raise InvalidSettingError(
+            "no audit state is named", hint=f"give --audit-state {SQLITE}memq-data/{STATE_FILE}, or postgresql://…"
+        )
+    return open_database(state)
+
+
+async def _serve(brokers: str, state: Database, keep_ms: int) -> int:
+    from memq.broker.signals import Signals
+
+    signals = Signals()
+    try:
+        async with AsyncExitStack() as stack:
+            stack.callback(signals.close)
+            stack.push_async_callback(state.close)
+            audit = await stack.enter_async_context(live_audit(brokers, state, keep_ms, Runtime()))
+            await audit.step()
+            click.echo(f"memq auditing: {brokers}")
+            sys.stdout.flush()
+            await _until(signals.first, audit.run())
+    finally:
+        await state.close()
+    return OK
+
+
+async def _until(signal: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until the signal; what the work raises is raised."""
+    tasks = [asyncio.create_task(signal.wait()), asyncio.create_task(work)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    if not tasks[1].cancelled():
+        tasks[1].result()
+
+
+def _asked(settings: Settings, ask: Callable[[AuditView, AuditStore], Coroutine[Any, Any, Answer]]) -> Answer:
+    async def run() -> Answer:
+        state = _state_of(settings)
+        try:
+            return await ask(AuditView(state), AuditStore(state))
+        finally:
+            await state.close()
+
+    return asyncio.run(run())
+
+
+def _sides(summary: TopicSummary) -> list[str]:
+    return sorted({QUEUE, *summary.row.sides})
+
+
+def _row_of(summary: TopicSummary, name: str) -> tuple[object, ...]:
+    side = summary.row.side(name)
+    counts = (side[column] for column in ("lost", "doubled", "corrupt"))
+    records = side["committed"] if name == QUEUE else side["processed"]
+    return (summary.word(name), records, *counts, summary.row.in_flight(name))
+
+
+def _summary_json(summary: TopicSummary) -> dict[str, Any]:
+    sides = {
+        name: {"verdict": summary.word(name), **summary.row.side(name).counts, "in_flight": summary.row.in_flight(name)}
+        for name in _sides(summary)
+    }
+    return {"topic": summary.topic, "topic_id": summary.topic_id, "findings": summary.findings, "sides": sides}
+
+
+def _print_csv(found: Sequence[LiveFinding]) -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(_COLUMNS)
+    for finding in found:
+        values = finding.to_json() | {"ranges": " ".join(f"{first}-{next_ - 1}" for first, next_ in finding.ranges)}
+        writer.writerow([values[column] for column in _COLUMNS])
+
+
+def _minute_text(finding: LiveFinding) -> str:
+    return time_text(finding.minute * MINUTE_MS)[:16] + "Z"

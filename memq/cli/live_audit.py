@@ -1,0 +1,126 @@
+"""The live audit over brokers: an ordinary member of the group `_memq_auditor`, and its state where a URL says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from memq.audit.live.database import Database, SqliteDatabase
+from memq.audit.live.service import LiveAudit, Page
+from memq.audit.live.store import AuditStore
+from memq.client.aio_admin import AsyncAdmin
+from memq.client.aio_consumer import AsyncConsumer
+from memq.client.any_broker import AnyBroker
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.record import TopicPartition
+from memq.errors import InvalidSettingError, MemqError, NotFoundError
+from memq.format.pointer import decode_pointer
+from memq.format.report import AUDIT_TOPIC
+from memq.limits import POLL_BYTES_MAX
+from memq.network import Runtime
+from memq.notification import Entry
+from memq.notification.remote import RemoteQueue
+from memq.topic import AUDIT_GROUP, Position, ReadPartition, Topic
+
+POSTGRES = ("postgresql://", "postgres://")
+SQLITE = "sqlite:"
+
+
+def open_database(url: str) -> Database:
+    """Return the database at `sqlite:FILE` or `postgresql://…`. Raises: InvalidSettingError."""
+    if url.startswith(POSTGRES):
+        try:
+            from memq.audit.live.postgres import PostgresDatabase
+        except ImportError as error:
+            raise InvalidSettingError(
+                "the audit's state in PostgreSQL needs a driver", hint="install memq[audit]"
+            ) from error
+        return PostgresDatabase(url)
+    if not url.startswith(SQLITE) or url == SQLITE:
+        raise InvalidSettingError(
+            f"audit state '{url[:60]}' is no database", hint="write sqlite:FILE or postgresql://USER@HOST/NAME"
+        )
+    return SqliteDatabase(Path(url.removeprefix(SQLITE)))
+
+
+class GroupReports:
+    """Reads `_memq_audit` as a member of the auditors' group. See `memq.audit.live.service.Reports`."""
+
+    def __init__(self, consumer: AsyncConsumer, queue: RemoteQueue, topic: Topic) -> None:
+        self._consumer = consumer
+        self._queue = queue
+        self._topic = topic
+
+    def homes(self) -> int:
+        """See `Reports.homes`."""
+        return len(self._topic.partitions)
+
+    async def poll(self, timeout_s: float) -> Page | None:
+        """See `Reports.poll`."""
+        batch = await self._consumer.poll(timeout_s)
+        if batch is None:
+            return None
+        reports = [(str(record.position), record.value or b"") for record in batch]
+        return Page(batch.partition, reports, str(batch.next))
+
+    def assigned(self) -> list[int]:
+        """See `Reports.assigned`."""
+        return [partition for _, partition in self._consumer.position()]
+
+    async def seek(self, home: int, position: str) -> None:
+        """See `Reports.seek`."""
+        await self._consumer.seek(AUDIT_TOPIC, home, Position.parse(position) if position else "beginning")
+
+    async def caught_up(self, home: int) -> bool:
+        """See `Reports.caught_up`."""
+        partition = ReadPartition(AUDIT_TOPIC, self._topic.id, home)
+        position = self._consumer.position().get(TopicPartition(AUDIT_TOPIC, home))
+        if position is None:
+            return False
+        left = await self._queue.read(partition, position.pointer_offset, POLL_BYTES_MAX)
+        return not any(_holds_records(entry) for entry in left)
+
+    async def commit(self) -> None:
+        """See `Reports.commit`."""
+        await self._consumer.commit()
+
+
+def _holds_records(entry: Entry) -> bool:
+    """Whether a pointer may hold reports: behind the last ones there may be those of owners and producers."""
+    try:
+        return decode_pointer(entry.body).kind == "data"
+    except MemqError:
+        return True
+
+
+@asynccontextmanager
+async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runtime) -> AsyncIterator[LiveAudit]:
+    """Open what an auditor of the cluster at `brokers` needs; `run` or `step` it inside.
+
+    Raises: UnreachableError; NotFoundError when the cluster does not audit.
+    """
+    pool = LinkPool(runtime, bootstrap_addresses(brokers))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(pool.close)
+        admin = await stack.enter_async_context(AsyncAdmin(brokers, runtime=runtime))
+        found = {topic.name: topic for topic in await admin.topics(internal=True)}
+        if AUDIT_TOPIC not in found:
+            raise NotFoundError(
+                "the cluster does not audit: it has no topic _memq_audit", hint="set audit = on in its brokers"
+            )
+        consumer = await stack.enter_async_context(
+            AsyncConsumer(
+                *(brokers, [AUDIT_TOPIC]),
+                group=AUDIT_GROUP,
+                auto_commit=False,
+                on_damaged="skip",
+                on_expired="skip",
+                audit=False,
+                runtime=runtime,
+            )
+        )
+        any_broker = AnyBroker(pool)
+        queue = RemoteQueue(any_broker)
+        reports = GroupReports(consumer, queue, found[AUDIT_TOPIC])
+        yield LiveAudit(reports, admin.topics, queue, any_broker.read, AuditStore(state), runtime, keep_ms)
