@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo cluster-demo spark-demo check tools test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
+.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,6 +20,9 @@ help:                           ## this list
 
 demo: $(DEMO)                   ## the main job on real input: 336,776 records in, out, compared, audited
 	@$(PYTHON) examples/demo.py
+
+audit-demo: $(DEMO)             ## the same with a loss, a doubling and a damaged block, each named by the live audit
+	@$(PYTHON) examples/audit_demo.py
 
 cluster-demo: $(CLUSTER)        ## the same on three brokers, S3, Kafka and ZooKeeper; a broker and the governor are killed
 	@$(PYTHON) examples/cluster_demo.py

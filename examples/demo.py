@@ -46,10 +46,10 @@ def main() -> int:
 
 
 @contextmanager
-def broker(data: Path) -> Iterator[str]:
+def broker(data: Path, *options: str) -> Iterator[str]:
     """Run `memq dev` on a free port; yield its address; end it with a drain."""
     command = [sys.executable, "-m", "memq.cli", "dev", "--data", str(data), "--port", "0", "--http-port", "-1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None, "stdout is a pipe"
         ready = process.stdout.readline()
         if not ready.startswith("memq ready: "):

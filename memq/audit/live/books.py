@@ -39,6 +39,7 @@ class Stream:
     minutes: dict[int, RangeSet] = field(default_factory=dict)
     waiting: list[tuple[int, int, int]] = field(default_factory=list)
     unplaced: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
+    doubled_at: int = -1  # the last pointer with records that readers deliver twice
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class Books:
     `blind_ms`: up to this queue time pointers may be missing that nobody could read (retention was faster), NO_END_MS
     until the first behind them came: what is not there can't be called lost. `expired` and `copies_ms` are as in
     `Evidence` and `Account`. `damaged` are offsets of pointers with a damaged block that does not say whose it is.
-    `findings` are those that hold, by id.
+    `findings` are those that hold, by id. `objects` are the keys of the newest pointers' objects, by offset.
     """
 
     next_offset: int = 0
@@ -100,3 +101,4 @@ class Books:
     groups: dict[str, Group] = field(default_factory=dict)
     damaged: dict[int, bool] = field(default_factory=dict)
     findings: dict[str, LiveFinding] = field(default_factory=dict)
+    objects: dict[int, str] = field(default_factory=dict)

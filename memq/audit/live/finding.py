@@ -58,7 +58,8 @@ class LiveFinding(msgspec.Struct, kw_only=True, omit_defaults=True):
         more = " …" if len(self.ranges) > 3 else ""
         who = f"producer {self.producer:016x} sequences {shown}{more}" if self.ranges else f"{self.records} records"
         group = f" for group '{self.group}'" if self.group else ""
-        place = f" object {self.object} block {self.block} pointer {self.offset}" if self.object else ""
+        block = f" block {self.block}" if self.stage == IN_OBJECT else ""
+        place = f" object {self.object}{block} pointer {self.offset}" if self.object else ""
         return f"{self.kind}{group}: topic '{self.topic}' partition {self.partition} {who}{place}: {self.cause}"
 
 

@@ -60,9 +60,18 @@ class OpenFindings:
         return changed
 
     def hold(
-        self, wrong: Wrong, pieces: Iterable[Range], dated: Callable[[Sequence[Range]], list[Dated]], now_ms: int
+        self,
+        wrong: Wrong,
+        pieces: Iterable[Range],
+        dated: Callable[[Sequence[Range]], list[Dated]],
+        locate: Callable[[int], tuple[int, str]],
+        now_ms: int,
     ) -> None:
-        """Make the findings of `wrong` be those of all `pieces`; `dated` says which minutes new ones are of."""
+        """Make the findings of `wrong` be those of all `pieces`.
+
+        `dated` says which minutes new ones are of, `locate` in which pointer and object a sequence lies: -1 and "" for
+        none that is known.
+        """
         left = list(pieces)
         for id_ in list(self._by_key.get(wrong.key, ())):
             finding = self._findings[id_]
@@ -72,6 +81,8 @@ class OpenFindings:
         for minute, first, next_ in dated(left):
             finding_or_none = self._of_minute(wrong, minute, now_ms)
             if finding_or_none is not None:
+                if finding_or_none.offset < 0:
+                    finding_or_none.offset, finding_or_none.object = locate(first)
                 ranges = tuple(RangeSet([*finding_or_none.ranges, (first, next_)]))
                 self._change(finding_or_none, wrong.kind, ranges, now_ms)
 

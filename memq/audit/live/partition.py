@@ -31,6 +31,7 @@ from memq.topic import Topic
 ALL = 2  # the ack level
 STREAMS_MAX = 20_000  # producers of one write partition; those that were seen longest ago are forgotten
 DAMAGED_MAX = 4_096
+OBJECTS_MAX = 256  # newest pointers of a write partition whose objects a finding can name
 _GROUP_STAGES = ("fetched", "dropped", "processed")
 _LOST_ACKED = "acked with all, in no pointer"
 _LOST_WEAK = "acked with 1 or sent without acks, in no pointer: a dead broker takes such records with it"
@@ -126,6 +127,10 @@ class PartitionAudit:
         late, books.epoch = pointer.epoch < books.epoch, max(books.epoch, pointer.epoch)
         for end in pointer.ended:
             self._stream(end.producer).account.close(end, time_ms)
+        if pointer.locations:
+            books.objects[offset] = pointer.locations[0].key
+            if len(books.objects) > OBJECTS_MAX:
+                del books.objects[next(iter(books.objects))]
         for block in _stated(pointer) if blocks is None else blocks:
             self._deliver(offset, time_ms, minute, block, late=late)
 
@@ -271,9 +276,12 @@ class PartitionAudit:
         producer, first, next_ = block
         stream = self._stream(producer)
         new = stream.account.delivered.holes(first, next_)
-        if stream.account.deliver(first, next_, time_ms) is Fate.COPY:
+        fate = stream.account.deliver(first, next_, time_ms)
+        if fate is Fate.COPY:
             self._row(minute).side(QUEUE).count("copies", next_ - first)
             return
+        if fate is Fate.DOUBLED:
+            stream.doubled_at = offset
         for piece in new:
             stream.marks.add(offset, *piece)
         Dating(stream).wait(new, minute, time_ms, late=late)
@@ -346,7 +354,14 @@ class PartitionAudit:
     def _hold(self, wrong: Wrong, pieces: list[Range], stream: Stream, now_ms: int) -> None:
         fallback = (stream.account.seen_ms or now_ms) // MINUTE_MS
         dating = Dating(stream)
-        self._findings.hold(wrong, pieces, lambda left: dating.dated(left, fallback), now_ms)
+
+        def locate(sequence: int) -> tuple[int, str]:
+            offset = stream.marks.offset_of(sequence) if sequence in stream.account.delivered else -1
+            if wrong.kind is Kind.DOUBLED and wrong.stage == IN_QUEUE:
+                offset = stream.doubled_at
+            return offset, self.books.objects.get(offset, "")
+
+        self._findings.hold(wrong, pieces, lambda left: dating.dated(left, fallback), locate, now_ms)
 
     def _forget(self) -> None:
         """Forget the producers that were seen longest ago; what is known of groups goes with them."""

@@ -1,0 +1,111 @@
+"""The live audit on real input: flights flow through `memq dev`, three injuries are done to them, and it names each.
+
+Run it with `make audit-demo`. It starts `memq dev` with its auditor on a fresh folder and sends the flight records.
+When the auditor has seen all of them in the queue, one pointer is taken away, one block is damaged on disk, and one
+block comes twice. A consumer group reads on; the auditor must name what is lost, damaged and doubled, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from demo import TOPIC, broker, send
+from flights import RECORDS, flights
+from injury import Injury, injure
+
+import memq
+from memq.audit.live.database import SqliteDatabase
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.view import AuditView
+
+GROUP = "demo"
+WAIT_S = 120.0
+ASK_S = 0.1
+INTERVAL_MS = 500  # of reports
+
+
+def main() -> int:
+    """Run the demo; the exit code is 0 when every injury is named, and no sound record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("memq-audit-demo"), help="folder for all data, made anew")
+    parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
+    options = parser.parse_args()
+    shutil.rmtree(options.data, ignore_errors=True)
+    print("reading the flight records …", flush=True)
+    lines = [item for item, _ in zip(flights(), range(options.records), strict=False)]
+    with broker(options.data, "--audit", "--audit-interval-ms", str(INTERVAL_MS)) as address:
+        send(address, lines, sum(len(line) for _, line in lines))
+        asyncio.run(until(options.data, lambda view: all_queued(view, len(lines))))
+        print(f"the auditor has seen all {len(lines):,} records sent, acked and queued: {TOPIC} is ok", flush=True)
+        with memq.Admin(address) as admin:
+            injuries = injure(options.data, admin.topic(TOPIC).topic)
+        for injury in injuries:
+            print(f"injured, {injury}", flush=True)
+        receive(address)
+        started = time.perf_counter()
+        found = asyncio.run(until(options.data, lambda view: all_named(view, injuries)))
+        print(f"named by the auditor {time.perf_counter() - started:.1f} s after the group had read and committed all:")
+        for finding in found:
+            print(f"  {time.strftime('%Y-%m-%dT%H:%MZ', time.gmtime(finding.minute * 60))} {finding}")
+        return 0 if sound(found, injuries) else 1
+
+
+def receive(address: str) -> None:
+    """Read the topic with a consumer group that passes over damage, from disk, not from the broker's memory."""
+    with memq.Consumer(address, [TOPIC], group=GROUP, end="end", on_damaged="skip", read="direct") as consumer:
+        count = sum(len(batch.values()) for batch in consumer)
+        consumer.commit()
+    print(f"the group '{GROUP}' has read {count:,} records, and committed", flush=True)
+
+
+async def until(data: Path, ask: Callable[[AuditView], Awaitable[list[LiveFinding] | None]]) -> list[LiveFinding]:
+    """Ask the auditor's state again and again until there is an answer."""
+    state = SqliteDatabase(data / "audit.sqlite")
+    view, found = AuditView(state), None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while found is None:
+                await asyncio.sleep(ASK_S)
+                found = await ask(view)
+        return found
+    finally:
+        await state.close()
+
+
+async def all_queued(view: AuditView, records: int) -> list[LiveFinding] | None:
+    """Return nothing found once all records are sent, acked and queued by what the auditor knows."""
+    for summary in await view.topics(0, 1 << 40):
+        side = summary.row.side("")
+        if summary.topic == TOPIC and side["sent"] == side["acked"] == side["committed"] == records:
+            return await view.findings(TOPIC)
+    return None
+
+
+async def all_named(view: AuditView, injuries: list[Injury]) -> list[LiveFinding] | None:
+    """Return the findings once there is one for each injury."""
+    found = await view.findings(TOPIC)
+    return found if all(any(is_of(finding, injury) for finding in found) for injury in injuries) else None
+
+
+def is_of(finding: LiveFinding, injury: Injury) -> bool:
+    """Whether a finding names exactly the records of an injury."""
+    named = (finding.kind, finding.partition, finding.producer, finding.ranges)
+    return named == (injury.what, injury.partition, injury.producer, ((injury.first, injury.next),))
+
+
+def sound(found: list[LiveFinding], injuries: list[Injury]) -> bool:
+    """Whether every finding is of an injury; the block that comes twice is doubled in the queue and for the group."""
+    strange = [finding for finding in found if not any(is_of(finding, injury) for injury in injuries)]
+    for finding in strange:
+        print(f"FALSE: {finding}")
+    return not strange
+
+
+if __name__ == "__main__":
+    sys.exit(main())
