@@ -15,7 +15,20 @@ import click
 
 from benchmarks.results import Figure, Options
 
-ROWS = ("ingest", "produce", "consume", "arrow", "end_to_end", "latency", "memory", "start", "cluster", "puts", "spark")
+ROWS = (
+    "ingest",
+    "produce",
+    "consume",
+    "arrow",
+    "end_to_end",
+    "latency",
+    "memory",
+    "start",
+    "audit",
+    "cluster",
+    "puts",
+    "spark",
+)
 
 
 def say(text: str) -> None:

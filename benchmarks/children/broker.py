@@ -90,7 +90,8 @@ async def main() -> None:
         async for command in commands_async():
             if isinstance(store, DiscardHandler):
                 (store.running.clear if command["command"] == "stall" else store.running.set)()
-            answer(leased_bytes=broker.services.pool.leased_bytes)
+            counters = broker.services.counters
+            answer(leased_bytes=broker.services.pool.leased_bytes, received_bytes=counters.received_bytes)
         await broker.close()
         await store.close()
 

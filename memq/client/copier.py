@@ -12,6 +12,7 @@ from memq.client.delivery import AsyncDelivery
 from memq.client.import_plan import BLOCK_BYTES_MAX, Cut
 from memq.client.producer_core import ProducerCore
 from memq.client.producer_settings import ProducerSettings
+from memq.client.report_carrier import ReportCarrier
 from memq.errors import MemqError
 from memq.limits import MIB
 from memq.network import Address, Runtime
@@ -30,7 +31,14 @@ class Copier:
         self._partition = partition
         settings = ProducerSettings(pending_bytes_max=BLOCKS_IN_FLIGHT_MAX * (BLOCK_BYTES_MAX + 32 * MIB))
         self._core = ProducerCore(
-            settings, runtime, bootstrap, AsyncDelivery, self._wake, lambda: None, producer_id=producer_id
+            settings,
+            runtime,
+            bootstrap,
+            AsyncDelivery,
+            self._wake,
+            lambda: None,
+            producer_id=producer_id,
+            carrier=ReportCarrier,
         )
         self._closed = False
         self._pending: deque[tuple[AsyncDelivery, int]] = deque()

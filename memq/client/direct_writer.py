@@ -19,6 +19,7 @@ from memq.client.import_plan import BLOCK_BYTES_MAX, Cut, Cutter
 from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer_core import ProducerCore
 from memq.client.producer_settings import ProducerSettings
+from memq.client.report_carrier import ReportCarrier
 from memq.errors import BufferFullError, MemqError
 from memq.limits import MIB, PRODUCER_ID_END
 from memq.network import Runtime
@@ -52,6 +53,8 @@ class DirectWriter:
             self._wake,
             lambda: None,
             producer_id=producer_id,
+            carrier=ReportCarrier,
+            kind="spark-writer",
         )
         self._cutters: dict[tuple[str, int], Cutter] = {}
         self._next: dict[tuple[str, int], int] = {}

@@ -26,6 +26,7 @@ from memq.errors import (
     TimedOutError,
     UnreachableError,
 )
+from memq.format.report import Kind
 from memq.logs import EventLog
 from memq.network import Address, Runtime, format_address
 from memq.protocol.frames import Api
@@ -75,13 +76,14 @@ class ProducerCore:
         producer_id: int = 0,
         *,
         carrier: MakeCarrier | None = None,
+        kind: Kind = "producer",
         pool: LinkPool | None = None,
         events: EventLog | None = None,
     ) -> None:
         """A new producer has an id of its own; who brings `producer_id` goes on as the producer that had it before.
 
-        The id of a named producer is that of its name. With a `carrier` it reports to the audit, where the cluster
-        asks for that. It uses the connections of `pool`, which stay, when that is another client's.
+        The id of a named producer is that of its name. With a `carrier` it reports to the audit, as `kind`, where
+        the cluster asks for that. It uses the connections of `pool`, which stay, when that is another client's.
         """
         self.producer_id = producer_id or producer_id_of(settings.name) or runtime.random.randrange(1, 1 << 63)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
@@ -94,7 +96,7 @@ class ProducerCore:
         self._tasks = TaskOwner(self._broke, self.events)
         self._reporter: Reporter | None = None
         if carrier is not None:
-            self._reporter = Reporter("producer", settings.name, runtime, self._pool, self._tasks, carrier)
+            self._reporter = Reporter(kind, settings.name, runtime, self._pool, self._tasks, carrier)
         self._senders: dict[PartitionBuffer, PartitionSender] = {}
         self._stats = ProducerStats()
         self._failures: list[tuple[Delivery | AsyncDelivery, MemqError]] = []

@@ -9,7 +9,7 @@ that a report was dropped but its number, which no report has: see `memq.format.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from memq.format.ranges import RangeSet
 from memq.format.report import (
@@ -22,22 +22,61 @@ from memq.format.report import (
     Report,
     Span,
     Stage,
-    bucket_of,
     fitting,
     home_of,
 )
 
 NOTES_MAX = 20_000  # events between two reports: then one is due; twice as many are kept if none can be sent
+BUCKETS = 65  # see `memq.format.report.bucket_of`
 HEARTBEAT_INTERVALS = 6  # a report is promised within so many intervals, and comes within half of them
 
 
-@dataclass(slots=True)
 class _Span:
-    """The sequences of one producer and minute that passed a stage, and how late they were, in records by bucket."""
+    """The sequences of one producer and minute that passed a stage, and how late they were, in records by bucket.
 
-    level: int
-    ranges: RangeSet = field(default_factory=RangeSet)
-    latency: dict[int, int] = field(default_factory=dict)
+    Those from `first` up to `next` are not in `ranges` yet: nearly always the next event goes on there.
+    """
+
+    __slots__ = ("first", "latency", "level", "minute", "next", "producer", "ranges")
+
+    def __init__(self, producer: int, minute: int, first: int, level: int) -> None:
+        self.producer = producer
+        self.minute = minute
+        self.level = level
+        self.first = self.next = first
+        self.ranges = RangeSet()
+        self.latency = [0] * BUCKETS
+
+    def told(self, stage: Stage) -> Span:
+        """Return it as it is reported."""
+        self.ranges.add(self.first, self.next)
+        latency = tuple((bucket, records) for bucket, records in enumerate(self.latency) if records)
+        ranges = tuple(self.ranges)
+        return Span(
+            stage=stage, producer=self.producer, minute=self.minute, ranges=ranges, level=self.level, latency=latency
+        )
+
+
+class _Room:
+    """How many more events may be noted; `full` is called once, when half of them are."""
+
+    __slots__ = ("_full", "left")
+
+    def __init__(self, full: Callable[[], None]) -> None:
+        self.left = 2 * NOTES_MAX
+        self._full = full
+
+    @property
+    def noted(self) -> bool:
+        """Whether anything was noted."""
+        return self.left < 2 * NOTES_MAX
+
+    def take(self) -> bool:
+        """Take the room of one event; false when there is none."""
+        self.left -= 1
+        if self.left == NOTES_MAX:
+            self._full()
+        return self.left >= 0
 
 
 @dataclass(slots=True)
@@ -51,9 +90,20 @@ class _Home:
 class PartTally:
     """What is to be said of one write partition."""
 
-    __slots__ = ("_begins", "_committed", "_damages", "_room", "_spans", "lacks", "partition", "topic", "topic_id")
+    __slots__ = (
+        "_begins",
+        "_committed",
+        "_current",
+        "_damages",
+        "_room",
+        "_spans",
+        "lacks",
+        "partition",
+        "topic",
+        "topic_id",
+    )
 
-    def __init__(self, topic: str, topic_id: str, partition: int, room: Callable[[], bool]) -> None:
+    def __init__(self, topic: str, topic_id: str, partition: int, room: _Room) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
@@ -65,34 +115,44 @@ class PartTally:
         self, stage: Stage, producer: int, first: int, next_: int, base_ms: int, now_ms: int, level: int = 0
     ) -> None:
         """Note that sequences `first` up to `next_` of a block passed a stage; `base_ms` is its least timestamp."""
-        if not self._room():
+        # Four times for each block: so the likely way is as short as it can be, half of what look-ups would cost.
+        if not self._room.take():
             self.lacks = True
             return
-        key = (stage, producer, base_ms // MINUTE_MS)
-        span = self._spans.get(key)
+        minute, span = base_ms // MINUTE_MS, self._current.get(stage)
+        if span is None or span.producer != producer or span.minute != minute:
+            span = self._span(stage, producer, minute, first, level)
+        if first != span.next:
+            span.ranges.add(span.first, span.next)
+            span.first = first
+        span.next = next_
+        late_ms = now_ms - base_ms
+        span.latency[late_ms.bit_length() if late_ms > 0 else 0] += next_ - first
+
+    def _span(self, stage: Stage, producer: int, minute: int, first: int, level: int) -> _Span:
+        span = self._spans.get((stage, producer, minute))
         if span is None:
-            span = self._spans[key] = _Span(level)
-        span.ranges.add(first, next_)
-        bucket = bucket_of(now_ms - base_ms)
-        span.latency[bucket] = span.latency.get(bucket, 0) + next_ - first
+            span = self._spans[stage, producer, minute] = _Span(producer, minute, first, level)
+        self._current[stage] = span
+        return span
 
     def damage(self, damage: Damage) -> None:
         """Note a block that could not be read; how often it was tried makes no difference."""
-        if self._room():
+        if self._room.take():
             self._damages[damage.offset, damage.block] = damage
         else:
             self.lacks = True
 
     def begin(self, at: str, reason: BeginReason) -> None:
         """Note that a reader began at a position."""
-        if self._room():
+        if self._room.take():
             self._begins.append(Begin(at=at, reason=reason))
         else:
             self.lacks = True
 
     def commit(self, position: str) -> None:
         """Note the position that the group has stored."""
-        self._room()
+        self._room.take()
         self._committed = position
 
     def take(self) -> Part | None:
@@ -104,17 +164,7 @@ class PartTally:
             topic=self.topic,
             topic_id=self.topic_id,
             partition=self.partition,
-            spans=tuple(
-                Span(
-                    stage=stage,
-                    producer=producer,
-                    minute=minute,
-                    ranges=tuple(span.ranges),
-                    level=span.level,
-                    latency=tuple(sorted(span.latency.items())),
-                )
-                for (stage, producer, minute), span in self._spans.items()
-            ),
+            spans=tuple(span.told(stage) for (stage, _, _), span in self._spans.items()),
             damages=tuple(self._damages.values()),
             begins=tuple(self._begins),
             committed=self._committed,
@@ -124,6 +174,7 @@ class PartTally:
 
     def _forget(self) -> None:
         self._spans: dict[tuple[Stage, int, int], _Span] = {}
+        self._current: dict[Stage, _Span] = {}
         self._damages: dict[tuple[int, int], Damage] = {}
         self._begins: list[Begin] = []
         self._committed = ""
@@ -140,11 +191,10 @@ class Tally:
         self._name = name
         self._host = host
         self._interval_ms = interval_ms
-        self._full = full
+        self._room = _Room(full)
         self._parts: dict[tuple[str, int], PartTally] = {}
         self._began_ms: int | None = None
         self._homes: dict[int, _Home] = {}
-        self._notes = 0
 
     def part(self, topic: str, topic_id: str, partition: int, now_ms: int) -> PartTally:
         """Return the tally of a write partition."""
@@ -158,7 +208,7 @@ class Tally:
 
     def due(self, now_ms: int) -> bool:
         """Whether there is something to say, or it is time to say that there is nothing."""
-        return self._notes > 0 or any(self._is_silent(home, now_ms) for home in self._homes.values())
+        return self._room.noted or any(self._is_silent(home, now_ms) for home in self._homes.values())
 
     def take(self, now_ms: int, homes: int, *, last: bool = False) -> list[tuple[int, Report]]:
         """Return the reports that are due, each with the partition of the audit topic, of `homes`, that it goes to.
@@ -174,7 +224,7 @@ class Tally:
             number = home_of(tally.topic_id, tally.partition, homes)
             self._home(number, now_ms).number += int(lacks)
             found.setdefault(number, []).extend([part] if part is not None else [])
-        self._notes = 0
+        self._room.left = 2 * NOTES_MAX
         for number, home in self._homes.items():
             if last or self._is_silent(home, now_ms):
                 found.setdefault(number, [])
@@ -185,13 +235,6 @@ class Tally:
         ]
 
     # ---- inside ----------------------------------------------------------------------------------
-
-    def _room(self) -> bool:
-        """Count a note, and say whether it can be kept."""
-        self._notes += 1
-        if self._notes == NOTES_MAX:
-            self._full()
-        return self._notes <= 2 * NOTES_MAX
 
     def _home(self, number: int, now_ms: int) -> _Home:
         home = self._homes.get(number)

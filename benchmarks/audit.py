@@ -1,0 +1,79 @@
+"""What reporting to the audit costs: producer, broker and consumer with and without it, in turns.
+
+Two brokers, one of a cluster that audits, each with a producer and a consumer in processes of their own; the CPU is
+that of all three, from connect to close, so that last reports count. A round is a pair, and the median of the pairs'
+ratios is the figure: what other work does to the machine meets both. The bytes are what the broker received.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from benchmarks.child import Child
+from benchmarks.results import Figure, Options, median
+from benchmarks.together import Together
+
+NAME = "audit"
+CASES = (("1 KB, full blocks", "values", 1_000, 100_000), ("100 B, a record a block", "paced", 100, 1_000))
+ROUNDS = 4  # as many as other rows have, so many times: what is looked for is small
+CPU_BOUND, RATE_BOUND, BYTES_BOUND = 1.02, 0.98, 1.01
+
+
+class Side(Together):
+    """A broker with its producer and its consumer."""
+
+    def __init__(self, *, audit: bool) -> None:
+        with ExitStack() as stack:
+            self.broker = stack.enter_context(Child("broker", store="recent", settings={"audit": audit}))
+            self.writer = stack.enter_context(Child("memq_client", address=self.broker.ready["address"]))
+            self.reader = stack.enter_context(Child("memq_client", address=self.broker.ready["address"]))
+            self._stack = stack.pop_all()
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of all three."""
+        return sum(child.cpu_s() for child in (self.broker, self.writer, self.reader))
+
+    def flow(self, told: dict[str, object]) -> dict[str, float]:
+        """Send and read a topic; return CPU seconds, records per second and received bytes."""
+        cpu_s, before = self.cpu_s(), self.broker.ask("look")["received_bytes"]
+        wrote = self.writer.ask("produce", partitions=1, **told)
+        self.reader.ask("consume", topic=told["topic"], records=told["records"])
+        received = self.broker.ask("look")["received_bytes"] - before
+        rate = int(str(told["records"])) / (wrote["ended_s"] - wrote["began_s"])
+        return {"CPU": self.cpu_s() - cpu_s, "rate": rate, "bytes": received}
+
+
+def run(options: Options) -> list[Figure]:
+    """Measure both in turn, with blocks that are full and with the least that there are."""
+    figures: list[Figure] = []
+    with Side(audit=False) as without, Side(audit=True) as audited:
+        for case, how, size, records in CASES:
+            found = measure(without, audited, {"how": how, "size": size, "records": records}, options)
+            ratios = {name: median([after / before for before, after in pairs]) for name, pairs in found.items()}
+            detail: dict[str, float | str] = {
+                f"{name} {side}": median([pair[at] for pair in pairs])
+                for name, pairs in found.items()
+                for at, side in enumerate(("without", "with"))
+            }
+            figures.append(Figure(NAME, f"{case}: CPU", ratios["CPU"], "x", CPU_BOUND, "lower", detail))
+            if how == "values":  # the other one is paced, and so small that its reports are a share of its bytes
+                figures.append(Figure(NAME, f"{case}: rate", ratios["rate"], "x", RATE_BOUND, "higher"))
+                figures.append(Figure(NAME, f"{case}: bytes", ratios["bytes"], "x", BYTES_BOUND))
+    for figure in figures:
+        options.say(figure.line())
+    return figures
+
+
+def measure(
+    without: Side, audited: Side, told: dict[str, object], options: Options
+) -> dict[str, list[tuple[float, float]]]:
+    """Return the pairs (without, with) of each figure; who comes first changes from round to round."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for number in range(ROUNDS * options.rounds + 1):
+        told = {**told, "topic": f"audit-{told['how']}-{number}"}
+        sides = (without, audited) if number % 2 else (audited, without)
+        values = {side: side.flow(told) for side in sides}
+        for name, before in values[without].items():
+            if number:  # the first round warms up
+                found.setdefault(name, []).append((before, values[audited][name]))
+    return found
