@@ -15,7 +15,7 @@ from memq.spark.planner import Part, Split
 from memq.spark.planning import parts_of, plan_of, stretches
 from memq.spark.pruning import Wanted, take_filters
 from memq.spark.raw import plan_raw
-from memq.spark.reading import batch_splits, read_task, settings_of
+from memq.spark.reading import read_task, settings_of, splits_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,4 +75,4 @@ class MemqReader(DataSourceReader):
             for stretch in await stretches(access, self._options, self._wanted):
                 plan = plan_of(access, stretch, self._wanted, self._options)
                 parts += [part async for part in parts_of(access, stretch, plan)]
-            return batch_splits(parts, self._options, settings_of(self._options, access.urls, self._wanted))
+            return splits_of(parts, self._options, settings_of(self._options, access.urls, self._wanted))

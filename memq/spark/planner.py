@@ -24,8 +24,11 @@ from memq.spark.stores import StoreUrls
 from memq.topic import Position
 
 PARTS_MAX = 4_096  # batches of one task
-# A task that is worth its own cost of about 50 ms: with zstd 20 MiB of records. Spark takes 4 MiB for files, too.
-SPREAD_BYTES_MIN = 4 * MIB
+# So many tasks share a small read, if each is worth its own cost. These are numbers, and not the cores of a machine: a
+# read must be cut the same way wherever it runs again, since who writes it on with low latency names what it sends by
+# batch and task.
+SPREAD_TASKS = 8
+SPREAD_BYTES_MIN = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,19 +170,19 @@ def with_blocks(pointer: Pointer, blocks: Iterable[tuple[int, int, int]]) -> Poi
     return replace(pointer, producers=tuple(ProducerRanges(each, ((first, next_),)) for each, first, next_ in blocks))
 
 
-def spread_bytes(parts: Sequence[Part], bytes_max: int, tasks: int) -> int:
-    """Return the bound, `bytes_max` at most, by which `split_parts` spreads a small read evenly over so many tasks.
+def spread_bytes(parts: Sequence[Part], bytes_max: int) -> int:
+    """Return the bound of a split's stored bytes, `bytes_max` at most, by which a small read is shared evenly.
 
-    What one task could read leaves the other cores idle: 128 MiB with zstd are more than a second of one core. The
-    bound is the least, to 3 %, that makes no more tasks than that.
+    What one task could read leaves the other cores idle: 128 MiB with zstd are two seconds of one core. The bound is
+    the least, to 3 %, that makes no more than `SPREAD_TASKS` splits.
     """
-    low = max(SPREAD_BYTES_MIN, -(-sum(part.bytes for part in parts) // tasks))
-    if low >= bytes_max or _splits(parts, low) <= tasks:
+    low = max(SPREAD_BYTES_MIN, -(-sum(part.bytes for part in parts) // SPREAD_TASKS))
+    if low >= bytes_max or _splits(parts, low) <= SPREAD_TASKS:
         return min(low, bytes_max)
     high, step = bytes_max, low // 32
     while high - low > step:
         middle = (low + high) // 2
-        low, high = (low, middle) if _splits(parts, middle) <= tasks else (middle, high)
+        low, high = (low, middle) if _splits(parts, middle) <= SPREAD_TASKS else (middle, high)
     return high
 
 

@@ -25,7 +25,7 @@ from memq.notification import Entry
 from memq.spark.options import ReadOptions
 from memq.spark.planner import Part, PartitionPlan, Split
 from memq.spark.pruning import Wanted
-from memq.spark.reading import batch_splits, settings_of
+from memq.spark.reading import settings_of, splits_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.topic import Position
@@ -78,7 +78,7 @@ async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> li
     finally:
         await stores.close()
     parts = _parts(once(sorted(batches, key=lambda batch: batch.order)), options, wanted)
-    return batch_splits(parts, options, settings_of(options, urls, wanted))
+    return splits_of(parts, options, settings_of(options, urls, wanted))
 
 
 def once(batches: Sequence[RawBatch]) -> list[RawBatch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,13 +20,9 @@ def settings_of(options: ReadOptions, urls: StoreUrls, wanted: Wanted) -> TaskSe
     return TaskSettings(urls, wanted, options.prefetch_bytes, options.skip_damaged, options.dedup)
 
 
-def batch_splits(parts: Sequence[Part], options: ReadOptions, settings: TaskSettings) -> list[Split]:
-    """Cut a batch read into what its tasks read: of little a task for each core of the driver's machine.
-
-    A stream's cut must not depend on the machine: who writes it on names what it sends by micro-batch and task.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return split_parts(parts, spread_bytes(parts, options.partition_bytes, cores), settings)
+def splits_of(parts: Sequence[Part], options: ReadOptions, settings: TaskSettings) -> list[Split]:
+    """Cut what is read into what tasks read."""
+    return split_parts(parts, spread_bytes(parts, options.partition_bytes), settings)
 
 
 def read_task(split: Split, options: ReadOptions, schema: StructType) -> Iterator[pyarrow.RecordBatch]:

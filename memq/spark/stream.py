@@ -17,10 +17,10 @@ from memq.notification import Entry
 from memq.spark.access import Access, open_access
 from memq.spark.offsets import Admission, Place, Places, decode_offsets, encode_offsets
 from memq.spark.options import ReadOptions
-from memq.spark.planner import Part, PartitionPlan, Split, read_pointer, split_parts
+from memq.spark.planner import Part, PartitionPlan, Split, read_pointer
 from memq.spark.planning import Stretch, parts_of, place_of, plan_of
 from memq.spark.pruning import Wanted
-from memq.spark.reading import settings_of
+from memq.spark.reading import settings_of, splits_of
 from memq.topic import ReadPartition
 
 Result = TypeVar("Result")
@@ -90,8 +90,7 @@ class Stream:
                 if place.position(partition) < last[partition].position(partition):
                     await self._check_expired(access, partition, place)
                     parts += [part async for part in self._parts(access, partition, place, last[partition])]
-            settings = settings_of(self._options, access.urls, _WANTED)
-            return split_parts(parts, self._options.partition_bytes, settings)
+            return splits_of(parts, self._options, settings_of(self._options, access.urls, _WANTED))
 
         return await self._tried(plan)
 

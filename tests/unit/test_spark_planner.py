@@ -14,7 +14,7 @@ from memq.limits import KIB, MIB
 from memq.notification import Entry
 from memq.spark.offsets import Admission, Place, decode_offsets, encode_offsets
 from memq.spark.options import ReadOptions
-from memq.spark.planner import PARTS_MAX, SPREAD_BYTES_MIN, Part, PartitionPlan, split_parts, spread_bytes
+from memq.spark.planner import PARTS_MAX, SPREAD_BYTES_MIN, SPREAD_TASKS, Part, PartitionPlan, split_parts, spread_bytes
 from memq.spark.progress import StreamLag, lag
 from memq.spark.pruning import Wanted
 from memq.spark.reading import settings_of
@@ -96,19 +96,18 @@ def test_splits_keep_order_and_size(sizes: list[int], bytes_max: int) -> None:
     assert [len(split.parts) for split in many] == [PARTS_MAX, 1]
 
 
-@given(st.lists(st.integers(1, 16 * MIB), max_size=40), st.integers(1, 8))
-def test_small_reads_are_spread_evenly_over_tasks(sizes: list[int], tasks: int) -> None:
+@given(st.lists(st.integers(1, 16 * MIB), max_size=60))
+def test_small_reads_are_shared_evenly(sizes: list[int]) -> None:
     parts = [Part(0, offset, pointer_of(0, 1, size=size)) for offset, size in enumerate(sizes)]
     settings = settings_of(ReadOptions(), StoreUrls({}), Wanted())
-    bytes_max = spread_bytes(parts, 128 * MIB, tasks)
+    bytes_max = spread_bytes(parts, 128 * MIB)
     splits = split_parts(parts, bytes_max, settings)
-    assert len(splits) <= max(tasks, len(split_parts(parts, 128 * MIB, settings)))
+    assert len(splits) <= SPREAD_TASKS
     assert SPREAD_BYTES_MIN <= bytes_max <= 128 * MIB
-    if sum(sizes) <= 64 * MIB * tasks:
-        fair = max(sum(sizes) / tasks, SPREAD_BYTES_MIN)
-        largest = max((sum(part.bytes for part in split.parts) for split in splits), default=0)
-        assert largest <= 1.04 * (fair + max(sizes, default=0)), "no task has much more than its share"
-    assert spread_bytes(parts, 64 * KIB, tasks) == 64 * KIB, "what was asked for is the most"
+    share = max(sum(sizes) / SPREAD_TASKS, SPREAD_BYTES_MIN)
+    largest = max((sum(part.bytes for part in split.parts) for split in splits), default=0)
+    assert largest <= 1.04 * (share + max(sizes, default=0)), "no task has much more than its share"
+    assert spread_bytes(parts, 64 * KIB) == 64 * KIB, "what was asked for is the most"
 
 
 def test_splits_travel_to_tasks() -> None:
