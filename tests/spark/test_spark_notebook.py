@@ -21,6 +21,6 @@ def test_every_cell_runs_and_says_what_it_did(
     assert names["spark"] is spark
     said = capsys.readouterr().out
     assert "read: customer 6: 1,428 orders, " in said
-    assert "stream: 3 micro-batches, equal to the batch: True" in said
+    assert "micro-batches, equal to the batch: True" in said
     assert "compact: 10,000 records of 7 customers in files" in said
     assert "audit: all that was sent is there, once" in said
