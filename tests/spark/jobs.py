@@ -82,7 +82,8 @@ class Job:
 def kill_an_executor(workers: Sequence[Server], chance: random.Random) -> bool:
     """End one of the processes that workers of a cluster run; false when there is none just now."""
     tasks = [path for worker in workers for path in Path(f"/proc/{worker.pid}/task").glob("*/children")]
-    executors = [int(pid) for path in tasks for pid in path.read_text().split()]
+    children = [int(pid) for path in tasks for pid in path.read_text().split()]
+    executors = [pid for pid in children if _state_of(pid) not in ("", "Z")]  # a dead one stays until it is waited for
     return bool(executors) and _kill(chance.choice(executors))
 
 
@@ -109,7 +110,18 @@ def _command_of(pid: int) -> str:
 
 
 def _parent_of(pid: int) -> int:
+    fields = _fields_of(pid)
+    return int(fields[1]) if fields else -1
+
+
+def _state_of(pid: int) -> str:
+    fields = _fields_of(pid)
+    return fields[0] if fields else ""
+
+
+def _fields_of(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; none when there is no such process any more."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return -1
+        return []

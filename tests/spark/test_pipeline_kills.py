@@ -106,7 +106,7 @@ def test_killed_executors_of_a_cluster_lose_and_double_nothing(
             produce(broker, topic, range(sent, sent + 1_000))
             sent, runs = sent + 1_000, runs + 1
             job = Job([*PIPELINES, *(words.get(pipeline) or to_files(pipeline, broker, topic, folder))], master)
-            steps = chance.randrange(STEPS)
+            steps = chance.randrange(4)
             while job.line():
                 steps -= 1
                 if steps < 0 and kill_an_executor(workers, chance):
