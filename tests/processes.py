@@ -29,10 +29,11 @@ sys.exit(main())
 class BrokerProcess:
     """`memq broker` under one id; started again it listens on the same port."""
 
-    def __init__(self, config: Path, name: str, *, behind_ms: int = 0) -> None:
-        """`behind_ms`: how far the wall clock of the process is behind."""
+    def __init__(self, config: Path, name: str, *, behind_ms: int = 0, http: bool = False) -> None:
+        """`behind_ms`: how far the wall clock of the process is behind. `http`: its log names an HTTP port."""
         self.name = name
         self.behind_ms = behind_ms
+        self._http_port = "0" if http else "-1"
         (self.port,) = free_ports(1)  # one that no client's connection is given while the broker is down
         self.log = config.parent / f"{name}.log"
         self.spool = config.parent / f"{name}-spool"
@@ -57,7 +58,8 @@ class BrokerProcess:
 
     def launch(self) -> None:
         """Start; until it is ready, `wait_ready` is the only thing to do with it."""
-        options = ["--broker-id", self.name, "--port", str(self.port), "--http-port", "-1", "--spool", str(self.spool)]
+        options = ["--broker-id", self.name, "--port", str(self.port), "--spool", str(self.spool)]
+        options += ["--http-port", self._http_port]
         start = ["-c", _BEHIND.format(self.behind_ms)] if self.behind_ms else ["-m", "memq.cli"]
         command = [sys.executable, *start, "broker", "--config", str(self._config), *options]
         with self.log.open("a") as log:

@@ -34,7 +34,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one JSON object."""
-        event = str(getattr(record, "event", ""))
+        event = str(getattr(record, "event", record.name))  # what a library says has its logger's name
         text = record.getMessage().removeprefix(f"{event}: ")
         found: dict[str, str] = {"time": _time(record), "level": record.levelname.lower()}
         found |= {"logger": record.name, "event": event, "text": text}
