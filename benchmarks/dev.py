@@ -24,7 +24,20 @@ class Dev:
 @contextmanager
 def dev_broker(folder: Path) -> Iterator[Dev]:
     """Start it on any free port, wait for its ready line, and stop it at the end."""
-    command = [*MEMQ, "dev", "--data", str(folder), "--port", "0", "--http-port", "-1", "--log-level", "warning"]
+    command = [
+        *MEMQ,
+        "dev",
+        "--data",
+        str(folder),
+        "--port",
+        "0",
+        "--http-port",
+        "-1",
+        "--dashboard-port",
+        "-1",
+        "--log-level",
+        "warning",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None, "started with a pipe"
         line = process.stdout.readline()

@@ -11,6 +11,7 @@ import errno
 import os
 import platform
 import random
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -69,11 +70,13 @@ class SocketListener:
 class SocketNetwork:
     """TCP by the running event loop."""
 
-    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
-        """See `Network.listen`. The backlog lets thousands of clients come at once."""
+    async def listen(
+        self, host: str, port: int, factory: ProtocolFactory, tls: ssl.SSLContext | None = None
+    ) -> SocketListener:
+        """See `Network.listen`; with `tls` connections are encrypted. The backlog lets thousands come at once."""
         loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(factory, host, port, backlog=4096)
+            server = await loop.create_server(factory, host, port, backlog=4096, ssl=tls)
         except OSError as error:
             raise _listen_error(host, port, error) from error
         bound = server.sockets[0].getsockname()

@@ -155,7 +155,20 @@ class AuditorSettings:
     )
 
 
-Kind = TypeVar("Kind", BrokerSettings, ClientSettings, AuditorSettings)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardSettings:
+    """Where the dashboard listens, and what it allows. Beyond loopback it wants TLS and a token."""
+
+    dashboard_host: str = _setting("127.0.0.1", "address of the dashboard; other than loopback needs TLS and a token")
+    dashboard_port: int = _setting(9879, "port of the dashboard; 0 for any free one, -1 for none", -1, 65_535)
+    dashboard_tls_cert: str = _setting("", "file with the certificate chain of the dashboard, PEM")
+    dashboard_tls_key: str = _setting("", "file with the key of that certificate, PEM")
+    dashboard_token_file: str = _setting("", "file with the token that browsers are asked for, as the password")
+    dashboard_acknowledge: bool = _setting(False, "let the dashboard's users acknowledge findings")
+    dashboard_contents: bool = _setting(False, "show keys, values and headers of records, which are masked otherwise")
+
+
+Kind = TypeVar("Kind", BrokerSettings, ClientSettings, AuditorSettings, DashboardSettings)
 Chosen = TypeVar("Chosen")
 
 
@@ -173,7 +186,7 @@ def defaults_of(kind: type[Any]) -> dict[str, Value]:
     }
 
 
-OWNERS: tuple[type[Any], ...] = (BrokerSettings, PartSettings, ClientSettings, AuditorSettings)
+OWNERS: tuple[type[Any], ...] = (BrokerSettings, PartSettings, ClientSettings, AuditorSettings, DashboardSettings)
 RULES: dict[str, Rule] = {name: rule for owner in OWNERS for name, rule in rules_of(owner).items()}
 DEFAULTS: dict[str, Value] = {name: value for owner in OWNERS for name, value in defaults_of(owner).items()}
 
@@ -196,6 +209,10 @@ class Settings:
             **{name: self.values[name] for name in rules_of(PartSettings)},  # type: ignore[arg-type]
             sections=self.sections,
         )
+
+    def dashboard(self) -> DashboardSettings:
+        """Return what the dashboard needs."""
+        return self._take(DashboardSettings)
 
     def client(self) -> ClientSettings:
         """Return what clients need."""

@@ -14,6 +14,7 @@ from localstack.ports import free_ports
 from localstack.processes import identity_of
 
 END_TIMEOUT_S = 60.0
+NO_DASHBOARD = ("--dashboard-port", "-1")
 
 
 class DevServer:
@@ -24,7 +25,7 @@ class DevServer:
         (self.port,) = free_ports(1)  # one that no client's connection is given while the server is down
         self.log = data.parent / f"{data.name}.log"
         self._options = options
-        self._http = ["--http-port", "0" if http else "-1"]
+        self._http = ["--http-port", "0" if http else "-1", *([] if "--dashboard-port" in options else NO_DASHBOARD)]
         self._process: subprocess.Popen[str] | None = None
 
     @property

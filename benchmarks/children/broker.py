@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,8 +59,10 @@ class RecentHandler(MemoryHandler):
 class CubicNetwork(SocketNetwork):
     """TCP whose accepted connections use cubic: they inherit it from the listener."""
 
-    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> SocketListener:
-        listener = await super().listen(host, port, factory)
+    async def listen(
+        self, host: str, port: int, factory: ProtocolFactory, tls: ssl.SSLContext | None = None
+    ) -> SocketListener:
+        listener = await super().listen(host, port, factory, tls)
         for listening in listener.server.sockets:
             use_cubic(listening)
         return listener

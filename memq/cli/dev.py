@@ -12,16 +12,17 @@ from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import setting_options, settings_of
 from memq.cli.ready import say_ready
 from memq.errors import InvalidRequestError
-from memq.settings import AuditorSettings, BrokerSettings, Value, rules_of
+from memq.settings import AuditorSettings, BrokerSettings, DashboardSettings, Value, rules_of
 
 
 @click.command()
-@setting_options(*rules_of(BrokerSettings), *rules_of(AuditorSettings))
+@setting_options(*rules_of(BrokerSettings), *rules_of(AuditorSettings), *rules_of(DashboardSettings))
 def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Run broker, store and queue in one process, and with `--audit` an auditor.
 
-    Prints `memq ready: HOST:PORT` on stdout when clients can connect. SIGTERM and Ctrl-C drain: nothing new is
-    taken, what is held is stored and acked; a second one gives up and says what was held.
+    Prints `memq ready: HOST:PORT` on stdout when clients can connect; the log says where the dashboard is, which
+    needs the extra [dashboard]. SIGTERM and Ctrl-C drain: nothing new is taken, what is held is stored and acked; a
+    second one gives up and says what was held.
     """
     if sys.platform == "win32":
         raise InvalidRequestError("the broker does not run on Windows", hint="run it on Linux, macOS or WSL")
@@ -33,13 +34,19 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     from memq.broker.dev import serve
     from memq.broker.limit_settings import client_limits
     from memq.broker.process import calm_collector
+    from memq.cli.dashboard import dashboard_beside
 
     limits = client_limits(loaded.parts().section("clients"))
-    companion = None
+    dashboard = dashboard_beside(loaded)
+    beside = [dashboard] if dashboard is not None else []
     if settings.audit:
         from memq.cli.auditor import beside_broker
 
-        companion = beside_broker(loaded.auditor(), Path(settings.data))
+        beside.append(beside_broker(loaded.auditor(), Path(settings.data)))
+
+    async def companion(address: str) -> None:
+        await asyncio.gather(*(run(address) for run in beside))
+
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings, say_ready, client_limits=limits, companion=companion))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from memq.audit.object_check import readable_blocks
 from memq.cli.inspect_segment import is_segment, print_segment, segment_blocks
-from memq.cli.object_check import readable_blocks
 from memq.cli.object_files import Target, find_objects
 from memq.cli.options import json_option, settings_of, settings_options
 from memq.cli.output import count_text, print_json, print_pairs, print_table, size_text, talk, time_text

@@ -26,6 +26,10 @@ _METAVARS = {
     "queue": "URL",
     "coordinator": "URL",
     "audit_state": "URL",
+    "dashboard_host": "HOST",
+    "dashboard_tls_cert": "FILE",
+    "dashboard_tls_key": "FILE",
+    "dashboard_token_file": "FILE",
 }
 
 _TIME_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memq.cli.object_check import check_object
+from memq.audit.object_check import check_object
 from memq.cli.object_files import Found, find_objects
 from memq.cli.options import broker_options, brokers_of, json_option, settings_of
 from memq.cli.output import count_text, print_json, talk

@@ -14,7 +14,7 @@ from memq.client.group_positions import GroupDescription, Reset
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.network import Runtime
 from memq.protocol.messages import TopicMetadata, WireBroker, WireClient
-from memq.topic import Topic
+from memq.topic import Topic, Totals
 
 
 class Admin:
@@ -58,6 +58,11 @@ class Admin:
         finally:
             self._background.leave()
 
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster; "" before the first answer."""
+        return self._core.cluster
+
     def create_topic(
         self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
     ) -> Topic:
@@ -75,6 +80,13 @@ class Admin:
     def topic(self, name: str) -> TopicMetadata:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
         return self._background.run(self._core.topic(name))
+
+    def end_totals(self, topic: Topic) -> dict[int, Totals]:
+        """Return how much each read partition of a topic holds, by number, what retention took included.
+
+        Raises: NotFoundError.
+        """
+        return self._background.run(self._core.end_totals(topic))
 
     def alter_topic(self, name: str, *, settings: Settings) -> Topic:
         """Change settings of a topic and return it.

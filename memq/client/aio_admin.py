@@ -86,6 +86,11 @@ class AsyncAdmin:
         await self._metadata.close()
         await self._pool.close()
 
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster; "" before the first answer."""
+        return self._metadata.cluster
+
     # ---- topics --------------------------------------------------------------------------------
 
     async def create_topic(
@@ -116,6 +121,17 @@ class AsyncAdmin:
         if found is None:
             raise NotFoundError(f"topic '{name}' does not exist")
         return found
+
+    async def end_totals(self, topic: Topic) -> dict[int, Totals]:
+        """Return how much each read partition of a topic holds, by number, what retention took included.
+
+        Raises: NotFoundError.
+        """
+        await self._pool.reach(self._connect_timeout_s)
+        return {
+            each.partition: await self._places.end_totals(each, topic.settings, topic.writers_of(each))
+            for each in read_partitions(topic)
+        }
 
     async def alter_topic(self, name: str, *, settings: Settings) -> Topic:
         """Change settings of a topic and return it.

@@ -20,7 +20,20 @@ Memq = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def start_dev(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start `memq dev` on a folder; port 0, so that any number of them run at once."""
-    command = [sys.executable, "-m", "memq.cli", "dev", "--data", str(folder), "--port", "0", "--http-port", "-1"]
+    command = [
+        sys.executable,
+        "-m",
+        "memq.cli",
+        "dev",
+        "--data",
+        str(folder),
+        "--port",
+        "0",
+        "--http-port",
+        "-1",
+        "--dashboard-port",
+        "-1",
+    ]
     return subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -105,7 +105,20 @@ def test_a_start_without_the_queue_says_what_to_do(tmp_path: Path) -> None:
     server.signal()
     assert server.wait() == 0
     remove_queue(server.data)
-    command = [sys.executable, "-m", "memq.cli", "dev", "--data", str(server.data), "--port", "0", "--http-port", "-1"]
+    command = [
+        sys.executable,
+        "-m",
+        "memq.cli",
+        "dev",
+        "--data",
+        str(server.data),
+        "--port",
+        "0",
+        "--http-port",
+        "-1",
+        "--dashboard-port",
+        "-1",
+    ]
     started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert started.returncode == 1
     assert "memq restore" in started.stderr

@@ -43,7 +43,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-PROGRAMS = {"python3": "python3-venv", "make": "make", "promtool": "prometheus"}
+PROGRAMS = {"python3": "python3-venv", "make": "make", "promtool": "prometheus", "chromium": "chromium"}
 
 
 def with_apt(machine: Machine, user: int) -> None:

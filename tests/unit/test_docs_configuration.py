@@ -18,7 +18,16 @@ from memq.client.consumer import Consumer
 from memq.client.producer import Producer
 from memq.governor.zookeeper.settings import ZookeeperSettings
 from memq.notification.kafka.settings import OWN, KafkaSettings
-from memq.settings import BrokerSettings, ClientSettings, PartSettings, Rule, Value, defaults_of, rules_of
+from memq.settings import (
+    BrokerSettings,
+    ClientSettings,
+    DashboardSettings,
+    PartSettings,
+    Rule,
+    Value,
+    defaults_of,
+    rules_of,
+)
 from memq.storage_handlers.s3.settings import S3Settings
 from memq.topic import TopicSettings
 
@@ -49,6 +58,7 @@ PARTS: tuple[tuple[str, str, type[Any]], ...] = (
     ("Section [s3]", "In a file `[s3]`, in the environment `MEMQ_S3_…`.", S3Settings),
     ("Section [kafka]", KAFKA, KafkaSettings),
     ("Section [zookeeper]", "In a file `[zookeeper]`, in the environment `MEMQ_ZOOKEEPER_…`.", ZookeeperSettings),
+    ("Dashboard", "What `memq dev` and `memq auditor` serve to browsers.", DashboardSettings),
     ("Clients of the command line", "`memq produce`, `consume` and the like.", ClientSettings),
 )
 UNITS = {"_ms": "ms", "_bytes": "bytes", "_bytes_s": "bytes/s", "_requests_s": "requests/s", "_permille": "of 1,000"}

@@ -1,0 +1,42 @@
+// The brokers, how full they are, and what the governor would change.
+
+import { all, one } from "./board.js";
+import { meter } from "./charts.js";
+import { bytes, count, facts, h, known } from "./dom.js";
+import { plainTable } from "./table.js";
+
+export function clusterPage() {
+  const brokers = h("div", { class: "brokers" });
+  const plan = h("section", { class: "card" });
+
+  function show() {
+    const rows = [...all("broker").values()].sort((a, b) => (a.broker < b.broker ? -1 : 1));
+    brokers.replaceChildren(...(rows.length ? rows.map(card) : [h("p", { class: "empty" }, "No broker has answered yet.")]));
+    const found = one("plan");
+    plan.replaceChildren(h("h2", {}, "What the governor would change"), found ? plainTable("Plan", ["Topic", "#Partition", "From", "To", "Because"],
+      found.changes.map((row) => [row.topic, row.partition, row.before || "–", row.after || "–", row.reason]), "There is nothing to move.") : h("p", { class: "empty" }, "Not known yet."),
+      ...(found?.notes ?? []).map((note) => h("p", { class: "note" }, note)));
+  }
+
+  return {
+    title: "Cluster",
+    element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Cluster")), brokers, plan),
+    update: (kinds) => { if (kinds.has("broker") || kinds.has("plan")) show(); },
+  };
+}
+
+function card(row) {
+  const memory = row.memory_bytes === null ? null : row.memory_bytes / row.memory_bytes_max;
+  return h("section", { class: "card", "aria-label": row.broker },
+    h("h2", {}, `${row.broker} `, row.governs ? h("span", { class: "badge ok" }, "governor") : null, row.draining ? h("span", { class: "badge warn" }, "draining") : null),
+    facts([
+      ["Address", h("code", {}, row.address)],
+      ["Zone", row.zone],
+      ["Partitions", count(row.partitions)],
+      ["Traffic", `${bytes(row.bytes_s)}/s${row.capacity_bytes_s ? ` of ${bytes(row.capacity_bytes_s)}/s` : ""}`],
+      ["Memory", known(memory, () => [`${bytes(row.memory_bytes)} of ${bytes(row.memory_bytes_max)}`, meter(memory, `memory ${Math.round(memory * 100)} %`)])],
+      ["Ring", known(row.ring_batches, (value) => `${count(value)} batches not yet published`)],
+      ["Uploads", known(row.uploads, (value) => `${count(value)} in flight`)],
+      ["Breaker", known(row.breakers, (stores) => (stores.length ? h("span", { class: "badge bad" }, `open: ${stores.join(", ")}`) : h("span", { class: "badge ok" }, "closed")))],
+    ].map(([name, value]) => [name, Array.isArray(value) ? h("div", {}, value) : value])));
+}

@@ -1,0 +1,287 @@
+"""Keeps the board up to date: asks brokers and auditor in rounds, and puts what they say where the pages look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from memq.audit.dashboard.history import SPANS, first_minute, fold, sampled
+from memq.audit.dashboard.lags import Lags
+from memq.audit.dashboard.rates import Rates
+from memq.audit.dashboard.sources import AuditSource, TopicVerdict
+from memq.audit.dashboard.stream import Feed
+from memq.audit.dashboard.view import (
+    About,
+    BrokerRow,
+    GroupRow,
+    PartitionRow,
+    Plan,
+    PlanRow,
+    TopicPage,
+    TopicRow,
+)
+from memq.audit.minutes import MINUTE_MS
+from memq.client.aio_admin import AsyncAdmin
+from memq.errors import DeniedError, MemqError, NotFoundError
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.protocol.messages import TopicMetadata
+from memq.tasks import TaskOwner
+from memq.topic import Topic
+
+TOPICS_S = 2.0  # between rounds
+CLUSTER_S = 2.0
+AUDIT_S = 0.5
+LOOKED_AT_MAX = 100  # partitions whose totals are asked for in one round: the next round goes on from there
+FINDINGS_MAX = 5_000  # on the board: those that hold, and the last ones that are over
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the last rounds found, by topic."""
+
+    topics: dict[str, Topic] = field(default_factory=dict)
+    groups: dict[str, list[GroupRow]] = field(default_factory=dict)
+    verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
+
+
+class Desk:
+    """Asks `admin` and, where there is one, `audit`. `start` begins the rounds, `stop` ends them."""
+
+    def __init__(
+        self, admin: AsyncAdmin, audit: AuditSource | None, feed: Feed, runtime: Runtime, about: About
+    ) -> None:
+        self._admin = admin
+        self._audit = audit
+        self._feed = feed
+        self._clock = runtime.clock
+        self._about = about
+        self._events = EventLog(runtime.clock)
+        self._tasks = TaskOwner(lambda error: self._events.error("dashboard.died", repr(error), error), self._events)
+        self._known = _Known()
+        self._rates = Rates()
+        self._lags = Lags()
+        self._next_topic = ""
+        self._audit_version = 0
+        self._findings: dict[str, None] = {}
+        self._troubles: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Begin the rounds."""
+        self._feed.board.put("about", "", self._about)
+        rounds: list[tuple[str, float, Callable[[], Awaitable[None]]]] = [
+            ("topics", TOPICS_S, self._look_at_topics),
+            ("cluster", CLUSTER_S, self._look_at_cluster),
+        ]
+        if self._audit is not None:
+            rounds.append(("audit", AUDIT_S, self._look_at_audit))
+        for name, pause_s, look in rounds:
+            self._tasks.start(self._rounds(name, pause_s, look), f"dashboard-{name}")
+
+    async def stop(self) -> None:
+        """End the rounds."""
+        await self._tasks.stop()
+
+    # ---- for the pages -------------------------------------------------------------------------------
+
+    async def topic(self, name: str) -> TopicMetadata:
+        """Return a topic. Raises: NotFoundError, UnreachableError."""
+        return await self._admin.topic(name)
+
+    async def topic_page(self, name: str, span: int, group: str | None) -> TopicPage:
+        """Return all of a topic over the last `span` minutes, and how `group` reads it; None: the first one.
+
+        Raises: NotFoundError, UnreachableError.
+        """
+        found = await self.topic(name)
+        topic = found.topic
+        owners = {owner.partition: owner.broker for owner in found.owners}
+        groups = tuple(self._known.groups.get(name, ()))
+        if group is None:
+            group = groups[0].group if groups else ""
+        now_minute = self._clock.wall_ms() // MINUTE_MS
+        first = first_minute(now_minute, span)
+        partitions = [part.partition for part in topic.partitions]
+        if self._audit is not None:
+            rows = await self._audit.minutes(name, first, first + span)
+            history = fold(rows, first, span, group, partitions)
+        else:
+            history = sampled(self._rates.minutes(name, first, span), first, span)
+        return TopicPage(
+            name=name,
+            id=topic.id,
+            settings=msgspec.to_builtins(topic.settings),
+            partitions=tuple(
+                PartitionRow(
+                    partition=part.partition,
+                    owner=owners.get(part.partition, ""),
+                    records=self._records_of(name, part.read_partition),
+                )
+                for part in topic.partitions
+            ),
+            groups=groups,
+            group=group,
+            history=msgspec.structs.replace(history, lag=self._lags.columns(name, group, first, span, SPANS[span])),
+        )
+
+    async def acknowledge(self, finding: str, who: str) -> None:
+        """Note that somebody has looked at a finding. Raises: DeniedError, NotFoundError."""
+        if not self._about.acknowledge:
+            raise DeniedError("findings can't be acknowledged here", hint="set dashboard_acknowledge")
+        if self._audit is None:
+            raise NotFoundError(f"there is no finding '{finding[:60]}': nobody audits here")
+        await self._audit.acknowledge(finding, who)
+        await self._look_at_audit()
+        self._feed.announce()
+
+    # ---- rounds --------------------------------------------------------------------------------------
+
+    async def _rounds(self, name: str, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
+        """Look again and again; what fails is shown and logged, and tried again."""
+        outage = self._events.outage("dashboard.round-failed", "dashboard.round-back")
+        while True:
+            try:
+                await look()
+                self._troubles.pop(name, None)
+                outage.passed()
+            except MemqError as error:
+                self._troubles[name] = f"{name}: {error}"
+                outage.failed(f"{name}: {error}")
+            trouble = "; ".join(self._troubles.values())
+            about = msgspec.structs.replace(self._about, cluster=self._admin.cluster, trouble=trouble)
+            self._feed.board.put("about", "", about)
+            self._feed.announce()
+            await asyncio.sleep(pause_s)
+
+    async def _look_at_topics(self) -> None:
+        """Ask for all topics and groups, and for the totals of as many topics as one round may."""
+        topics = {topic.name: topic for topic in await self._admin.topics()}
+        self._known.topics = topics
+        self._rates.keep(dict.fromkeys(topics))
+        await self._look_at_totals(list(topics.values()))
+        self._known.groups = await self._groups()
+        self._keep_lags()
+        self._put_topics()
+
+    async def _look_at_totals(self, topics: list[Topic]) -> None:
+        later = [topic for topic in topics if topic.name >= self._next_topic]
+        asked = 0
+        for topic in (*later, *topics[: len(topics) - len(later)]):
+            self._next_topic = topic.name
+            if asked and asked + topic.read_partitions > LOOKED_AT_MAX:
+                return
+            asked += topic.read_partitions
+            try:
+                totals = await self._admin.end_totals(topic)
+            except NotFoundError:
+                continue  # deleted meanwhile
+            self._rates.take(topic.name, totals, int(self._clock.monotonic() * 1000), self._clock.wall_ms())
+        self._next_topic = ""
+
+    async def _groups(self) -> dict[str, list[GroupRow]]:
+        """Return how far groups are, by topic; the one that is furthest behind first."""
+        found: dict[str, list[GroupRow]] = {}
+        for name in await self._admin.groups():
+            try:
+                group = await self._admin.group(name)
+            except NotFoundError:
+                continue
+            lags: dict[str, tuple[int, int, float]] = {}
+            for part in group.partitions:
+                records, size, seconds = lags.get(part.place.topic, (0, 0, 0.0))
+                lag = part.lag
+                lags[part.place.topic] = (records + lag.records, size + lag.bytes, max(seconds, round(lag.seconds, 1)))
+            for topic, (records, size, seconds) in lags.items():
+                row = GroupRow(
+                    group=name,
+                    topic=topic,
+                    members=len(group.members),
+                    lag_records=records,
+                    lag_bytes=size,
+                    lag_seconds=seconds,
+                )
+                found.setdefault(topic, []).append(row)
+        for rows in found.values():
+            rows.sort(key=lambda row: (-row.lag_records, row.group))
+        return found
+
+    def _keep_lags(self) -> None:
+        minute = self._clock.wall_ms() // MINUTE_MS
+        rows = [row for found in self._known.groups.values() for row in found]
+        self._lags.keep({(row.topic, row.group): None for row in rows})
+        for row in rows:
+            self._lags.take(row.topic, row.group, minute, row.lag_records)
+
+    def _put_topics(self) -> None:
+        minute = self._clock.wall_ms() // MINUTE_MS
+        rows = {name: self._topic_row(topic, minute) for name, topic in self._known.topics.items()}
+        self._feed.board.put_all("topic", rows)
+        groups = {f"{row.topic}\n{row.group}": row for rows in self._known.groups.values() for row in rows}
+        self._feed.board.put_all("group", groups)
+
+    def _topic_row(self, topic: Topic, minute: int) -> TopicRow:
+        name = topic.name
+        groups = self._known.groups.get(name)
+        verdict = self._known.verdicts.get(name)
+        rate, size = self._rates.records_s(name), self._rates.bytes_s(name)
+        return TopicRow(
+            name=name,
+            partitions=len(topic.partitions),
+            records_s=round(rate, 1) if rate is not None else None,
+            bytes_s=round(size) if size is not None else None,
+            lag_records=max(row.lag_records for row in groups) if groups else None,
+            lag_seconds=max(row.lag_seconds for row in groups) if groups else None,
+            lost=verdict.lost if verdict else None,
+            doubled=verdict.doubled if verdict else None,
+            corrupt=verdict.corrupt if verdict else None,
+            word=verdict.word if verdict else None,
+            p99_ms=verdict.p99_ms if verdict else None,
+            spark=self._rates.spark(name, minute),
+        )
+
+    async def _look_at_cluster(self) -> None:
+        brokers = {each.broker: each for each in await self._admin.brokers()}
+        rows = {
+            name: BrokerRow(
+                broker=name,
+                address=each.address,
+                zone=each.zone,
+                governs=each.governs,
+                draining=each.draining,
+                partitions=each.partitions,
+                bytes_s=each.bytes_s,
+                capacity_bytes_s=each.capacity_bytes_s or None,
+            )
+            for name, each in brokers.items()
+        }
+        self._feed.board.put_all("broker", rows)
+        plan = await self._admin.plan()
+        changes = tuple(
+            PlanRow(
+                topic=each.topic, partition=each.partition, before=each.before, after=each.after, reason=each.reason
+            )
+            for each in plan.changes
+        )
+        self._feed.board.put("plan", "", Plan(changes=changes, notes=plan.notes))
+
+    async def _look_at_audit(self) -> None:
+        assert self._audit is not None, "rounds of the audit are started only where there is one"
+        news = await self._audit.news(self._audit_version)
+        self._audit_version = news.version
+        self._known.verdicts.update(news.topics)
+        for row in news.findings:
+            self._findings.pop(row.id, None)
+            self._findings[row.id] = None
+            self._feed.board.put("finding", row.id, row)
+        while len(self._findings) > FINDINGS_MAX:
+            gone = next(iter(self._findings))
+            del self._findings[gone]
+            self._feed.board.put("finding", gone, None)
+        if news.topics:
+            self._put_topics()
+
+    def _records_of(self, topic: str, read_partition: int) -> int | None:
+        return self._rates.total(topic, read_partition)

@@ -1,0 +1,112 @@
+"""From a finding down to the bytes: fetches an object again, checks it block by block, and shows a block's records."""
+
+from __future__ import annotations
+
+from memq.audit.dashboard.records import RecordReader
+from memq.audit.dashboard.view import BlockPage, BlockRow, ObjectPage
+from memq.audit.object_check import Verdict, check_object
+from memq.audit.whole_object import read_by_ranges
+from memq.client.any_broker import AnyBroker
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
+from memq.client.record import Record, block_records
+from memq.errors import InvalidRequestError, MemqError, NotFoundError
+from memq.format.columns import open_block
+from memq.format.object import ObjectIndex, open_object
+from memq.format.pointer import Location
+from memq.network import Runtime
+from memq.topic import Position
+
+CONNECT_S = 10.0
+BLOCKS_MAX = 2_000  # of an object that are shown, damaged ones first
+RECORDS_PAGE = 100
+KEY_CHARS_MAX = 2_000
+
+
+class ObjectReader:
+    """Reads objects through any broker; `records` shows what is in blocks."""
+
+    def __init__(self, brokers: str, runtime: Runtime, records: RecordReader) -> None:
+        self._pool = LinkPool(runtime, bootstrap_addresses(brokers))
+        self._metadata = ClusterMetadata(runtime, self._pool)
+        self._any_broker = AnyBroker(self._pool)
+        self._records = records
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._metadata.close()
+        await self._pool.close()
+
+    async def page(self, key: str) -> ObjectPage:
+        """Fetch an object and check every byte of it. Raises: NotFoundError, InvalidRequestError, RetryableError."""
+        store, data = await self._fetch(key)
+        verdict = check_object(memoryview(data))
+        index = verdict.index
+        return ObjectPage(
+            store=store,
+            key=key,
+            bytes=len(data),
+            broker=index.meta.broker if index is not None else "",
+            created_ms=index.meta.created_ms if index is not None else 0,
+            blocks=_blocks(index, verdict) if index is not None else (),
+            error="" if index is not None else "; ".join(finding.text for finding in verdict.findings[:5]),
+        )
+
+    async def block(self, key: str, number: int, first: int) -> BlockPage:
+        """Return RECORDS_PAGE records of a block, from its record `first` on. Raises: as `page`."""
+        _, data = await self._fetch(key)
+        view = memoryview(data)
+        try:
+            index = open_object(view)
+            if not 0 <= number < len(index.blocks):
+                raise NotFoundError(f"object '{key}' has no block {number}", hint=f"it has {len(index.blocks)}")
+            entry = index.blocks[number]
+            topic = next(
+                index.meta.topics[batch.topic].name for batch in index.batches if entry in index.blocks_of(batch)
+            )
+            reader = open_block(view[entry.offset : entry.offset + entry.length])
+            low, high = min(first, entry.count), min(first + RECORDS_PAGE, entry.count)
+            found: list[Record] = list(block_records(reader, first=Position(0, 0, 0), low=low, high=high))
+        except NotFoundError:
+            raise
+        except MemqError as error:
+            return BlockPage(first=first, total=0, records=(), error=str(error))
+        return BlockPage(first=low, total=entry.count, records=self._records.rows(topic, found))
+
+    async def _fetch(self, key: str) -> tuple[str, bytes]:
+        """Return the store that holds the object, and the object."""
+        if not 0 < len(key) <= KEY_CHARS_MAX:
+            raise InvalidRequestError(f"the name of an object has 1 to {KEY_CHARS_MAX} characters, not {len(key)}")
+        await self._pool.reach(CONNECT_S)
+        await self._metadata.all_topics()  # the stores come with them
+        for store in self._metadata.stores:
+            try:
+                location = Location(store=store.name, key=key, offset=0, length=0)
+                return store.name, bytes(await read_by_ranges(self._any_broker.read, location))
+            except NotFoundError:
+                continue
+        raise NotFoundError(f"no store of the cluster holds the object '{key[:300]}'", hint="it may have been deleted")
+
+
+def _blocks(index: ObjectIndex, verdict: Verdict) -> tuple[BlockRow, ...]:
+    errors = {finding.offset: finding.text for finding in verdict.findings}
+    places = [
+        (index.meta.topics[batch.topic].name, batch.partition) for batch in index.batches for _ in range(batch.blocks)
+    ]
+    rows = [
+        BlockRow(
+            number=number,
+            topic=topic,
+            partition=partition,
+            offset=entry.offset,
+            length=entry.length,
+            producer=f"{entry.producer_id:016x}",
+            first=entry.first_sequence,
+            records=entry.count,
+            least_ms=entry.least_ms,
+            greatest_ms=entry.greatest_ms,
+            error=errors.get(entry.offset, ""),
+        )
+        for number, (entry, (topic, partition)) in enumerate(zip(index.blocks, places, strict=True))
+    ]
+    return tuple(sorted(rows, key=lambda row: (not row.error, row.number))[:BLOCKS_MAX])

@@ -1,0 +1,175 @@
+"""Records for the pages: found by key, tag and time, or as they come; what is in them is masked unless allowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+from anyio import CancelScope
+
+from memq.audit.dashboard.view import RecordRow, SearchResult
+from memq.client.aio_consumer import AsyncConsumer
+from memq.client.record import Record
+from memq.limits import MIB
+from memq.network import Runtime
+
+RESULTS_MAX = 200
+LOOKED_AT_MAX = 500_000
+SEARCH_S_MAX = 15.0
+SKEW = timedelta(minutes=10)  # by which a producer's clock may be ahead
+PREVIEW_CHARS_MAX = 400
+HEADERS_MAX = 20
+PREFETCH_BYTES_MAX = 8 * MIB
+TAIL_RECORDS_S_MAX = 50
+TAIL_TICK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to look for in a topic; None is anything. Times are Unix ms of the records, the end is not included."""
+
+    topic: str
+    key: bytes | None = None
+    tag: str | None = None
+    first_ms: int | None = None
+    end_ms: int | None = None
+
+    def fits(self, record: Record) -> bool:
+        """Whether the record is looked for."""
+        return (
+            (self.key is None or record.key == self.key)
+            and (self.tag is None or record.tag == self.tag)
+            and (self.first_ms is None or record.timestamp_ms >= self.first_ms)
+            and (self.end_ms is None or record.timestamp_ms < self.end_ms)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TailPart:
+    """Records that came, and how many more came that are not shown: over the rate, or damaged."""
+
+    records: tuple[RecordRow, ...]
+    passed: int
+
+
+class RecordReader:
+    """Reads topics without a group, so nobody's position moves. `contents` lets keys and values be seen."""
+
+    def __init__(self, brokers: str, runtime: Runtime, *, contents: bool) -> None:
+        self._brokers = brokers
+        self._runtime = runtime
+        self._contents = contents
+
+    async def search(self, query: Query) -> SearchResult:
+        """Return the first RESULTS_MAX records that fit, in the order of their storage, within bounds of work and time.
+
+        Raises: NotFoundError, UnreachableError.
+        """
+        found: list[RecordRow] = []
+        clock = self._runtime.clock
+        deadline_s = clock.monotonic() + SEARCH_S_MAX
+        looked_at, why = 0, ""
+        async with self._consumer(query.topic, _start(query), "end") as consumer:
+            while not why:
+                batch = await consumer.poll(max(deadline_s - clock.monotonic(), 0.001))
+                if batch is None:
+                    why = "" if clock.monotonic() < deadline_s else f"it took {SEARCH_S_MAX:g} s"
+                    break
+                fitting = (record for record in batch if query.fits(record))
+                found += [self.row(query.topic, record) for record in islice(fitting, RESULTS_MAX + 1 - len(found))]
+                looked_at += len(batch)
+                if len(found) > RESULTS_MAX:
+                    why = f"there are more than {RESULTS_MAX} of them"
+                elif looked_at >= LOOKED_AT_MAX:
+                    why = f"{LOOKED_AT_MAX:,} records were looked at"
+                await asyncio.sleep(0)  # batches at hand come without a wait, and others share the loop
+        return SearchResult(records=tuple(found[:RESULTS_MAX]), looked_at=looked_at, complete=not why, why=why)
+
+    async def tail(self, topic: str, records_s: int) -> AsyncGenerator[TailPart, None]:
+        """Yield what comes from now on, at most `records_s` per s, and how many were left out; an empty part first.
+
+        Raises: NotFoundError, UnreachableError.
+        """
+        clock = self._runtime.clock
+        async with _closed_whole(self._consumer(topic, "end", None)) as consumer:
+            window_s, left = clock.monotonic(), records_s
+            yield TailPart((), 0)
+            while True:
+                batch = await consumer.poll(TAIL_TICK_S)
+                if clock.monotonic() - window_s >= 1.0:
+                    window_s, left = clock.monotonic(), records_s
+                shown = tuple(self.row(topic, record) for record in islice(batch or (), left))
+                left -= len(shown)
+                damaged = sum(damage.records for damage in batch.damaged) if batch is not None else 0
+                passed = damaged + (len(batch) - len(shown) if batch is not None else 0)
+                yield TailPart(shown, passed)
+                await asyncio.sleep(0)
+
+    def rows(self, topic: str, records: Iterable[Record]) -> tuple[RecordRow, ...]:
+        """Return records as the pages show them."""
+        return tuple(self.row(topic, record) for record in records)
+
+    def row(self, topic: str, record: Record) -> RecordRow:
+        """Return a record as the pages show it."""
+        headers = tuple((name, _preview(value) or "") for name, value in record.headers[:HEADERS_MAX])
+        return RecordRow(
+            topic=topic,
+            position=str(record.position),
+            timestamp_ms=record.timestamp_ms,
+            tag=record.tag,
+            key=_preview(record.key) if self._contents else None,
+            value=_preview(record.value) if self._contents else None,
+            headers=headers if self._contents else None,
+            key_bytes=None if record.key is None else len(record.key),
+            value_bytes=None if record.value is None else len(record.value),
+        )
+
+    def _consumer(self, topic: str, start: str | datetime, end: str | None) -> AsyncConsumer:
+        return AsyncConsumer(
+            self._brokers,
+            topic,
+            start=start,
+            end=end,
+            prefetch_bytes_max=PREFETCH_BYTES_MAX,
+            on_damaged="skip",
+            on_expired="skip",
+            runtime=self._runtime,
+        )
+
+
+@asynccontextmanager
+async def _closed_whole(consumer: AsyncConsumer) -> AsyncGenerator[AsyncConsumer, None]:
+    """Open and close the consumer to the end: who leaves a stream cancels each wait of it, also that for the close."""
+    with CancelScope(shield=True):
+        await consumer.__aenter__()
+    try:
+        yield consumer
+    finally:
+        with CancelScope(shield=True):
+            await consumer.close()
+
+
+def _start(query: Query) -> str | datetime:
+    """Return where to begin: what was stored before has other times, unless clocks differ by more than SKEW.
+
+    Nothing says where to end: history that is stored today has times of long ago.
+    """
+    if query.first_ms is None:
+        return "beginning"
+    return datetime.fromtimestamp(query.first_ms / 1000, UTC) - SKEW
+
+
+def _preview(data: bytes | None) -> str | None:
+    """Return the beginning of bytes as text, as hex digits where they are not UTF-8."""
+    if data is None:
+        return None
+    part = data[: 4 * PREVIEW_CHARS_MAX]
+    try:
+        text = part.decode(errors="strict" if len(part) == len(data) else "ignore")
+    except UnicodeDecodeError:
+        text = "0x" + part.hex()
+    return text if len(text) <= PREVIEW_CHARS_MAX else text[:PREVIEW_CHARS_MAX] + "…"

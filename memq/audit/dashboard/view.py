@@ -1,0 +1,209 @@
+"""What the pages show, as typed values that become JSON. None is what is not known, and never shown as 0. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+SPARK_MINUTES = 60
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What this dashboard is of, and what it allows. `trouble` says why what is shown may be old, or is "".
+
+    `cluster` is "" until a broker has answered.
+    """
+
+    cluster: str
+    audited: bool
+    acknowledge: bool
+    contents: bool
+    trouble: str = ""
+
+
+class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the overview. Lag is that of the group that is furthest behind, `p99_ms` from send to queue.
+
+    `spark` has the records of each of the last SPARK_MINUTES whole minutes, the newest last.
+    """
+
+    name: str
+    partitions: int
+    records_s: float | None = None
+    bytes_s: float | None = None
+    lag_records: int | None = None
+    lag_seconds: float | None = None
+    lost: int | None = None
+    doubled: int | None = None
+    corrupt: int | None = None
+    word: str | None = None
+    p99_ms: float | None = None
+    spark: tuple[int | None, ...] = ()
+
+
+class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a consumer group is in one topic."""
+
+    group: str
+    topic: str
+    members: int
+    lag_records: int
+    lag_bytes: int
+    lag_seconds: float
+
+
+class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A write partition of a topic: its owner ("" when it has none now) and how many records it has ever held."""
+
+    partition: int
+    owner: str
+    records: int | None = None
+
+
+class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is wrong, by name: `producer` is 16 hex digits, `ranges` are half-open, times are Unix ms.
+
+    `resolved_ms` is 0 while it holds, `offset` -1 without a pointer; "" is what does not apply.
+    """
+
+    id: str
+    kind: str
+    stage: str
+    topic: str
+    partition: int
+    minute: int
+    producer: str
+    records: int
+    cause: str
+    ranges: tuple[tuple[int, int], ...] = ()
+    group: str = ""
+    object: str = ""
+    block: int = 0
+    offset: int = -1
+    grave: bool = True
+    first_seen_ms: int = 0
+    resolved_ms: int = 0
+    acknowledged_by: str = ""
+    acknowledged_ms: int = 0
+
+
+class BrokerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A live broker. `breakers` are the stores whose circuit breaker is open."""
+
+    broker: str
+    address: str
+    zone: str
+    governs: bool
+    draining: bool
+    partitions: int
+    bytes_s: int
+    capacity_bytes_s: int | None = None
+    memory_bytes: int | None = None
+    memory_bytes_max: int | None = None
+    ring_batches: int | None = None
+    uploads: int | None = None
+    breakers: tuple[str, ...] | None = None
+
+
+class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What the governor would do: a partition's owner before and after ("" is nobody), and why."""
+
+    topic: str
+    partition: int
+    before: str
+    after: str
+    reason: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the governor would change now, and what it has to say to an operator."""
+
+    changes: tuple[PlanRow, ...]
+    notes: tuple[str, ...]
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic over time, in columns: entry i of each is of `minutes` minutes from minute `first + i * minutes` on.
+
+    `counts` has records by stage or verdict, `latency_ms` the quantiles 0.5, 0.9 and 0.99 by stage, `heat` the records
+    committed by partition, `lag` that of the group, `words` the verdicts.
+    """
+
+    first: int
+    minutes: int
+    counts: dict[str, tuple[int | None, ...]]
+    latency_ms: dict[str, tuple[tuple[float, float, float] | None, ...]]
+    heat: dict[int, tuple[int | None, ...]]
+    words: tuple[str | None, ...]
+    lag: tuple[int | None, ...] = ()
+
+
+class TopicPage(msgspec.Struct, frozen=True, kw_only=True):
+    """All of one topic. `group` is the one whose reading `history` shows, "" when there is none."""
+
+    name: str
+    id: str
+    settings: dict[str, int | bool | str]
+    partitions: tuple[PartitionRow, ...]
+    groups: tuple[GroupRow, ...]
+    group: str
+    history: History
+
+
+class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One record in a search or a tail. Key, value and headers are None where contents are masked or null."""
+
+    topic: str
+    position: str
+    timestamp_ms: int
+    tag: str | None
+    key: str | None
+    value: str | None
+    headers: tuple[tuple[str, str], ...] | None
+    key_bytes: int | None
+    value_bytes: int | None
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search found. `complete` is False when it ended before all was looked at, by `why`."""
+
+    records: tuple[RecordRow, ...]
+    looked_at: int
+    complete: bool
+    why: str = ""
+
+
+class BlockRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A block in an object, as the object's index has it, and what a check of its bytes says: "" when it is sound."""
+
+    number: int
+    topic: str
+    partition: int
+    offset: int
+    length: int
+    producer: str
+    first: int
+    records: int
+    least_ms: int
+    greatest_ms: int
+    error: str = ""
+
+
+class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
+    """An object that was read again and checked. `error` says what is wrong with it as a whole, "" when nothing is."""
+
+    store: str
+    key: str
+    bytes: int
+    broker: str
+    created_ms: int
+    blocks: tuple[BlockRow, ...]
+    error: str = ""
+
+
+class BlockPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The records of one block, `records` from number `first` on of `total`."""
+
+    first: int
+    total: int
+    records: tuple[RecordRow, ...]
+    error: str = ""

@@ -1,0 +1,143 @@
+"""A dashboard for tests: on a loop of its own in a thread, on a free port, with an audit that a test writes itself."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from memq.audit.dashboard.server import Dashboard
+from memq.audit.dashboard.sources import AuditNews, MinuteRow, TopicVerdict
+from memq.audit.dashboard.view import FindingRow
+from memq.errors import NotFoundError
+from memq.settings import DashboardSettings
+
+WAIT_S = 120.0
+
+
+@dataclass
+class WrittenAudit:
+    """An audit whose verdicts a test writes. See `AuditSource`."""
+
+    verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
+    found: dict[str, FindingRow] = field(default_factory=dict)
+    rows: dict[str, list[MinuteRow]] = field(default_factory=dict)
+    version: int = 1
+
+    async def news(self, since: int) -> AuditNews:
+        if since >= self.version:
+            return AuditNews(self.version, {}, ())
+        return AuditNews(self.version, dict(self.verdicts), list(self.found.values()))
+
+    async def minutes(self, topic: str, first: int, end: int) -> list[MinuteRow]:
+        return [row for row in self.rows.get(topic, []) if first <= row.minute < end]
+
+    async def acknowledge(self, finding: str, who: str) -> None:
+        if finding not in self.found:
+            raise NotFoundError(f"there is no finding '{finding}'")
+        self.found[finding] = msgspec.structs.replace(self.found[finding], acknowledged_by=who, acknowledged_ms=1)
+        self.version += 1
+
+
+class Served:
+    """A dashboard that runs."""
+
+    def __init__(self, dashboard: Dashboard, loop: asyncio.AbstractEventLoop) -> None:
+        self.dashboard = dashboard
+        self.url = dashboard.url
+        self._loop = loop
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Do something on the dashboard's loop, and announce what changed."""
+
+        async def run() -> None:
+            work()
+            self.dashboard.feed.announce()
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(WAIT_S)
+
+    def ask(
+        self,
+        path: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Ask for a page, and return the answer with its body."""
+        place = urlsplit(self.url)
+        assert place.hostname is not None
+        kind = http.client.HTTPSConnection if tls is not None else http.client.HTTPConnection
+        options: dict[str, Any] = {"context": tls} if tls is not None else {}
+        connection = kind(place.hostname, place.port, timeout=WAIT_S, **options)
+        try:
+            connection.request(method, path, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            return answer, answer.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str) -> Any:
+        """Ask for JSON, which must be there."""
+        answer, body = self.ask(path)
+        assert answer.status == 200, body
+        return json.loads(body)
+
+
+@contextmanager
+def served(address: str, audit: WrittenAudit | None = None, **settings: int | str | bool) -> Iterator[Served]:
+    """Serve a dashboard of the cluster at an address, on loopback and a free port."""
+    chosen = DashboardSettings(**{"dashboard_port": 0} | settings)  # type: ignore[arg-type]
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="test-dashboard", daemon=True)
+    thread.start()
+
+    async def make() -> Dashboard:
+        return await Dashboard(address, chosen, audit=audit).__aenter__()
+
+    try:
+        dashboard = asyncio.run_coroutine_threadsafe(make(), loop).result(WAIT_S)
+        try:
+            yield Served(dashboard, loop)
+        finally:
+            asyncio.run_coroutine_threadsafe(dashboard.__aexit__(None, None, None), loop).result(WAIT_S)
+    finally:
+        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(WAIT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(WAIT_S)
+        loop.close()
+
+
+@contextmanager
+def events(url: str, path: str, last_id: str = "") -> Iterator[Iterator[tuple[str, Any]]]:
+    """Listen to an event stream: id (or name) and data of each event."""
+    place = urlsplit(url)
+    assert place.hostname is not None
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=WAIT_S)
+    try:
+        connection.request("GET", path, headers={"Last-Event-ID": last_id} if last_id else {})
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        yield _events(answer)
+    finally:
+        connection.close()
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    name = ""
+    while line := answer.readline():
+        kind, _, text = line.decode().strip().partition(": ")
+        if kind in ("id", "event"):
+            name = text
+        elif kind == "data":
+            yield name, json.loads(text)
+            name = ""

@@ -1,0 +1,254 @@
+"""The dashboard in a real browser: Debian's chromium, against a running `memq dev`, and against 1,000 topics.
+
+Screenshots of every page are kept in `tests/screenshots`, which git ignores. Waits are for what is to be seen, with
+generous bounds; the console must stay empty, which also shows that the security policy holds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+import memq
+from memq.audit.dashboard.sources import MinuteRow, TopicVerdict
+from memq.audit.dashboard.view import FindingRow, TopicRow
+from memq.testing import Cluster
+from tests.dashboards import WrittenAudit, served
+from tests.servers import DevServer
+
+WAIT_MS = 90_000
+SCREENSHOTS = Path(__file__).resolve().parents[1] / "screenshots"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+MINUTE_MS = 60_000
+
+if CHROMIUM is None and not os.environ.get("MEMQ_REQUIRE_SERVERS"):
+    pytest.skip("there is no chromium on the path", allow_module_level=True)
+
+
+class Tab:
+    """A page of the browser with the dashboard in it, and what its console said."""
+
+    def __init__(self, browser: Browser, url: str, scheme: Literal["light", "dark"] = "light") -> None:
+        self.context = browser.new_context(viewport={"width": 1360, "height": 850}, color_scheme=scheme)
+        self.context.set_default_timeout(WAIT_MS)
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.asked: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.url = url
+
+    def open(self, path: str = "") -> None:
+        self.page.goto(f"{self.url}{path}")
+
+    def see(self, text: str | re.Pattern[str]) -> None:
+        self.page.get_by_text(text).first.wait_for()
+
+    def keep(self, name: str) -> None:
+        SCREENSHOTS.mkdir(exist_ok=True)
+        (SCREENSHOTS / f"{name}.png").write_bytes(self.page.screenshot(full_page=True))
+
+    def close(self) -> None:
+        """Close it; nothing may have gone wrong, and nobody else have been asked."""
+        self.context.close()
+        assert self.said == []
+        assert [url for url in self.asked if not url.startswith(self.url)] == []
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    assert CHROMIUM is not None, "there is no chromium on the path: apt-get install chromium"
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        cluster.create_topic("clicks", partitions=2)
+        with memq.Producer(cluster.address) as producer:
+            for number in range(50):
+                producer.send("clicks", f"value {number}", key=f"key-{number % 5}", tag="web")
+            producer.flush(60)
+        yield cluster
+
+
+def test_search_tail_keyboard_and_dark_on_memq_dev(browser: Browser, tmp_path: Path) -> None:
+    server = DevServer(tmp_path / "data", "--dashboard-port", "0", "--dashboard-contents")
+    try:
+        server.start()
+        with memq.Producer(server.address) as producer:
+            producer.send("clicks", "<img src=x onerror=alert(1)>", key="ada", tag="web")
+            producer.send("clicks", "second", key="bob", headers=[("trace", "7")])
+            producer.flush(60)
+            tab = Tab(browser, url_of(server))
+            tab.open()
+            tab.page.get_by_role("link", name="clicks").wait_for()
+            tab.keep("overview")
+            tab.page.keyboard.press("j")
+            tab.page.keyboard.press("Enter")
+            tab.page.get_by_role("heading", name="clicks").wait_for()
+            tab.see("Records by partition")
+            tab.keep("topic")
+            tab.page.keyboard.press("3")
+            tab.see("governor")
+            tab.keep("cluster")
+            tab.page.keyboard.press("4")
+            tab.page.keyboard.press("/")
+            tab.page.keyboard.type("clicks")
+            tab.page.get_by_role("textbox", name="Key").fill("ada")
+            tab.page.keyboard.press("Enter")
+            tab.see("<img src=x onerror=alert(1)>")  # as text
+            tab.see("1 found in 2 records")
+            tab.keep("search")
+            tab.page.keyboard.press("Escape")
+            tab.open("#/tail/clicks")
+            tab.page.get_by_role("button", name="Start").click()
+            tab.see("waiting for records")
+            row = tab.page.get_by_role("cell", name="fresh value").first
+            for _ in range(200):  # the tail begins at the end as it is once it has connected
+                producer.send("clicks", "fresh value")
+                producer.flush(60)
+                if row.is_visible():
+                    break
+                tab.page.wait_for_timeout(300)
+            row.wait_for()
+            tab.keep("tail")
+            background = "getComputedStyle(document.body).backgroundColor"
+            light = tab.page.evaluate(background)
+            tab.page.get_by_role("button", name="Theme: auto").press("t")
+            tab.page.keyboard.press("t")
+            assert tab.page.evaluate(background) != light
+            tab.keep("tail-dark")
+            tab.close()
+    finally:
+        server.close()
+
+
+def url_of(server: DevServer) -> str:
+    """Return where the log says that the dashboard is."""
+    with server.log.open() as log:
+        while True:
+            line = log.readline()
+            found = re.search(r"dashboard\.ready: (\S+)\n", line)
+            if found is not None:
+                return found[1]
+            assert line or server.process.poll() is None, f"ended:\n{server.log.read_text()}"
+
+
+def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluster: Cluster) -> None:
+    key = next(iter(cluster.store.objects))
+    finding = FindingRow(
+        id="00aa",
+        kind="lost",
+        stage="queue",
+        topic="clicks",
+        partition=0,
+        minute=29_000_000,
+        producer="00000000000000ab",
+        records=5,
+        cause="acked with all, in no pointer",
+        ranges=((10, 14), (20, 21)),
+        object=key,
+        first_seen_ms=29_000_000 * MINUTE_MS,
+    )
+    audit = WrittenAudit({"clicks": TopicVerdict("lost", 5, 0, 0, 12.5)}, {"00aa": finding})
+    with served(cluster.address, audit, dashboard_acknowledge=True, dashboard_contents=True) as pages:
+        audit.rows["clicks"] = minutes(pages.dashboard)
+        tab = Tab(browser, pages.url)
+        tab.open()
+        tab.page.get_by_label("1 open").wait_for()
+        tab.page.get_by_role("button", name="With findings").click()
+        tab.page.get_by_role("link", name="clicks").click()
+        tab.see("something is wrong")
+        tab.see("Latency until")
+        tab.keep("topic-audited")
+        tab.page.keyboard.press("2")
+        tab.see("00000000000000ab")
+        tab.page.keyboard.press("j")
+        tab.page.keyboard.press("Enter")
+        tab.see("10 to 13, 20")
+        tab.keep("finding")
+        tab.page.get_by_role("button", name="Acknowledge").click()
+        tab.see(re.compile("by somebody"))
+        tab.page.get_by_role("link", name="Fetch and check the object").click()
+        tab.page.get_by_text("sound").first.wait_for()
+        tab.see(re.compile("value 0"))
+        tab.keep("object")
+        tab.close()
+        dark = Tab(browser, pages.url, "dark")
+        dark.open("#/topic/clicks")
+        dark.see("Latency until")
+        dark.keep("topic-audited-dark")
+        dark.close()
+
+
+def minutes(dashboard: object) -> list[MinuteRow]:
+    """Return an hour of two partitions, with a loss in it."""
+    from memq.clock import SystemClock
+
+    now = SystemClock().wall_ms() // MINUTE_MS
+    rows = []
+    for ago in range(55):
+        for partition in (0, 1):
+            sent = 400 + 37 * (ago % 9) + 120 * partition
+            lost = 5 if (ago, partition) == (20, 0) else 0
+            counts = {"sent": sent, "acked": sent - 2, "committed": sent - lost - 2, "lost": lost}
+            latency = {"acked": {2: sent // 2, 3: sent // 3, 5: 20, 6: ago % 4}}
+            rows.append(MinuteRow(partition, now - ago, "", "lost" if lost else "ok", counts, latency))
+    return rows
+
+
+def test_a_thousand_topics_are_shown_sorted_filtered_and_updated(browser: Browser) -> None:
+    rows = {f"topic-{number:04}": topic(number) for number in range(1_000)}
+    with served("127.0.0.1:1") as pages:  # nobody answers there: what the board has is the test's
+        board = pages.dashboard.feed.board
+        pages.call(lambda: board.put_all("topic", rows))
+        tab = Tab(browser, pages.url)
+        tab.open()
+        tab.see("1,000 of 1,000")
+        lines = tab.page.locator("tbody tr.open")
+        assert lines.count() < 100  # only those in view exist
+        tab.page.get_by_role("button", name="Lag").click()
+        tab.page.locator("tbody tr.open", has_text="topic-0999").first.wait_for()
+        assert "topic-0999" in lines.first.inner_text()
+        tab.page.get_by_role("button", name="Lost").click()
+        assert "topic-0990" in lines.first.inner_text()
+        tab.keep("thousand-topics")
+        tab.page.get_by_label("Filter topics by name").fill("0042")
+        tab.see("1 of 1,000")
+        pages.call(lambda: board.put("topic", "topic-0042", topic(42, lost=77_777)))
+        tab.see("77,777")
+        tab.page.get_by_label("Filter topics by name").fill("")
+        for _ in range(30):
+            tab.page.keyboard.press("Escape")
+            tab.page.keyboard.press("j")
+        assert "topic-" in tab.page.evaluate("document.activeElement.innerText")
+        tab.close()
+
+
+def topic(number: int, lost: int | None = None) -> TopicRow:
+    return TopicRow(
+        name=f"topic-{number:04}",
+        partitions=4,
+        records_s=number * 1.5,
+        bytes_s=number * 900.0,
+        lag_records=number * 10,
+        lag_seconds=number / 10,
+        lost=(number if number % 90 == 0 else 0) if lost is None else lost,
+        doubled=0,
+        corrupt=None if number % 7 == 0 else 0,
+        word="lost" if number % 90 == 0 else "ok",
+        p99_ms=number / 5,
+        spark=tuple((number * minute) % 97 for minute in range(60)),
+    )

@@ -1,0 +1,303 @@
+"""The dashboard over real HTTP: what its pages ask for, who may ask, and what it says to browsers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import ssl
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import memq
+from memq.audit.dashboard.guard import is_loopback
+from memq.audit.dashboard.server import Dashboard
+from memq.audit.dashboard.stream import TAILS_MAX
+from memq.audit.dashboard.view import FindingRow
+from memq.errors import InvalidSettingError, UnreachableError
+from memq.settings import DashboardSettings
+from memq.testing import Cluster
+from tests.dashboards import Served, WrittenAudit, events, served
+from tests.tls import server_context
+
+ASSETS_BYTES_MAX = 100_000
+FORBIDDEN = r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\("
+FORBIDDEN_HTML = FORBIDDEN + r"|<script>|<style|\sstyle=|\son\w+="
+NOBODY = "127.0.0.1:1"  # nothing listens there
+JSON = {"Content-Type": "application/json"}
+FINDING = FindingRow(
+    id="f", kind="lost", stage="queue", topic="t", partition=0, minute=0, producer="", records=1, cause=""
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        cluster.create_topic("clicks")
+        with memq.Producer(cluster.address) as producer:
+            for number in range(100):
+                tag = "even" if number % 2 == 0 else "odd"
+                producer.send(
+                    "clicks", f"value {number}", key=f"key-{number % 10}", tag=tag, timestamp_ms=1_000 + number
+                )
+            producer.send("clicks", b"\xff\x00", key=b"\xfe")
+            producer.flush(60)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def pages(cluster: Cluster) -> Iterator[Served]:
+    with served(cluster.address, dashboard_contents=True) as pages:
+        yield pages
+
+
+def wait_for(pages: Served, kind: str, key: str) -> dict[str, object]:
+    """Return the first value of a kind and key that the stream tells."""
+    with events(pages.url, "/api/events") as stream:
+        for _, told in stream:
+            for found_kind, found_key, value in told["values"]:
+                if (found_kind, found_key) == (kind, key):
+                    return dict(value)
+    raise AssertionError("the stream ended")
+
+
+# ---- what pages ask for ------------------------------------------------------------------------------
+
+
+def test_the_stream_tells_topics_brokers_and_what_is_unknown(pages: Served) -> None:
+    topic = wait_for(pages, "topic", "clicks")
+    assert (topic["partitions"], topic["lost"], topic["lag_records"]) == (1, None, None)
+    assert wait_for(pages, "broker", "broker-1")["governs"]
+    assert wait_for(pages, "about", "")["audited"] is False
+
+
+def test_who_comes_back_is_told_what_changed_and_from_another_run_everything(pages: Served) -> None:
+    wait_for(pages, "topic", "clicks")
+    with events(pages.url, "/api/events") as stream:
+        last_id, told = next(stream)
+    assert told["whole"]
+    pages.call(lambda: pages.dashboard.feed.board.put("finding", "f", FINDING))
+    with events(pages.url, "/api/events", last_id) as stream:
+        _, told = next(stream)
+        assert not told["whole"]
+        assert ["finding", "f"] in [each[:2] for each in told["values"]]
+    with events(pages.url, "/api/events", "other-run-5") as stream:
+        assert next(stream)[1]["whole"]
+    pages.call(lambda: pages.dashboard.feed.board.put("finding", "f", None))
+
+
+def test_a_topic_has_owners_settings_and_columns_of_time(pages: Served) -> None:
+    page = pages.json("/api/topics/clicks?span=360")
+    assert page["partitions"][0]["owner"] == "broker-1"
+    assert page["settings"]["delivery_timeout_ms"] == 120_000
+    assert len(page["history"]["words"]) == 72
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/api/topics/missing", 404, "topic 'missing' does not exist"),
+        ("/api/topics/clicks?span=7", 400, "span = 7 is none of 60, 360, 1440 minutes"),
+        ("/api/search?topic=missing", 404, "does not exist"),
+        ("/api/search?topic=clicks&first_ms=-1", 400, "first_ms = '-1' is no number"),
+        ("/api/search", 400, "name"),
+        ("/api/tail?topic=missing", 404, "does not exist"),
+        ("/api/object?key=memq/none", 404, "no store of the cluster holds the object"),
+        ("/api/object", 400, "the name of an object has 1 to"),
+    ],
+)
+def test_what_is_wrong_with_a_question_is_said(pages: Served, path: str, status: int, words: str) -> None:
+    answer, body = pages.ask(path)
+    assert answer.status == status, body
+    assert words in json.loads(body)["error"]
+
+
+def test_search_by_key_tag_and_time(pages: Served) -> None:
+    found = pages.json("/api/search?topic=clicks&key=key-3&tag=odd&first_ms=1010&end_ms=1060")
+    assert [record["value"] for record in found["records"]] == [f"value {number}" for number in (13, 23, 33, 43, 53)]
+    assert found["complete"]
+    (strange,) = pages.json("/api/search?topic=clicks&key=0xfe")["records"]
+    assert (strange["key"], strange["value"], strange["value_bytes"]) == ("0xfe", "0xff00", 2)
+
+
+def test_contents_are_masked_unless_allowed(cluster: Cluster) -> None:
+    with served(cluster.address) as pages:
+        record = pages.json("/api/search?topic=clicks&key=key-3")["records"][0]
+        assert (record["key"], record["value"], record["headers"]) == (None, None, None)
+        assert (record["key_bytes"], record["value_bytes"], record["tag"]) == (5, 7, "odd")
+        key = next(iter(cluster.store.objects))
+        assert pages.json(f"/api/block?key={key}&block=0")["records"][0]["value"] is None
+
+
+def test_an_object_is_checked_block_by_block_down_to_its_records(pages: Served, cluster: Cluster) -> None:
+    key = next(iter(cluster.store.objects))
+    page = pages.json(f"/api/object?key={key}")
+    assert page["key"] == key
+    assert page["blocks"][0]["topic"] == "clicks"
+    assert not page["blocks"][0]["error"]
+    block = pages.json(f"/api/block?key={key}&block=0")
+    assert block["records"][0]["value"] == "value 0"
+    assert pages.ask(f"/api/block?key={key}&block=99")[0].status == 404
+
+
+def test_a_damaged_block_is_named(cluster: Cluster) -> None:
+    with memq.Producer(cluster.address) as producer:
+        producer.send("broken", b"x" * 100)
+        producer.flush(60)
+    cluster.damage(memq.Position(0, cluster.records("broken")[0].position.pointer_offset, 0), "broken")
+    key = next(key for key in cluster.store.objects if "/broken/" in key)
+    with served(cluster.address, dashboard_contents=True) as pages:
+        (block,) = pages.json(f"/api/object?key={key}")["blocks"]
+        assert block["error"]
+        assert pages.json(f"/api/block?key={key}&block=0")["error"]
+
+
+def test_the_tail_shows_what_comes_within_its_rate(pages: Served, cluster: Cluster) -> None:
+    cluster.create_topic("river")
+    shown, passed = [], 0
+    with events(pages.url, "/api/tail?topic=river&rate=5") as stream, memq.Producer(cluster.address) as producer:
+        producer.send_many("river", [f"drop {number}" for number in range(1_000)])
+        producer.flush(60)
+        for _, part in stream:
+            shown += [record["value"] for record in part["records"]]
+            passed += part["passed"]
+            if len(shown) + passed >= 1_000:
+                break
+    assert shown[:5] == [f"drop {number}" for number in range(5)]
+    assert passed >= 900
+
+
+def test_there_is_a_bound_on_streams(pages: Served) -> None:
+    pages.dashboard.feed.tails.held += TAILS_MAX
+    try:
+        answer, body = pages.ask("/api/tail?topic=clicks")
+    finally:
+        pages.dashboard.feed.tails.held -= TAILS_MAX
+    assert answer.status == 503
+    assert "tails are open" in json.loads(body)["error"]
+
+
+def test_a_cluster_that_does_not_answer_is_said_and_no_number_is_shown() -> None:
+    with served(NOBODY) as pages, events(pages.url, "/api/events") as stream:
+        troubles = (value["trouble"] for _, told in stream for kind, _, value in told["values"] if kind == "about")
+        assert "127.0.0.1:1" in next(filter(None, troubles))
+
+
+# ---- who may ask -------------------------------------------------------------------------------------
+
+
+def test_findings_are_read_only_unless_allowed(cluster: Cluster) -> None:
+    with served(cluster.address, WrittenAudit(found={"f": FINDING})) as pages:
+        answer, body = pages.ask("/api/findings/f/acknowledge", method="POST", headers=JSON)
+        assert answer.status == 403
+        assert json.loads(body)["hint"] == "set dashboard_acknowledge"
+
+
+def test_an_acknowledgement_comes_from_a_page_of_ours_and_has_a_name(cluster: Cluster) -> None:
+    with served(cluster.address, WrittenAudit(found={"f": FINDING}), dashboard_acknowledge=True) as pages:
+        path = "/api/findings/f/acknowledge"
+        for foreign in (
+            {},
+            {"Content-Type": "text/plain"},
+            {**JSON, "Origin": "http://evil.example"},
+            {**JSON, "Sec-Fetch-Site": "cross-site"},
+        ):
+            assert pages.ask(path, method="POST", headers=foreign)[0].status == 403
+        assert pages.ask(path, method="GET")[0].status == 405
+        assert pages.ask("/api/findings/none/acknowledge", method="POST", headers=JSON)[0].status == 404
+        assert pages.ask(path, method="POST", headers={**JSON, "Origin": pages.url.rstrip("/")})[0].status == 200
+        assert wait_for(pages, "finding", "f")["acknowledged_by"] == "somebody"
+
+
+def test_a_foreign_host_name_is_refused(pages: Served) -> None:
+    for host in ("evil.example", "evil.example:80", "localhost.evil.example", ""):
+        assert pages.ask("/", headers={"Host": host})[0].status in (400, 421)
+    for host in ("localhost:1234", "127.0.0.1", "[::1]:99"):
+        assert pages.ask("/", headers={"Host": host})[0].status == 200
+
+
+def test_every_answer_is_closed_to_others(pages: Served) -> None:
+    for path in ("/", "/assets/app.js", "/api/topics/missing", "/none", "/assets/..%2fview.py"):
+        answer, _ = pages.ask(path, headers={"Origin": "http://evil.example"})
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def chosen(**settings: str) -> DashboardSettings:
+    return DashboardSettings(**settings)  # type: ignore[arg-type]  # none of those that are no text
+
+
+def test_beyond_loopback_it_wants_tls_and_a_token(tmp_path: Path) -> None:
+    for settings in (
+        {"dashboard_host": "0.0.0.0"},
+        {"dashboard_host": "192.0.2.1", "dashboard_tls_cert": "cert.pem", "dashboard_tls_key": "key.pem"},
+        {"dashboard_host": "::", "dashboard_token_file": "token"},
+    ):
+        with pytest.raises(InvalidSettingError, match="would be reached at"):
+            Dashboard(NOBODY, chosen(**settings))
+    short = tmp_path / "token"
+    short.write_text("abc\n")
+    for settings, words in (
+        ({"dashboard_token_file": str(short)}, "has 3 characters"),
+        ({"dashboard_token_file": str(tmp_path / "none")}, "can't read"),
+        ({"dashboard_tls_cert": str(short)}, "can't load"),
+    ):
+        with pytest.raises(InvalidSettingError, match=words):
+            Dashboard(NOBODY, chosen(**settings))
+    assert [is_loopback(host) for host in ("localhost", "127.0.0.9", "::1", "0.0.0.0", "example.org")] == [True] * 3 + [
+        False
+    ] * 2
+
+
+def test_a_token_is_asked_for_and_tls_is_spoken(cluster: Cluster, tmp_path: Path) -> None:
+    _, authority = server_context(tmp_path, "127.0.0.1")
+    token = tmp_path / "token"
+    token.write_text("a-token-of-the-test\n")
+    cert = str(tmp_path / "server-127.0.0.1.pem")
+    with served(cluster.address, dashboard_tls_cert=cert, dashboard_token_file=str(token)) as pages:
+        assert pages.url.startswith("https://")
+        trusting = ssl.create_default_context(cafile=str(authority))
+        answer, _ = pages.ask("/", tls=trusting)
+        assert (answer.status, answer.headers["WWW-Authenticate"][:5]) == (401, "Basic")
+        for given, status in (("ada:a-token-of-the-test", 200), ("ada:wrong", 401), ("a-token-of-the-test", 401)):
+            basic = base64.b64encode(given.encode()).decode()
+            answer, _ = pages.ask("/", headers={"Authorization": f"Basic {basic}"}, tls=trusting)
+            assert answer.status == status, given
+        for given, status in (("Bearer a-token-of-the-test", 200), ("Bearer é", 401), ("Basic %%%", 401), ("x", 401)):
+            headers = {"Authorization": given.encode("latin-1").decode("latin-1")}
+            assert pages.ask("/", headers=headers, tls=trusting)[0].status == status, given
+
+
+def test_a_taken_port_is_an_error(pages: Served) -> None:
+    port = int(pages.url.rstrip("/").rsplit(":", 1)[1])
+    with pytest.raises(UnreachableError, match="another process listens there"), served(NOBODY, dashboard_port=port):
+        pass
+
+
+# ---- the files ---------------------------------------------------------------------------------------
+
+
+def test_the_pages_are_small_and_ask_nobody_else() -> None:
+    assets = [file for file in files("memq.audit.dashboard").joinpath("assets").iterdir() if file.is_file()]
+    assert sum(len(file.read_bytes()) for file in assets) <= ASSETS_BYTES_MAX
+    for file in assets:
+        text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text), (
+            file.name
+        )
+        assert not re.search(r"<script>|<style|\sstyle=|\son\w+=", text) or not file.name.endswith(".html"), file.name
+
+
+def test_the_files_are_part_of_the_package() -> None:
+    import tomllib
+
+    root = Path(memq.__file__).resolve().parents[1]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["memq"]
+    packed = {path for pattern in patterns for path in (root / "memq").glob(pattern)}
+    assert set((root / "memq/audit/dashboard/assets").iterdir()) <= packed
