@@ -105,7 +105,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
 
     span = await services.queue.span(partition)
     first = await services.queue.read(partition, span.begin, 1) if span.begin < span.end else []
-    cold = await services.cold.highest(partition) if span.begin else None
+    cold = await services.cold.seen(partition) if span.begin else None
     old_ms = min(first[0].time_ms if first else now_ms, first_old_ms(cold)) + settings.retention_ms + 1
     if not settings.retention_bytes and (not settings.retention_ms or old_ms > now_ms):
         return old_ms if settings.retention_ms else NEVER_MS  # the usual case costs one small read

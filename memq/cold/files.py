@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from awscrt.checksums import crc32c
 
-from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
+from memq.errors import CorruptDataError, DeniedError, NotFoundError, ObjectExistsError
 from memq.format.cold import (
     ColdManifest,
     ColdPart,
@@ -54,6 +54,16 @@ class ColdFiles:
                 return decode_cold_manifest(await self.store.get(self.manifest_key(partition, number)))
             except NotFoundError:
                 continue  # a successor came, and a sweep after it
+
+    async def seen(self, partition: ReadPartition, known: ColdManifest | None = None) -> ColdManifest | None:
+        """Return the manifest that holds, for who goes on without one where the store may not be listed.
+
+        Compaction does not begin there: it lists first.
+        """
+        try:
+            return await self.highest(partition, known)
+        except DeniedError:
+            return known
 
     async def publish(self, manifest: ColdManifest) -> bool:
         """Make a manifest the highest; say whether it is, or another one came first.

@@ -92,7 +92,7 @@ class ColdReader:
     async def _look(self, partition: ReadPartition, begin: int) -> _Known:
         known = self._known.get(partition)
         now_s = self._clock.monotonic()
-        manifest = await self._files.highest(partition, known.manifest if known is not None else None)
+        manifest = await self._files.seen(partition, known.manifest if known is not None else None)
         found = _Known(manifest, max(begin, manifest.next if manifest is not None else 0), now_s)
         self._known[partition] = found
         self._known.move_to_end(partition)

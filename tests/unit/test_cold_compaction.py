@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from awscrt.checksums import crc32c
@@ -17,7 +17,7 @@ from memq.client.fetcher import Fetcher
 from memq.cold.compaction import leave_queue, manifest_of
 from memq.cold.plan import ColdRule, cold_spans, following, without
 from memq.cold.reader import ColdReader
-from memq.errors import InvalidRequestError, MemqError, NotReadyError
+from memq.errors import DeniedError, InvalidRequestError, MemqError, NotReadyError
 from memq.format.block import scope_of
 from memq.format.key import cold_prefix, is_cold_object, object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
@@ -25,7 +25,7 @@ from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointe
 from memq.network import Runtime
 from memq.notification import Entry, Publication, Span
 from memq.notification.memory import MemoryQueue
-from memq.storage_handlers import Buffer
+from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots, read_partitions
 from tests.cold import DAY_MS, SWEEP_AGE_MS, ColdParts, parts_on
@@ -67,6 +67,13 @@ class KillingStore(MemoryHandler):
         self._steps = steps
         self.reads = 0
         self.putting: Callable[[str], Awaitable[None]] = nothing
+        self.denied = False
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+        if self.denied:
+            raise DeniedError("s3:ListBucket is missing")
+        async for entry in super().list(prefix):
+            yield entry
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         await self.putting(key)
@@ -557,3 +564,19 @@ def test_neighbours_in_a_large_object_are_fetched_by_one_request() -> None:
 
 async def no_broker(store: str, key: str, offset: int, length: int) -> bytes:
     raise AssertionError("it reads straight from the store")
+
+
+def test_who_may_not_list_the_store_reads_the_queue_and_does_not_compact() -> None:
+    async def work() -> None:
+        world = await World.made()
+        await world.queue.trim(PARTITION, 4)  # as retention does
+        world.store.denied = True
+        reader = world.reader()
+        assert (await reader.span(PARTITION)).begin == 4
+        assert (await reader.read(PARTITION, 0, 1))[0].offset == 4
+        assert await reader.seek_time(PARTITION, 0) == 4
+        with pytest.raises(DeniedError):
+            await world.compact()
+        assert not world.keys(cold=True)
+
+    asyncio.run(work())
