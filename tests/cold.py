@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import memq
+from memq.client.fetcher import ReadMode
 from memq.cold import compaction
 from memq.cold.compaction import TrimmedQueue
 from memq.cold.copying import Copied, Copier
@@ -121,7 +122,7 @@ def seen_by(consumer: memq.Consumer) -> list[Seen]:
     ]
 
 
-def all_records(address: str, topic: str, start: object = "beginning") -> list[Seen]:
+def all_records(address: str, topic: str, start: object = "beginning", read: ReadMode = "auto") -> list[Seen]:
     """Return all records from a start to the end."""
-    with memq.Consumer(address, [topic], start=start, end="end") as consumer:  # type: ignore[arg-type]
+    with memq.Consumer(address, [topic], start=start, end="end", read=read) as consumer:  # type: ignore[arg-type]
         return sorted(seen_by(consumer), key=lambda seen: seen.position)

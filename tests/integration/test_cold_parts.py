@@ -103,6 +103,7 @@ def test_readers_groups_and_places_are_the_same_across_the_seam(broker: DevServe
     assert all_records(broker.address, "clicks") == before
     assert delete_originals(broker) >= OLD // 2
     assert all_records(broker.address, "clicks") == before
+    assert all_records(broker.address, "clicks", read="broker") == before
     for position in stands:
         after = [seen for seen in before if seen.position >= position]
         assert all_records(broker.address, "clicks", position) == after

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +16,14 @@ from memq.format.key import is_cold_object
 from memq.spark.pipelines.__main__ import pipelines
 from tests.cold import all_records, make_old
 from tests.servers import DevServer
-from tests.soak import repetitions
+from tests.soak import SOAKING, repetitions, report
+from tests.spark.jobs import PIPELINES, Job
 from tests.spark.produced import produce
 
 pytestmark = pytest.mark.soak
 SETTINGS = {"stale_publish_ms": 1_000, "delivery_timeout_ms": 1_000, "dedup_window_ms": 43_000}
 RECORDS, OLD_OFFSETS = 400, 4  # the last pointers are young
+TASKS_KILLED = 20
 COLUMNS = ("key", "value", "timestamp", "partition", "offset", "producer_id", "sequence")
 
 
@@ -92,29 +90,41 @@ def test_objects_are_compacted_with_brokers_only(spark: SparkSession, broker: De
         CliRunner().invoke(pipelines, arguments, standalone_mode=False, catch_exceptions=False)
 
 
+def words(broker: DevServer, topic: str) -> list[str]:
+    """Return the command of a compaction in rounds of one object."""
+    small = ["--object-bytes", "12KiB", "--rest", "--tasks", "1"]
+    return [*PIPELINES, "compact", topic, "-b", broker.address, "--into", "objects", *small]
+
+
 @pytest.mark.parametrize("seed", range(repetitions(few=1, many=20)))
 def test_a_killed_driver_loses_and_doubles_nothing(spark: SparkSession, broker: DevServer, seed: int) -> None:
     topic = f"large-{seed}"
     fill(broker, topic)
     before = all_records(broker.address, topic)
-    command = [sys.executable, "-m", "memq.spark.pipelines", "compact", topic, "-b", broker.address]
-    process = subprocess.Popen(
-        [*command, "--into", "objects", "--object-bytes", "12KiB", "--rest", "--tasks", "1"],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false --master local[2] pyspark-shell"},
-    )
-    assert process.stderr is not None
+    job = Job(words(broker, topic))
     rounds = random.Random(seed).randrange(1, 3)
-    for line in process.stderr:
+    while rounds and (line := job.line()):
         rounds -= f"{topic}: " in line
-        if not rounds:
-            break
-    os.killpg(process.pid, signal.SIGKILL)  # the driver, its JVM and its tasks
-    process.wait()
-    process.stderr.close()
+    assert not rounds, job.said
+    job.kill_all()
     assert all_records(broker.address, topic) == before
     compact(broker, topic, "--rest")
     assert all_records(broker.address, topic) == before
     assert objects(broker, topic, large=True)
+
+
+@pytest.mark.skipif(not SOAKING, reason="it takes minutes: make soak")
+def test_killed_tasks_lose_and_double_nothing(spark: SparkSession, broker: DevServer) -> None:
+    topic, chance, kills, runs = "large-tasks", random.Random(3), 0, 0
+    fill(broker, topic)
+    while kills < TASKS_KILLED:
+        runs += 1
+        before = all_records(broker.address, topic)
+        job = Job(words(broker, topic), "local[2,40]")
+        while job.line():
+            kills += job.kill_a_task(chance)
+        assert job.close() == 0, job.said
+        assert all_records(broker.address, topic) == before
+        produce(broker, topic, range(RECORDS))
+        make_old(broker.data, topic, 1 << 30)
+    report(f"compact into objects: {kills} tasks killed in {runs} runs")

@@ -21,7 +21,7 @@ from memq.errors import DeniedError, InvalidRequestError, MemqError, NotReadyErr
 from memq.format.block import scope_of
 from memq.format.key import cold_prefix, is_cold_object, object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
-from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
+from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.network import Runtime
 from memq.notification import Entry, Publication, Span
 from memq.notification.memory import MemoryQueue
@@ -39,6 +39,7 @@ TOPIC = Topic(name="clicks", id="00112233445566778899aabbccddeeff", created_ms=0
 CLUSTER, STORE = "memq", "main"
 COLD_PREFIX = cold_prefix(CLUSTER, TOPIC.name, TOPIC.id)
 OLD, YOUNG = 24, 4
+NAMED = (NamedProducer(producer=9, epoch=0, last_sequence=1, batch_id="7", manifest=5, pieces=1),)
 RULE = ColdRule(age_ms=DAY_MS, object_bytes=2_500, rest=True)
 
 
@@ -144,6 +145,7 @@ class World:
             producers=(ProducerRanges(7, ((3 * number, 3 * number + 3),)),),
             checksum=crc32c(block.data),
             sealed_ms=time_ms,
+            named=NAMED if number == 3 else (),
             body=block.data,
         )
         self.totals = self.totals.plus(3, size)
@@ -520,8 +522,8 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
         pointers = [decode_pointer(entry.body) for entry in entries]
         data = [(pointer, body) for _, pointer, body in world.expected if body]
         for found, (pointer, body) in zip(pointers, data, strict=True):
-            assert (found.batch_sequence, found.records, found.producers) == (
-                (pointer.batch_sequence, pointer.records, pointer.producers)
+            assert (found.batch_sequence, found.records, found.producers, found.named) == (
+                (pointer.batch_sequence, pointer.records, pointer.producers, pointer.named)
             )
             (place,) = found.locations
             assert await world.store.get_range(place.key, place.offset, place.length) == body
