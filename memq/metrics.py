@@ -18,6 +18,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 STORES_MAX = 16  # that a cluster may name
 SUBJECTS_MAX = 11_000  # clients that the book of limits remembers, and topics with a limit
 CLIENTS_MAX = 1_000  # that one collector is given
+AUDIT_SERIES_MAX = 20_000  # 1,000 topics with a group each have 14,000 latencies and words
 LAG_SERIES_MAX = 10_000  # groups times topics; what is beyond is counted, and told by `memq lag` only
 
 
@@ -186,6 +187,69 @@ LAG = (
 )
 
 
+AUDIT = (
+    Definition(
+        "memq_audit_findings",
+        "gauge",
+        "findings",
+        "findings that hold: what is lost, doubled, corrupt, or otherwise wrong",
+        ("topic", "kind"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_records",
+        "gauge",
+        "records",
+        "records of the last hour by stage: sent, acked, committed",
+        ("topic", "stage"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_verdict_records",
+        "gauge",
+        "records",
+        "records of the last hour that are lost, doubled, corrupt, late or unknown; group is empty for all readers",
+        ("topic", "group", "verdict"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_in_flight_records",
+        "gauge",
+        "records",
+        "records of the last hour that a group, or without one the queue, is still to get",
+        ("topic", "group"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_latency_seconds",
+        "gauge",
+        "seconds",
+        "from event time to a stage, in the last hour",
+        ("topic", "group", "stage", "percentile"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_newest_pointer_time_seconds",
+        "gauge",
+        "seconds",
+        "Unix time of the newest pointer that was audited",
+        ("topic",),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition("memq_audit_clients", "gauge", "clients", "clients whose reports are awaited"),
+    Definition(
+        "memq_audit_silent_clients",
+        "gauge",
+        "clients",
+        "clients that have not reported as they promised: what they did is unknown",
+    ),
+    Definition("memq_audit_rounds", "counter", "rounds", "rounds in which the state of the auditors was read"),
+    Definition(
+        "memq_audit_failed_rounds", "counter", "rounds", "rounds that failed: nothing is exported until one succeeds"
+    ),
+)
+
+
 def _client(name: str, kind: Kind, unit: str, doc: str) -> Definition:
     return Definition(f"memq_{name}", kind, unit, doc, ("client",), CLIENTS_MAX)
 
@@ -212,7 +276,7 @@ CLIENTS = (
     _client("consumer_dead_letters", "counter", "blocks", "damaged blocks sent to the dead-letter topic"),
 )
 
-METRICS: dict[str, Definition] = {metric.name: metric for metric in (*BROKER, *STORE, *LAG, *CLIENTS)}
+METRICS: dict[str, Definition] = {metric.name: metric for metric in (*BROKER, *STORE, *LAG, *AUDIT, *CLIENTS)}
 
 
 def lines_of(name: str, series: Iterable[tuple[Sequence[str], float]]) -> Metric:

@@ -21,13 +21,15 @@ from memq.cli.live_audit import SQLITE, live_audit, open_database
 from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import json_option, setting_options, settings_of
 from memq.cli.output import print_json, print_table, talk, time_text
+from memq.cli.ready import say_ready
 from memq.cli.run import FAILED, OK
 from memq.errors import InvalidSettingError, MemqError
 from memq.logs import EventLog
-from memq.network import Runtime
+from memq.network import Runtime, parse_address
 from memq.settings import AuditorSettings, Settings, Value, rules_of
 
 Answer = TypeVar("Answer")
+METRICS_PORT = 9880
 STATE_FILE = "audit.sqlite"  # in the data folder of `memq dev`
 MINUTE_MS = 60_000
 _COLUMNS = (
@@ -108,6 +110,25 @@ def acknowledge(finding: str, who: str, config: str | None, profile: str | None,
     _asked(settings, lambda _, store: store.acknowledge(finding, who, now_ms))
     talk(f"finding {finding} is acknowledged by {who}" if who else f"finding {finding} is acknowledged by nobody")
     return OK
+
+
+@auditor.command("metrics")
+@setting_options(*rules_of(AuditorSettings), "log_level", "log_format")
+@click.option(
+    "--serve",
+    metavar="HOST:PORT",
+    default=f"127.0.0.1:{METRICS_PORT}",
+    help="Where to listen; port 0 works.",
+    show_default=True,
+)
+def metrics(serve: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Serve what the auditors found as metrics for Prometheus, until a signal."""
+    from memq.cli.audit_export import export_audit
+
+    settings = settings_of(config, profile, **flags)
+    log_to_stderr(settings.broker().log_level, settings.broker().log_format)
+    listen = parse_address(serve, METRICS_PORT)
+    return _asked(settings, lambda view, _: export_audit(view, listen, say_ready))
 
 
 def beside_broker(settings: AuditorSettings, data: Path) -> Callable[[str], Coroutine[Any, Any, None]]:

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import memq
-from memq.cli.lag_export import LagCollector
+from memq.cli.exporter import RoundCollector
+from memq.cli.lag_export import lag_metrics
 from memq.testing import Cluster
 
 TIMEOUT_S = 60.0
 
 
 @contextmanager
-def exporter(brokers: str, *arguments: str) -> Iterator[str]:
-    """Run `memq lag --serve` until the end of the test; yields the address of its metrics."""
-    command = [sys.executable, "-m", "memq.cli", "lag", *arguments, "-b", brokers, "--serve", "127.0.0.1:0"]
+def exporter(*command: str) -> Iterator[str]:
+    """Run a command that serves metrics until the end of the test; yields the address."""
+    command = (sys.executable, "-m", "memq.cli", *command, "--serve", "127.0.0.1:0")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -54,7 +55,7 @@ def test_what_a_group_has_not_read_is_its_lag() -> None:
             assert batch is not None
             consumer.commit(batch)
         left = 3 - len(list(batch.values()))
-        with exporter(cluster.address) as address:
+        with exporter("lag", "-b", cluster.address) as address:
             found = scraped(address)
     labels = '{group="report",topic="clicks"}'
     assert found[f"memq_group_lag_records{labels}"] == left
@@ -65,8 +66,8 @@ def test_what_a_group_has_not_read_is_its_lag() -> None:
 
 
 def test_after_a_round_that_failed_no_lag_is_told() -> None:
-    collector = LagCollector()
-    collector.found([])
+    collector = RoundCollector("lag")
+    collector.found(lag_metrics([]))
     assert "memq_group_lag_records" in {metric.name for metric in collector.collect()}
     collector.failed()
     assert not collector.known

@@ -67,5 +67,6 @@ def test_rules_use_what_is_exported_and_each_has_a_case_where_it_fires() -> None
 
 
 def test_promtool_takes_the_rules_and_their_tests_pass() -> None:
+    check_with_promtool(["check", "config", "prometheus.yaml"], folder=RULES)
     check_with_promtool(["check", "rules", "memq-alerts.yaml"], folder=RULES)
     check_with_promtool(["test", "rules", "memq-alerts-test.yaml"], folder=RULES)

@@ -16,10 +16,14 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import memq
+from memq.audit.live.rows import Row
+from memq.audit.live.view import TopicSummary
 from memq.broker.limit_book import ClientLimits
 from memq.broker.process import metrics_of
 from memq.broker.rate_limit import Limit
-from memq.cli.lag_export import LagCollector
+from memq.cli.audit_export import Known, audit_metrics
+from memq.cli.exporter import RoundCollector
+from memq.cli.lag_export import lag_metrics
 from memq.client.consumer_core import ConsumerStats
 from memq.client.flow import Counts
 from memq.client.group_positions import GroupDescription, PartitionProgress
@@ -40,13 +44,15 @@ ALERTS = ROOT / "deploy" / "prometheus" / "memq-alerts.yaml"
 HEAD = """# Metrics
 
 Brokers and `memq dev` export what begins with `memq_broker_` and `memq_store_` on `/metrics` of their HTTP port (9877);
-`memq lag --serve HOST:PORT` exports the lag of consumer groups, once for a cluster. A counter's line ends in `_total`,
+`memq lag --serve HOST:PORT` exports the lag of consumer groups, once for a cluster, and `memq auditor metrics` what the
+auditors found. A counter's line ends in `_total`,
 those of a histogram in `_bucket`, `_sum` and `_count`. *Series* is how many there are at most for one process: no label
 has a value that a record brings.
 
 ```sh
 curl -s http://127.0.0.1:9877/metrics
 memq lag --serve 127.0.0.1:9878
+memq auditor metrics --serve 127.0.0.1:9880
 ```
 
 A program shows what its producers and consumers count beside its own metrics:
@@ -64,11 +70,19 @@ TITLES = {
     "memq_store_": "Stores",
     "memq_producer_": "Producers: `memq.ClientCollector`",
     "memq_consumer_": "Consumers: `memq.ClientCollector`",
+    "memq_audit_": "The audit: `memq auditor metrics`",
     "memq_": "Consumer groups: `memq lag --serve`",
 }
 
 
 NO_STATS = ConsumerStats(Counts(), retries=0, commits=0, dead_letters=0)
+
+
+def a_topic() -> TopicSummary:
+    """A topic of which something is known."""
+    row = Row()
+    row.side("").time("acked", [(3, 10)])
+    return TopicSummary("clicks", "id", {}, row, 0)
 
 
 class Counted:
@@ -117,11 +131,14 @@ def exported() -> str:
             finally:
                 await s3.close()
 
-    lag = LagCollector()
+    lag, audit = RoundCollector("lag"), RoundCollector("audit")
     place = TopicPartition("clicks", 0)
-    lag.found([GroupDescription("g", 1, ("m",), (PartitionProgress(place, None, "m", Lag(7, 700, 1.5)),))])
+    progress = PartitionProgress(place, None, "m", Lag(7, 700, 1.5))
+    lag.found(lag_metrics([GroupDescription("g", 1, ("m",), (progress,))]))
+    audit.found(audit_metrics(Known([a_topic()], [], [], 0)))
     registry = CollectorRegistry()
     registry.register(lag)
+    registry.register(audit)
     registry.register(memq.ClientCollector({"loader": Counted(ProducerStats()), "report": Counted(NO_STATS)}))
     return asyncio.run(of_broker()) + generate_latest(registry).decode()
 

@@ -1,0 +1,64 @@
+"""`memq auditor metrics`: what a state holds, as Prometheus sees it: findings by topic and kind, and verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from memq.audit.live.database import SqliteDatabase
+from memq.audit.live.store import AuditStore
+from memq.audit.live.view import AuditView
+from memq.cli.audit_export import Known, audit_metrics
+from tests.integration.test_lag_export import exporter, scraped
+from tests.unit.audited import TOPIC
+from tests.unit.blocks import NOW_MS
+from tests.unit.live_desk import MINUTE, PRODUCER, Desk, span
+from tests.unit.test_live_state import a_step
+
+
+async def judged(database: SqliteDatabase) -> None:
+    """Store what is judged of 30 records that were acked, of which the queue has ten."""
+    desk = Desk()
+    desk.sent(span("sent", (0, 30)), span("acked", (0, 30)))
+    desk.queue((PRODUCER, 0, 10))
+    store = AuditStore(database)
+    await store.take_home(2, "one")
+    await store.save(a_step("one", "2:7:0", desk))
+
+
+def test_what_is_lost_is_a_finding_of_its_topic(tmp_path: Path) -> None:
+    async def work() -> dict[tuple[str, ...], float]:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        try:
+            await judged(database)
+            view = AuditView(database)
+            topics = await view.topics(MINUTE - 5, MINUTE + 5)
+            clients = [each.client for each in await view.clients()]
+            metrics = audit_metrics(Known(topics, await view.findings(), clients, NOW_MS))
+        finally:
+            await database.close()
+        return {(each.name, *each.labels.values()): each.value for metric in metrics for each in metric.samples}
+
+    found = asyncio.run(work())
+    assert found["memq_audit_findings", TOPIC.name, "lost"] == 1
+    assert found["memq_audit_findings", TOPIC.name, "doubled"] == 0
+    assert found["memq_audit_records", TOPIC.name, "acked"] == 30
+    assert found["memq_audit_records", TOPIC.name, "committed"] == 10
+    assert found["memq_audit_verdict_records", TOPIC.name, "", "lost"] == 20
+    assert found["memq_audit_clients",] == 1
+
+
+def test_the_command_serves_what_the_state_holds(tmp_path: Path) -> None:
+    async def work() -> None:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        try:
+            await judged(database)
+        finally:
+            await database.close()
+
+    asyncio.run(work())
+    command = ("auditor", "metrics", "--audit-state", f"sqlite:{tmp_path / 'audit.sqlite'}")
+    with exporter(*command) as address:
+        found = scraped(address)
+    assert found[f'memq_audit_findings{{kind="lost",topic="{TOPIC.name}"}}'] == 1
+    assert found["memq_audit_rounds_total"] >= 1
