@@ -34,7 +34,7 @@ def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str
         raise InvalidNameError(f"{what} name {shown} has {len(name)} characters, {NAME_CHARS_MAX} are allowed")
     if not _NAME.match(name) or name in (".", ".."):
         raise InvalidNameError(f"{what} name {shown} is not allowed")
-    if name.startswith(INTERNAL_PREFIX) and not internal:
+    if is_internal(name) and not internal:
         raise InvalidNameError(f"{what} name {shown} starts with the reserved prefix '{INTERNAL_PREFIX}'")
     return name
 
@@ -45,6 +45,11 @@ def check_group(name: str) -> str:
     Raises: as `check_name`.
     """
     return check_name(name, "group", internal=name == AUDIT_GROUP)
+
+
+def is_internal(name: str) -> bool:
+    """Whether memq keeps this name for itself."""
+    return name.startswith(INTERNAL_PREFIX)
 
 
 def slot_of_key(key: bytes | bytearray | memoryview) -> int:

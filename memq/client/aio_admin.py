@@ -36,7 +36,7 @@ from memq.protocol.messages import (
     WireChange,
     WireClient,
 )
-from memq.topic import INTERNAL_PREFIX, Committed, Position, ReadPartition, Topic, Totals, check_name, read_partitions
+from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
 
 ANSWER_S = 30.0
 DRAIN_ANSWER_S = 60.0
@@ -111,7 +111,7 @@ class AsyncAdmin:
         """Return all topics, by name; memq's own, whose names begin with `_memq`, with `internal` only."""
         await self._pool.reach(self._connect_timeout_s)
         found = [found.topic for found in await self._metadata.all_topics()]
-        return [topic for topic in found if internal or not topic.name.startswith(INTERNAL_PREFIX)]
+        return [topic for topic in found if internal or not is_internal(topic.name)]
 
     async def topic(self, name: str) -> TopicMetadata:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""

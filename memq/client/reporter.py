@@ -84,19 +84,20 @@ class Reporter:
         return self._runtime.clock.wall_ms()
 
     async def close(self, timeout_s: float) -> None:
-        """Send the last reports, within `timeout_s` and CLOSE_S_MAX; nothing is noted any more."""
+        """Send the last reports, within `timeout_s` and CLOSE_S_MAX in all; nothing is noted any more."""
         if self._closed:
             return
         self._closed = True
-        timeout_s = min(timeout_s, CLOSE_S_MAX)
-        if self._tally is not None and self._pool.sessions():
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + (min(timeout_s, CLOSE_S_MAX) if self._pool.sessions() else 0.0)
+        if self._tally is not None and until_s > loop.time():
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout_at(until_s):
                     await self._report(self._tally, last=True)
             except (MemqError, TimeoutError) as error:
                 self._drop(f"{error!r}")
         if self._carrier is not None:
-            await self._carrier.close(timeout_s)
+            await self._carrier.close(max(0.0, until_s - loop.time()))
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from memq.limits import BLOCK_HEADER_BYTES
 from memq.network import Runtime
 from memq.settings import BrokerSettings
 from memq.testing.faults import Faults, FaultyQueue, FaultyStore
-from memq.topic import Position, ReadPartition
+from memq.topic import Position, ReadPartition, is_internal
 
 STORE_NAME = "memory"
 _START_S_MAX = 30.0
@@ -176,7 +176,8 @@ class Cluster:
         self._broker.services.hot.clear()
 
     async def _pointer_at(self, position: Position, topic: str | None) -> tuple[Pointer, Location]:
-        topics = [found for found in await self._broker.services.coordinator.topics() if topic in (None, found.name)]
+        there = await self._broker.services.coordinator.topics()
+        topics = [each for each in there if each.name == topic or (topic is None and not is_internal(each.name))]
         if len(topics) != 1:
             raise InvalidRequestError(f"there are {len(topics)} topics here", hint="name one: damage(position, topic)")
         partition = ReadPartition(topics[0].name, topics[0].id, position.read_partition)

@@ -110,7 +110,7 @@ def test_what_ends_says_so(cluster: Cluster) -> None:
 
 
 def test_nobody_reports_where_nobody_asks(cluster: Cluster) -> None:
-    with Cluster() as quiet:
+    with Cluster(audit=False) as quiet:
         send(quiet, 10)
         with Admin(quiet.address) as admin, pytest.raises(NotFoundError):
             admin.topic(AUDIT_TOPIC)
