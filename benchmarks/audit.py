@@ -1,12 +1,13 @@
 """What reporting to the audit costs: producer, broker and consumer with and without it, in turns.
 
 Two brokers, one of a cluster that audits, each with a producer and a consumer in processes of their own; the CPU is
-that of all three, from connect to close, so that last reports count. A round is a pair, and the median of the pairs'
-ratios is the figure: what other work does to the machine meets both. The bytes are what the broker received.
+that of all three, from connect to close, so that last reports count. The least CPU and the best rate of each side are
+compared: what is looked for is small, and other work on the machine only adds. The bytes are what the broker received.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from benchmarks.child import Child
@@ -17,6 +18,7 @@ NAME = "audit"
 CASES = (("1 KB, full blocks", "values", 1_000, 100_000), ("100 B, a record a block", "paced", 100, 1_000))
 ROUNDS = 4  # as many as other rows have, so many times: what is looked for is small
 CPU_BOUND, RATE_BOUND, BYTES_BOUND = 1.02, 0.98, 1.01
+BEST: dict[str, Callable[[Sequence[float]], float]] = {"CPU": min, "rate": max, "bytes": median}
 
 
 class Side(Together):
@@ -49,11 +51,14 @@ def run(options: Options) -> list[Figure]:
     with Side(audit=False) as without, Side(audit=True) as audited:
         for case, how, size, records in CASES:
             found = measure(without, audited, {"how": how, "size": size, "records": records}, options)
-            ratios = {name: median([after / before for before, after in pairs]) for name, pairs in found.items()}
+            best = {
+                name: tuple(BEST[name](values) for values in zip(*pairs, strict=True)) for name, pairs in found.items()
+            }
+            ratios = {name: after / before for name, (before, after) in best.items()}
             detail: dict[str, float | str] = {
-                f"{name} {side}": median([pair[at] for pair in pairs])
-                for name, pairs in found.items()
-                for at, side in enumerate(("without", "with"))
+                f"{name} {side}": value
+                for name, pair in best.items()
+                for side, value in zip(("without", "with"), pair, strict=True)
             }
             figures.append(Figure(NAME, f"{case}: CPU", ratios["CPU"], "x", CPU_BOUND, "lower", detail))
             if how == "values":  # the other one is paced, and so small that its reports are a share of its bytes
