@@ -24,8 +24,8 @@ def audit_topic_settings(retention_ms: int) -> TopicSettings:
 async def make_audit_topic(services: Services, partitions: Partitions) -> None:
     """Make `_memq_audit`, however often it takes; where it is there already, it stays as it is.
 
-    The start of a broker does not wait for this: until the topic is there, clients keep what they have to report. It is
-    tried until an answer says that all of it is done: a topic that is known may lack its place in the queue.
+    No broker serves later for this: until the topic is there, clients keep what they have to report. It is tried until
+    an answer says that all of it is done: a topic that is known may lack its place in the queue.
     """
     settings, failing = services.settings, services.events.outage("audit-topic-failed", "audit-topic-made")
     topic = audit_topic_settings(settings.audit_retention_ms)

@@ -46,6 +46,7 @@ UNSENT_SHARE = 8  # an eighth of it, beside it, may wait in sockets for clients 
 DRAIN_RETRY_MS = 500
 HAND_OVER_S = 30.0  # how long a broker that leaves waits for others to take its partitions
 LOADS_INTERVAL_S = 10.0
+AUDIT_TOPIC_S = 10.0  # how long a start waits for the topic of reports, which nothing but the audit needs
 FOLLOW_REST = 4  # a round of the governor and of all partitions rests for so many times as long as it took,
 FOLLOW_REST_S_MAX = 1.0  # and no longer: each opening tells of a change, and 10,000 rounds would take 8 minutes
 
@@ -142,10 +143,11 @@ class Broker:
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
         if services.spool.disk is not None:
             self._tasks.start(self._replay.run(services.spool.disk), "replay spool")
-        if settings.audit:
-            self._tasks.start(make_audit_topic(services, self.partitions), "make audit topic")
         self._tasks.start(self._keep_house(), "keep house")
         self._tasks.start(self._tell_loads(), "tell loads")
+        if settings.audit:
+            making = self._tasks.start(make_audit_topic(services, self.partitions), "make audit topic")
+            await asyncio.wait([making], timeout=AUDIT_TOPIC_S)
 
     async def govern(self) -> bool:
         """Let the governor act, when this broker is it; return False when it could not."""

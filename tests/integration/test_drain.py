@@ -125,7 +125,7 @@ def test_health_readiness_and_metrics(tmp_path: Path) -> None:
         assert get(server, "/healthz") == (200, "alive\n")
         assert get(server, "/readyz") == (200, "ready\n")
         assert get(server, "/nothing")[0] == 404
-        with memq.Producer(server.address) as producer:
+        with memq.Producer(server.address, audit=False) as producer:
             producer.send("clicks", b"x").result(timeout=TIMEOUT_S)
         status, metrics = get(server, "/metrics")
         assert status == 200
