@@ -80,7 +80,10 @@ class DirectWriter:
             partition = route.map.partitions[place % len(route.map.partitions)]
         home = (topic, partition)
         sequence = self._next[home] = self._next.get(home, -1) + 1
-        cut = self._cutters.setdefault(home, Cutter()).add(sequence, fields)
+        cutter = self._cutters.get(home)
+        if cutter is None:  # `setdefault` would make one for each record
+            cutter = self._cutters[home] = Cutter()
+        cut = cutter.add(sequence, fields)
         if cut is not None:
             await self._send(home, cut)
             if keyless:
