@@ -55,7 +55,7 @@ def _leave_imports_out() -> None:
     """Once in a process: never look for garbage again in what exists after the imports.
 
     PySpark's worker collects all garbage after each task, before it takes the next one, and went through all of
-    PySpark, Arrow and memq for it: 45 ms, the whole price of a task.
+    PySpark, Arrow and memq for it: 45 ms of CPU, most of the price of a task.
     """
     gc.freeze()
 
