@@ -17,6 +17,8 @@ from memq.limits import TIME_MS_END
 from memq.notification import Entry
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 
+COLD_LOOK_S = 600.0  # how often retention looks for a manifest: each time is a listing
+
 
 async def trim_cold(services: Services, topic: Topic) -> None:
     """Have the pointers of a topic leave the queue that manifests have. Raises: as store and queue."""
@@ -24,6 +26,7 @@ async def trim_cold(services: Services, topic: Topic) -> None:
         manifest = await services.cold.highest(partition)
         if manifest is not None:
             await leave_queue(services.queue, partition, manifest)
+            services.pointers.forget(partition)
 
 
 def first_old_ms(manifest: ColdManifest | None) -> int:
@@ -49,6 +52,7 @@ async def retire_cold(
     if not count:
         return manifest
     successor = without(manifest, count, now_ms, services.settings.sweep_age_ms)
+    services.pointers.forget(partition)
     if not await services.cold.publish(successor):
         return manifest  # a compaction was faster: the next round looks at what it has made
     gone = sum(part.entries for part in manifest.parts[:count])

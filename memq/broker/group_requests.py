@@ -81,7 +81,9 @@ class GroupRequests:
 
     async def _entries(self, partition: ReadPartition, offset: int | None, bytes_max: int) -> PartitionEntries:
         entries = [] if offset is None else await self._pointers.read(partition, offset, bytes_max)
-        span = await self._pointers.span(partition)
+        span = await self._queue.span(partition)
+        if offset is None or (entries[0].offset if entries else span.begin) > offset:
+            span = await self._pointers.span(partition)  # else it does not matter where the cold part begins
         return PartitionEntries(
             partition=ref_of(partition),
             begin=span.begin,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memq.broker.cold_retention import first_old_ms, retire_cold
+from memq.broker.cold_retention import COLD_LOOK_S, first_old_ms, retire_cold
 from memq.broker.partitions import Partitions
 from memq.broker.pointers import keys_of, pointers_of
 from memq.broker.services import Services
@@ -105,7 +105,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
 
     span = await services.queue.span(partition)
     first = await services.queue.read(partition, span.begin, 1) if span.begin < span.end else []
-    cold = await services.cold.seen(partition) if span.begin else None
+    cold = await services.pointers.manifest(partition, span.begin, COLD_LOOK_S) if span.begin else None
     old_ms = min(first[0].time_ms if first else now_ms, first_old_ms(cold)) + settings.retention_ms + 1
     if not settings.retention_bytes and (not settings.retention_ms or old_ms > now_ms):
         return old_ms if settings.retention_ms else NEVER_MS  # the usual case costs one small read

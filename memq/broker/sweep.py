@@ -147,15 +147,22 @@ class Sweep:
                         return False
                     for key in keys_of(pointer):
                         keys.pop(key, None)
-                await self._strike_cold(partition, keys)
-            except (NotFoundError, CorruptDataError) as error:
+            except NotFoundError as error:
                 self._note(f"topic '{topic.name}' is not swept: {error}")
                 return False
-        return True
+        return await self._strike_cold(topic, keys)
 
-    async def _strike_cold(self, partition: ReadPartition, keys: dict[str, None]) -> None:
-        for key in await self._cold_keys(partition):
-            keys.pop(key, None)
+    async def _strike_cold(self, topic: Topic, keys: dict[str, None]) -> bool:
+        """Take what the manifests of a topic name out of `keys`; False when they can't all be read."""
+        numbers = await self._cold.highest_numbers(topic.name, topic.id)
+        try:
+            for number in sorted(numbers):
+                for key in await self._cold_keys(ReadPartition(topic.name, topic.id, number)):
+                    keys.pop(key, None)
+        except CorruptDataError as error:
+            self._note(f"topic '{topic.name}' is not swept: {error}")
+            return False
+        return True
 
     async def _cold_keys(self, partition: ReadPartition) -> list[str]:
         """Return the keys that the cold part of a read partition names, and its own."""

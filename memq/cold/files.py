@@ -15,7 +15,7 @@ from memq.format.cold import (
     decode_cold_part,
     encode_cold_manifest,
 )
-from memq.format.key import cold_manifest_key, cold_manifest_number, cold_manifest_prefix
+from memq.format.key import cold_manifest_key, cold_manifest_number, cold_manifest_prefix, cold_manifests_prefix
 from memq.limits import MIB
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition
@@ -39,8 +39,16 @@ class ColdFiles:
     async def highest_number(self, partition: ReadPartition) -> int:
         """Return the number of the manifest that holds, 0 when there is none."""
         prefix = cold_manifest_prefix(self.cluster, partition.topic, partition.topic_id, partition.partition)
-        numbers = [cold_manifest_number(entry.key) async for entry in self.store.list(prefix)]
+        numbers = [cold_manifest_number(entry.key)[1] async for entry in self.store.list(prefix)]
         return max(numbers, default=0)
+
+    async def highest_numbers(self, topic: str, topic_id: str) -> dict[int, int]:
+        """Return the numbers of the manifests that hold of a topic, by read partition, of those that have one."""
+        found: dict[int, int] = {}
+        async for entry in self.store.list(cold_manifests_prefix(self.cluster, topic, topic_id)):
+            partition, number = cold_manifest_number(entry.key)
+            found[partition] = max(number, found.get(partition, 0))
+        return found
 
     async def highest(self, partition: ReadPartition, known: ColdManifest | None = None) -> ColdManifest | None:
         """Return the manifest that holds, which may be `known`; None when nothing was ever compacted."""

@@ -80,6 +80,17 @@ class ColdReader:
 
     # ---- manifests -------------------------------------------------------------------------------
 
+    async def manifest(self, partition: ReadPartition, begin: int, age_s: float) -> ColdManifest | None:
+        """Return the manifest as it was at most `age_s` ago; `begin` is the queue's first offset."""
+        known = self._known.get(partition)
+        if known is None or self._clock.monotonic() >= known.seen_s + age_s:
+            known = await self._look(partition, begin)
+        return known.manifest
+
+    def forget(self, partition: ReadPartition) -> None:
+        """Look anew, since there is a newer manifest."""
+        self._known.pop(partition, None)
+
     async def _manifest(self, partition: ReadPartition, begin: int) -> ColdManifest | None:
         """Return a manifest that reaches the queue's first offset; None when retention alone can have moved that."""
         known = self._known.get(partition)

@@ -131,9 +131,14 @@ def cold_part_key(cluster: str, topic: str, topic_id: str, object_id: int, creat
     return f"{cold_prefix(cluster, topic, topic_id)}parts/{_place(f'{object_id:016x}', created_ms)}"
 
 
+def cold_manifests_prefix(cluster: str, topic: str, topic_id: str) -> str:
+    """Return the prefix under which the manifests of a topic lie."""
+    return f"{cold_prefix(cluster, topic, topic_id)}manifests/"
+
+
 def cold_manifest_prefix(cluster: str, topic: str, topic_id: str, partition: int) -> str:
     """Return what the keys of all manifests of the cold part of a read partition begin with."""
-    return f"{cold_prefix(cluster, topic, topic_id)}manifests/{partition:05d}-"
+    return f"{cold_manifests_prefix(cluster, topic, topic_id)}{partition:05d}-"
 
 
 def cold_manifest_key(cluster: str, topic: str, topic_id: str, partition: int, number: int) -> str:
@@ -141,10 +146,10 @@ def cold_manifest_key(cluster: str, topic: str, topic_id: str, partition: int, n
     return f"{cold_manifest_prefix(cluster, topic, topic_id, partition)}{_number(number, 16)}"
 
 
-def cold_manifest_number(key: str) -> int:
-    """Return the number of a manifest by its key; 0 for a key of something else."""
+def cold_manifest_number(key: str) -> tuple[int, int]:
+    """Return read partition and number of a manifest by its key; the number is 0 for a key of something else."""
     last = _COLD_MANIFEST_LAST.fullmatch(key.rpartition("/")[2])
-    return int(last[2]) if last else 0
+    return (int(last[1]), int(last[2])) if last else (0, 0)
 
 
 def is_of_many(key: str) -> bool:

@@ -153,7 +153,7 @@ def test_keys_of_cold_parts_are_told_apart() -> None:
     assert all(each.startswith(topic_prefix(*name)) for each in (key, part, third))
     assert third.startswith(cold_manifest_prefix(*name, 7))
     assert not third.startswith(cold_manifest_prefix(*name, 70))
-    assert (cold_manifest_number(third), cold_manifest_number(part)) == (3, 0)
+    assert (cold_manifest_number(third), cold_manifest_number(part)) == ((7, 3), (0, 0))
     own, shared = object_key(*name, 1, 2, 3, NOW_MS), shared_object_key("c", "broker-1", 1, 2, NOW_MS)
     assert [is_of_many(each) for each in (key, shared, own, part)] == [True, True, False, False]
     assert [is_cold_object(each) for each in (key, shared, own, part)] == [True, False, False, False]
