@@ -118,8 +118,8 @@ def served(address: str, audit: WrittenAudit | None = None, **settings: int | st
 
 
 @contextmanager
-def events(url: str, path: str, last_id: str = "") -> Iterator[Iterator[tuple[str, Any]]]:
-    """Listen to an event stream: id (or name) and data of each event."""
+def lines(url: str, path: str, last_id: str = "") -> Iterator[Iterator[str]]:
+    """Listen to an event stream: its lines, comments as well, without their ends."""
     place = urlsplit(url)
     assert place.hostname is not None
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=WAIT_S)
@@ -127,17 +127,23 @@ def events(url: str, path: str, last_id: str = "") -> Iterator[Iterator[tuple[st
         connection.request("GET", path, headers={"Last-Event-ID": last_id} if last_id else {})
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
-        yield _events(answer)
+        yield (line.decode().rstrip("\n") for line in answer)
     finally:
         connection.close()
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
-    name = ""
-    while line := answer.readline():
-        kind, _, text = line.decode().strip().partition(": ")
-        if kind in ("id", "event"):
-            name = text
+@contextmanager
+def events(url: str, path: str, last_id: str = "") -> Iterator[Iterator[tuple[str, Any]]]:
+    """Listen to an event stream: the id and the data of each event."""
+    with lines(url, path, last_id) as found:
+        yield _events(found)
+
+
+def _events(found: Iterator[str]) -> Iterator[tuple[str, Any]]:
+    id_ = ""
+    for line in found:
+        kind, _, text = line.partition(": ")
+        if kind == "id":
+            id_ = text
         elif kind == "data":
-            yield name, json.loads(text)
-            name = ""
+            yield id_, json.loads(text)

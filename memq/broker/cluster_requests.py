@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from memq.broker.partitions import Partitions
 from memq.broker.rate_limit import Limit
 from memq.broker.services import Services
 from memq.errors import MovedError, NotFoundError, TimedOutError
@@ -15,28 +16,34 @@ from memq.protocol.messages import (
     AdminAnswer,
     DescribeClients,
     DescribeCluster,
+    DescribeLoad,
     DrainBroker,
     WireBroker,
     WireChange,
     WireClient,
+    WireLoad,
 )
+from memq.storage_handlers import Counted
 
 
 class ClusterRequests:
     """`hand_over` gives everything that this broker owns to others."""
 
-    def __init__(self, services: Services, hand_over: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, services: Services, partitions: Partitions, hand_over: Callable[[], Awaitable[None]]) -> None:
         self._services = services
+        self._partitions = partitions
         self._hand_over = hand_over
 
-    async def admin(self, ask: DescribeCluster | DescribeClients | DrainBroker) -> AdminAnswer:
-        """Describe the cluster with its plan, or what clients may have here; or drain this broker."""
+    async def admin(self, ask: DescribeCluster | DescribeClients | DescribeLoad | DrainBroker) -> AdminAnswer:
+        """Describe the cluster with its plan, what clients may have here, or how full this broker is; or drain it."""
         if isinstance(ask, DescribeCluster):
             return await self._described()
         if ask.broker != self._services.settings.broker_id:
             raise await self._elsewhere(ask.broker)
         if isinstance(ask, DescribeClients):
             return AdminAnswer(clients=[_wire_client(*row) for row in self._services.limits.clients()])
+        if isinstance(ask, DescribeLoad):
+            return AdminAnswer(load=self._load())
         try:
             await self._hand_over()
         except TimeoutError as error:
@@ -44,6 +51,21 @@ class ClusterRequests:
                 f"broker '{ask.broker}' still holds partitions", hint="it goes on handing over; ask again"
             ) from error
         return AdminAnswer()
+
+    def _load(self) -> WireLoad:
+        services, at_work = self._services, self._partitions.at_work()
+        counted = {name: handler.counts() for name, handler in services.stores.items() if isinstance(handler, Counted)}
+        return WireLoad(
+            memory_bytes=services.pool.leased_bytes,
+            memory_bytes_max=services.pool.budget_bytes,
+            ring_batches=sum(len(processor.ring) for processor in at_work),
+            uploads=sum(processor.ring.uploads for processor in at_work),
+            open_breakers=[
+                name
+                for name, counts in counted.items()
+                if any(count.name == "breaker_open" and count.value for count in counts)
+            ],
+        )
 
     async def _described(self) -> AdminAnswer:
         """Plan as the governor would now, and change nothing."""

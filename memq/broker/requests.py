@@ -46,6 +46,7 @@ from memq.protocol.messages import (
     DeleteTopic,
     DescribeClients,
     DescribeCluster,
+    DescribeLoad,
     Done,
     DrainBroker,
     Hello,
@@ -88,7 +89,7 @@ class Requests:
     def __init__(self, services: Services, partitions: Partitions, hand_over: Callable[[], Awaitable[None]]) -> None:
         self._services = services
         self._partitions = partitions
-        self._cluster = ClusterRequests(services, hand_over)
+        self._cluster = ClusterRequests(services, partitions, hand_over)
         self._groups = GroupRequests(services, partitions)
         self._tasks = TaskOwner(self._failed, services.events)
         self._lent = ByteBudget(services.settings.memory_bytes_max // ANSWERS_SHARE)
@@ -384,7 +385,7 @@ class Requests:
         if isinstance(ask, TrimCold):
             await trim_cold(self._services, await self._topic(ask.topic, ask.topic_id))
             return AdminAnswer(sweep_age_ms=self._services.settings.sweep_age_ms)
-        if isinstance(ask, DescribeCluster | DescribeClients | DrainBroker):
+        if isinstance(ask, DescribeCluster | DescribeClients | DescribeLoad | DrainBroker):
             return await self._cluster.admin(ask)
         return await self._groups.admin(ask)
 

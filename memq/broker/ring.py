@@ -163,6 +163,11 @@ class Ring:
         """How many slots are not free."""
         return len(self.batches) + (self.open is not None)
 
+    @property
+    def uploads(self) -> int:
+        """How many batches are being uploaded."""
+        return [slot.state for slot in self.batches].count(SlotState.STORING)
+
     def __iter__(self) -> Iterator[Slot]:
         """Yield the slots that are not free, oldest first."""
         yield from self.batches

@@ -7,6 +7,7 @@ import csv
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from memq.audit.live.finding import LiveFinding
 from memq.audit.live.rows import QUEUE
 from memq.audit.live.store import AuditStore
 from memq.audit.live.view import AuditView, TopicSummary
+from memq.cli.dashboard import Beside, dashboard_beside
 from memq.cli.live_audit import SQLITE, live_audit, open_database
 from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import json_option, setting_options, settings_of
@@ -26,7 +28,7 @@ from memq.cli.run import FAILED, OK
 from memq.errors import InvalidSettingError, MemqError
 from memq.logs import EventLog
 from memq.network import Runtime, parse_address
-from memq.settings import AuditorSettings, Settings, Value, rules_of
+from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, rules_of
 
 Answer = TypeVar("Answer")
 METRICS_PORT = 9880
@@ -39,21 +41,22 @@ _COLUMNS = (
 
 
 @click.group(invoke_without_command=True)
-@setting_options("brokers", *rules_of(AuditorSettings), "log_level", "log_format")
+@setting_options("brokers", *rules_of(AuditorSettings), *rules_of(DashboardSettings), "log_level", "log_format")
 @click.pass_context
 def auditor(context: click.Context, /, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Watch all topics of a cluster whose setting audit is on, until a signal, and keep what is found.
 
     Several auditors with one state in PostgreSQL share the work. Prints `memq auditing: ADDR` on stdout when the first
-    round is done.
+    round is done; the log says where the dashboard is, which needs the extra [dashboard].
     """
     if context.invoked_subcommand is not None:
         return OK
     settings = settings_of(config, profile, **flags)
     log_to_stderr(settings.broker().log_level, settings.broker().log_format)
     state = _state_of(settings)
+    dashboard = dashboard_beside(settings, lambda: _state_of(settings))
     with asyncio.Runner() as runner:
-        return runner.run(_serve(settings.client().brokers, state, settings.auditor().audit_keep_ms))
+        return runner.run(_serve(settings.client().brokers, state, settings.auditor().audit_keep_ms, dashboard))
 
 
 @auditor.command("show")
@@ -131,9 +134,13 @@ def metrics(serve: str, config: str | None, profile: str | None, **flags: Value 
     return _asked(settings, lambda view, _: export_audit(view, listen, say_ready))
 
 
-def beside_broker(settings: AuditorSettings, data: Path) -> Callable[[str], Coroutine[Any, Any, None]]:
+def state_beside(settings: AuditorSettings, data: Path) -> Callable[[], Database]:
+    """Return what opens the state of `memq dev`, in its data folder unless a setting says where."""
+    return partial(open_database, settings.audit_state or f"{SQLITE}{data / STATE_FILE}")
+
+
+def beside_broker(state: Database, keep_ms: int) -> Callable[[str], Coroutine[Any, Any, None]]:
     """Return what audits beside the broker of `memq dev`; what stops it is logged, and the broker goes on."""
-    state = open_database(settings.audit_state or f"{SQLITE}{data / STATE_FILE}")
 
     async def run(address: str) -> None:
         runtime = Runtime()
@@ -141,7 +148,7 @@ def beside_broker(settings: AuditorSettings, data: Path) -> Callable[[str], Coro
         try:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(state.close)
-                audit = await stack.enter_async_context(live_audit(address, state, settings.audit_keep_ms, runtime))
+                audit = await stack.enter_async_context(live_audit(address, state, keep_ms, runtime))
                 await audit.run()
         except MemqError as error:
             events.error("audit.failed", f"the auditor has stopped: {error}", error)
@@ -161,7 +168,7 @@ def _state_of(settings: Settings) -> Database:
     return open_database(state)
 
 
-async def _serve(brokers: str, state: Database, keep_ms: int) -> int:
+async def _serve(brokers: str, state: Database, keep_ms: int, dashboard: Beside | None) -> int:
     from memq.broker.signals import Signals
 
     signals = Signals()
@@ -173,10 +180,14 @@ async def _serve(brokers: str, state: Database, keep_ms: int) -> int:
             await audit.step()
             click.echo(f"memq auditing: {brokers}")
             sys.stdout.flush()
-            await _until(signals.first, audit.run())
+            await _until(signals.first, _together(audit.run(), *([dashboard(brokers)] if dashboard else [])))
     finally:
         await state.close()
     return OK
+
+
+async def _together(*works: Coroutine[Any, Any, None]) -> None:
+    await asyncio.gather(*works)
 
 
 async def _until(signal: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

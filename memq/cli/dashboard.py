@@ -7,16 +7,20 @@ from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from typing import Any
 
+from memq.audit.live.database import Database
 from memq.clock import SystemClock
 from memq.errors import InvalidSettingError, MemqError
 from memq.logs import EventLog
 from memq.settings import Settings
 
+Beside = Callable[[str], Coroutine[Any, Any, None]]  # what runs beside others, given the address of a broker
 NEEDED = ("starlette", "uvicorn")
 
 
-def dashboard_beside(loaded: Settings) -> Callable[[str], Coroutine[Any, Any, None]] | None:
+def dashboard_beside(loaded: Settings, open_state: Callable[[], Database] | None) -> Beside | None:
     """Return what serves the dashboard for the brokers at an address; None where it is off, or not installed.
+
+    `open_state` opens what auditors store, None where nobody audits.
 
     A port that is taken is logged, and the broker goes on. Raises: InvalidSettingError when settings ask for it, and
     its extra is not installed, or it would be exposed.
@@ -33,16 +37,22 @@ def dashboard_beside(loaded: Settings) -> Callable[[str], Coroutine[Any, Any, No
         )
     if missing:
         return None
+    from memq.audit.dashboard.audited import LiveSource
     from memq.audit.dashboard.server import Dashboard, check_settings
 
     check_settings(settings)
     events = EventLog(SystemClock())
 
     async def run(address: str) -> None:
+        state = open_state() if open_state is not None else None
+        audit = LiveSource(state, SystemClock()) if state is not None else None
         try:
-            async with Dashboard(address, settings):
+            async with Dashboard(address, settings, audit=audit):
                 await asyncio.Event().wait()  # until it is cancelled
         except MemqError as error:
-            events.error("dashboard.failed", f"there is no dashboard: {error}", error)
+            events.warning("dashboard.failed", f"there is no dashboard: {error}")
+        finally:
+            if state is not None:
+                await state.close()
 
     return run

@@ -34,15 +34,19 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     from memq.broker.dev import serve
     from memq.broker.limit_settings import client_limits
     from memq.broker.process import calm_collector
-    from memq.cli.dashboard import dashboard_beside
+    from memq.cli.dashboard import Beside, dashboard_beside
 
     limits = client_limits(loaded.parts().section("clients"))
-    dashboard = dashboard_beside(loaded)
-    beside = [dashboard] if dashboard is not None else []
+    beside: list[Beside] = []
+    open_state = None
     if settings.audit:
-        from memq.cli.auditor import beside_broker
+        from memq.cli.auditor import beside_broker, state_beside
 
-        beside.append(beside_broker(loaded.auditor(), Path(settings.data)))
+        open_state = state_beside(loaded.auditor(), Path(settings.data))
+        beside.append(beside_broker(open_state(), loaded.auditor().audit_keep_ms))
+    dashboard = dashboard_beside(loaded, open_state)
+    if dashboard is not None:
+        beside.append(dashboard)
 
     async def companion(address: str) -> None:
         await asyncio.gather(*(run(address) for run in beside))

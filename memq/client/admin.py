@@ -13,7 +13,7 @@ from memq.client.consumer_settings import Point
 from memq.client.group_positions import GroupDescription, Reset
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.network import Runtime
-from memq.protocol.messages import TopicMetadata, WireBroker, WireClient
+from memq.protocol.messages import TopicMetadata, WireBroker, WireClient, WireLoad
 from memq.topic import Topic, Totals
 
 
@@ -126,6 +126,10 @@ class Admin:
     def clients(self, broker: str) -> list[WireClient]:
         """Return what clients may have at one broker: "default", then by name. Raises: NotFoundError."""
         return self._background.run(self._core.clients(broker))
+
+    def load(self, broker: str) -> WireLoad:
+        """Return how full one broker is. Raises: NotFoundError."""
+        return self._background.run(self._core.load(broker))
 
     def plan(self) -> GovernorPlan:
         """Return what the governor would change now; nothing is changed."""

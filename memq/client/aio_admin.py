@@ -30,11 +30,13 @@ from memq.protocol.messages import (
     DeleteTopic,
     DescribeClients,
     DescribeCluster,
+    DescribeLoad,
     DrainBroker,
     TopicMetadata,
     WireBroker,
     WireChange,
     WireClient,
+    WireLoad,
 )
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
 
@@ -229,6 +231,12 @@ class AsyncAdmin:
         """Return what clients may have at one broker: "default", then by name. Raises: NotFoundError."""
         return (await self._ask_broker(broker, DescribeClients(broker=broker), ANSWER_S)).clients
 
+    async def load(self, broker: str) -> WireLoad:
+        """Return how full one broker is. Raises: NotFoundError."""
+        load = (await self._ask_broker(broker, DescribeLoad(broker=broker), ANSWER_S)).load
+        assert load is not None, "the broker answered without its load"
+        return load
+
     # ---- inside --------------------------------------------------------------------------------
 
     async def _ask(self, request: AdminRequest) -> AdminAnswer:
@@ -236,7 +244,9 @@ class AsyncAdmin:
         await self._pool.reach(self._connect_timeout_s)
         return await self._any.once(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
 
-    async def _ask_broker(self, name: str, ask: DrainBroker | DescribeClients, timeout_s: float) -> AdminAnswer:
+    async def _ask_broker(
+        self, name: str, ask: DrainBroker | DescribeClients | DescribeLoad, timeout_s: float
+    ) -> AdminAnswer:
         """Ask the broker of this name, and no other. Raises: NotFoundError."""
         check_name(name, "broker")
         addresses = [each.address for each in await self.brokers() if each.broker == name]

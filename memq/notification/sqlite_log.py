@@ -130,10 +130,11 @@ def seek_time(connection: sqlite3.Connection, partition: ReadPartition, time_ms:
     low, high = row.begin, row.next
     while low < high:
         middle = (low + high) // 2
-        (time_max,) = connection.execute(
-            "SELECT time_max FROM entries WHERE id = ?", (row.entry_id(middle),)
+        there = connection.execute(  # or the next one, should somebody have taken it out of the file
+            "SELECT time_max FROM entries WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
+            (row.entry_id(middle), row.entry_id(high)),
         ).fetchone()
-        low, high = (low, middle) if time_max >= time_ms else (middle + 1, high)
+        low, high = (low, middle) if there is None or there[0] >= time_ms else (middle + 1, high)
     # The entry that raised the greatest time may have been trimmed: then the first that is left is not it.
     found = connection.execute(
         "SELECT id FROM entries WHERE id >= ? AND id < ? AND time_ms >= ? ORDER BY id LIMIT 1",

@@ -365,6 +365,12 @@ class DescribeClients(msgspec.Struct, tag_field="op", tag="describe-clients", kw
     broker: str
 
 
+class DescribeLoad(msgspec.Struct, tag_field="op", tag="describe-load", kw_only=True):
+    """Ask the broker of this id how full it is."""
+
+    broker: str
+
+
 class WirePiece(msgspec.Struct, kw_only=True):
     """Blocks of one partition in a staged object: a batch of its index, at `offset`, and what that does not say."""
 
@@ -418,6 +424,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | DescribeCluster
         | DrainBroker
         | DescribeClients
+        | DescribeLoad
         | BeginProducer
         | PublishStaged
         | TrimCold
@@ -451,6 +458,19 @@ class WireBroker(msgspec.Struct, kw_only=True):
     partitions: Int64 = 0
     bytes_s: Int64 = 0
     capacity_bytes_s: Int64 = 0
+
+
+class WireLoad(msgspec.Struct, kw_only=True):
+    """How full a broker is: its memory budget and what is taken of it, batches not yet published, those being uploaded.
+
+    `open_breakers` names the stores whose circuit breaker is open.
+    """
+
+    memory_bytes: Int64 = 0
+    memory_bytes_max: Int64 = 0
+    ring_batches: Int64 = 0
+    uploads: Int64 = 0
+    open_breakers: list[str] = []
 
 
 class WireClient(msgspec.Struct, kw_only=True):
@@ -498,6 +518,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     instance: WireInstance | None = None
     clients: list[WireClient] = []
+    load: WireLoad | None = None
     published: Int64 = 0
     sweep_age_ms: Int64 = 0
 

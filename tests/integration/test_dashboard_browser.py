@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +29,8 @@ WAIT_MS = 90_000
 SCREENSHOTS = Path(__file__).resolve().parents[1] / "screenshots"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 MINUTE_MS = 60_000
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]  # as root, and in small containers
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 if CHROMIUM is None and not os.environ.get("MEMQ_REQUIRE_SERVERS"):
     pytest.skip("there is no chromium on the path", allow_module_level=True)
@@ -67,7 +71,7 @@ class Tab:
 def browser() -> Iterator[Browser]:
     assert CHROMIUM is not None, "there is no chromium on the path: apt-get install chromium"
     with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
 
@@ -144,6 +148,47 @@ def url_of(server: DevServer) -> str:
             if found is not None:
                 return found[1]
             assert line or server.process.poll() is None, f"ended:\n{server.log.read_text()}"
+
+
+def test_a_loss_a_doubling_and_damage_on_memq_dev_are_seen(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    injure = import_module("injury").injure
+    options = ("--audit", "--audit-interval-ms", "200", "--dashboard-port", "0")
+    server = DevServer(tmp_path / "data", *options)
+    try:
+        server.start()
+        with memq.Admin(server.address) as admin:
+            admin.create_topic("flights", partitions=2)
+            with memq.Producer(server.address) as producer:
+                for _ in range(6):
+                    producer.send_many("flights", [b"flight"] * 100, keys=[f"{key}" for key in range(100)])
+                    producer.flush(60)
+            tab = Tab(browser, url_of(server))
+            tab.open("#/topic/flights")
+            tab.page.locator(".funnel b", has_text="600").nth(2).wait_for()  # sent, acked, committed
+            topic = admin.topic("flights").topic
+        with ThreadPoolExecutor(1) as aside:  # it runs a loop of its own, and this thread has the browser's
+            injuries = aside.submit(injure, server.data, topic).result()
+        with memq.Consumer(
+            server.address, ["flights"], group="demo", end="end", on_damaged="skip", read="direct"
+        ) as consumer:
+            assert sum(len(batch.values()) for batch in consumer)
+            consumer.commit()
+        tab.open("#/loss")
+        for injury in injuries:
+            tab.page.get_by_role("row", name=re.compile(f"^{injury.what} open")).first.wait_for()
+        tab.keep("findings")
+        tab.page.get_by_role("row", name=re.compile("^corrupt open")).first.click()
+        (damaged,) = (injury for injury in injuries if injury.what == "corrupt")
+        tab.see(f"{damaged.producer:016x}")
+        tab.page.get_by_role("link", name=damaged.object).click()
+        tab.page.get_by_text("1 damaged").wait_for()
+        tab.keep("damaged-object")
+        tab.close()
+    finally:
+        server.close()
 
 
 def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memq.audit.dashboard import board as board_module
 from memq.audit.dashboard.board import Board, Changes, Place
-from memq.audit.dashboard.history import SPANS, first_minute, fold, quantile_ms, sampled
+from memq.audit.dashboard.history import SPANS, first_minute, fold, sampled
 from memq.audit.dashboard.lags import MINUTES, Lags
 from memq.audit.dashboard.rates import Rates
 from memq.audit.dashboard.sources import MinuteRow
@@ -133,10 +133,3 @@ def test_without_an_audit_only_what_is_committed_is_known() -> None:
     history = sampled({0: [None, 1, 2] * 480, 1: [None, 3, 0] * 480}, 0, 1440)
     assert history.counts["committed"] == (30,) * (1440 // SPANS[1440])
     assert history.words == (None,) * 96
-
-
-@given(st.dictionaries(st.integers(0, 40), st.integers(1, 1_000), min_size=1))
-def test_quantiles_grow_and_lie_within_their_buckets(buckets: dict[int, int]) -> None:
-    found = [quantile_ms(buckets, part) for part in (0.5, 0.9, 0.99)]
-    assert found == sorted(found)
-    assert found[-1] <= 2 ** max(buckets)

@@ -160,7 +160,8 @@ def test_the_plan_says_what_would_be_split_and_changes_nothing() -> None:
             await door.create_topic(topic)
             await door.register(one)
             await door.report(one, [Load(topic_id=topic.id, partition=0, bytes_s=5 * MOST)])
-            answer = await ClusterRequests(cluster.made("two").services, nobody_hands_over).admin(DescribeCluster())
+            two = cluster.made("two")
+            answer = await ClusterRequests(two.services, two.partitions, nobody_hands_over).admin(DescribeCluster())
             reason = "partition 0 takes 5000000 bytes/s, over partition_bytes_s_max = 1000000"
             assert answer.notes == [f"topic 'clicks': {reason}"]
             assert list(await door.topics()) == [topic]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -44,7 +45,7 @@ class _Known:
     """What the last rounds found, by topic."""
 
     topics: dict[str, Topic] = field(default_factory=dict)
-    groups: dict[str, list[GroupRow]] = field(default_factory=dict)
+    groups: dict[str, list[GroupRow]] | None = None
     verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
 
 
@@ -74,6 +75,8 @@ class Desk:
         self._feed.board.put("about", "", self._about)
         rounds: list[tuple[str, float, Callable[[], Awaitable[None]]]] = [
             ("topics", TOPICS_S, self._look_at_topics),
+            ("totals", TOPICS_S, self._look_at_totals),
+            ("groups", TOPICS_S, self._look_at_groups),
             ("cluster", CLUSTER_S, self._look_at_cluster),
         ]
         if self._audit is not None:
@@ -99,7 +102,7 @@ class Desk:
         found = await self.topic(name)
         topic = found.topic
         owners = {owner.partition: owner.broker for owner in found.owners}
-        groups = tuple(self._known.groups.get(name, ()))
+        groups = tuple(self._known.groups.get(name, ())) if self._known.groups is not None else None
         if group is None:
             group = groups[0].group if groups else ""
         now_minute = self._clock.wall_ms() // MINUTE_MS
@@ -157,16 +160,24 @@ class Desk:
             await asyncio.sleep(pause_s)
 
     async def _look_at_topics(self) -> None:
-        """Ask for all topics and groups, and for the totals of as many topics as one round may."""
+        """Ask for all topics, and show each with what the other rounds know of it."""
         topics = {topic.name: topic for topic in await self._admin.topics()}
         self._known.topics = topics
         self._rates.keep(dict.fromkeys(topics))
-        await self._look_at_totals(list(topics.values()))
-        self._known.groups = await self._groups()
-        self._keep_lags()
         self._put_topics()
 
-    async def _look_at_totals(self, topics: list[Topic]) -> None:
+    async def _look_at_groups(self) -> None:
+        self._known.groups = found = await self._groups()
+        minute = self._clock.wall_ms() // MINUTE_MS
+        rows = [row for each in found.values() for row in each]
+        self._lags.keep({(row.topic, row.group): None for row in rows})
+        for row in rows:
+            self._lags.take(row.topic, row.group, minute, row.lag_records)
+        self._feed.board.put_all("group", {f"{row.topic}\n{row.group}": row for row in rows})
+
+    async def _look_at_totals(self) -> None:
+        """Ask for the totals of as many topics as one round may; the next one goes on from there."""
+        topics = list(self._known.topics.values())
         later = [topic for topic in topics if topic.name >= self._next_topic]
         asked = 0
         for topic in (*later, *topics[: len(topics) - len(later)]):
@@ -208,23 +219,14 @@ class Desk:
             rows.sort(key=lambda row: (-row.lag_records, row.group))
         return found
 
-    def _keep_lags(self) -> None:
-        minute = self._clock.wall_ms() // MINUTE_MS
-        rows = [row for found in self._known.groups.values() for row in found]
-        self._lags.keep({(row.topic, row.group): None for row in rows})
-        for row in rows:
-            self._lags.take(row.topic, row.group, minute, row.lag_records)
-
     def _put_topics(self) -> None:
         minute = self._clock.wall_ms() // MINUTE_MS
         rows = {name: self._topic_row(topic, minute) for name, topic in self._known.topics.items()}
         self._feed.board.put_all("topic", rows)
-        groups = {f"{row.topic}\n{row.group}": row for rows in self._known.groups.values() for row in rows}
-        self._feed.board.put_all("group", groups)
 
     def _topic_row(self, topic: Topic, minute: int) -> TopicRow:
         name = topic.name
-        groups = self._known.groups.get(name)
+        groups = self._known.groups.get(name) if self._known.groups is not None else None
         verdict = self._known.verdicts.get(name)
         rate, size = self._rates.records_s(name), self._rates.bytes_s(name)
         return TopicRow(
@@ -244,6 +246,7 @@ class Desk:
 
     async def _look_at_cluster(self) -> None:
         brokers = {each.broker: each for each in await self._admin.brokers()}
+        loads = {name: await self._load(name) for name in brokers}
         rows = {
             name: BrokerRow(
                 broker=name,
@@ -254,6 +257,7 @@ class Desk:
                 partitions=each.partitions,
                 bytes_s=each.bytes_s,
                 capacity_bytes_s=each.capacity_bytes_s or None,
+                **loads[name],
             )
             for name, each in brokers.items()
         }
@@ -266,6 +270,20 @@ class Desk:
             for each in plan.changes
         )
         self._feed.board.put("plan", "", Plan(changes=changes, notes=plan.notes))
+
+    async def _load(self, broker: str) -> dict[str, Any]:
+        """Return how full a broker is; nothing of one that does not say, as an older one."""
+        try:
+            load = await self._admin.load(broker)
+        except MemqError:
+            return {}
+        return {
+            "memory_bytes": load.memory_bytes,
+            "memory_bytes_max": load.memory_bytes_max,
+            "ring_batches": load.ring_batches,
+            "uploads": load.uploads,
+            "breakers": tuple(load.open_breakers),
+        }
 
     async def _look_at_audit(self) -> None:
         assert self._audit is not None, "rounds of the audit are started only where there is one"
@@ -280,8 +298,10 @@ class Desk:
             gone = next(iter(self._findings))
             del self._findings[gone]
             self._feed.board.put("finding", gone, None)
-        if news.topics:
-            self._put_topics()
+        minute = self._clock.wall_ms() // MINUTE_MS
+        for name in news.topics:
+            if name in self._known.topics:
+                self._feed.board.put("topic", name, self._topic_row(self._known.topics[name], minute))
 
     def _records_of(self, topic: str, read_partition: int) -> int | None:
         return self._rates.total(topic, read_partition)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memq.audit.dashboard.sources import QUEUE, MinuteRow
+from memq.audit.dashboard.sources import MinuteRow
 from memq.audit.dashboard.view import History
+from memq.audit.live.rows import OK, QUANTILES, QUEUE, quantile_ms
 from memq.audit.minutes import WORDS
 
 SPANS = {60: 1, 360: 5, 1440: 15}  # minutes shown: minutes in one column
 QUEUE_COUNTS = ("sent", "acked", "committed", "lost", "doubled", "corrupt", "unknown")
 GROUP_COUNTS = ("fetched", "processed")
 GROUP_VERDICTS = ("lost", "doubled", "unknown")
-QUANTILES = (0.5, 0.9, 0.99)
-OK = "ok"
 _GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}
 
 
@@ -89,16 +88,5 @@ def _sums(counts: Sequence[int | None], width: int, columns: int) -> Iterable[in
 def _quantiles(buckets: dict[int, int] | None) -> tuple[float, float, float] | None:
     if not buckets:
         return None
-    return (quantile_ms(buckets, 0.5), quantile_ms(buckets, 0.9), quantile_ms(buckets, 0.99))
-
-
-def quantile_ms(buckets: Mapping[int, int], part: float) -> float:
-    """Return the latency in ms below which `part` of the records are; bucket b holds 2^(b-1) to 2^b ms, 0 below 1."""
-    wanted, before = part * sum(buckets.values()), 0
-    for bucket in sorted(buckets):
-        here = buckets[bucket]
-        if here and before + here >= wanted:
-            low = 2.0 ** (bucket - 1) if bucket else 0.0
-            return round(low + (2.0**bucket - low) * (wanted - before) / here, 1)
-        before += here
-    return 0.0
+    p50, p90, p99 = (round(quantile_ms(buckets, part), 1) for part in QUANTILES)
+    return p50, p90, p99

@@ -8,8 +8,6 @@ from typing import Protocol
 
 from memq.audit.dashboard.view import FindingRow
 
-QUEUE = ""  # the side of producers and queue in a minute; each group has one of its own name
-
 
 @dataclass(frozen=True, slots=True)
 class TopicVerdict:
@@ -24,7 +22,7 @@ class TopicVerdict:
 
 @dataclass(frozen=True, slots=True)
 class MinuteRow:
-    """One minute (Unix minutes of event time) of a write partition, seen from the queue or from a group.
+    """One minute (Unix minutes of event time) of a write partition; `side` is "" for the queue's, else a group's name.
 
     `counts` are records by stage or verdict, `latency` has for each stage records by bucket, as reports have them.
     """

@@ -138,13 +138,13 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicPage(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one topic. `group` is the one whose reading `history` shows, "" when there is none."""
+    """All of one topic. `group` is the one whose reading `history` shows, "" when there is none; `groups` of all."""
 
     name: str
     id: str
     settings: dict[str, int | bool | str]
     partitions: tuple[PartitionRow, ...]
-    groups: tuple[GroupRow, ...]
+    groups: tuple[GroupRow, ...] | None
     group: str
     history: History
 

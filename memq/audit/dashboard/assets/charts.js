@@ -112,7 +112,7 @@ export function bands(history, stage) {
 
 /** A number over time as a filled line. */
 export function line(history, values, label) {
-  const most = round(Math.max(1, ...values.map((value) => value ?? 0)));
+  const most = round(Math.max(10, ...values.map((value) => value ?? 0)));
   const { picture, x, y, width } = frame(history, label, most, 150, count);
   runs(values).forEach((run) => {
     if (run.length === 1) run.push({ at: run[0].at + 0.5, value: run[0].value });

@@ -7,7 +7,7 @@ import { plainTable } from "./table.js";
 
 const SPANS = { 60: "1 h", 360: "6 h", 1440: "24 h" };
 const LATENCY_STAGES = ["committed", "acked", "sent", "fetched", "processed"];
-const REFRESH_MS = 2000;
+const REFRESH_MS = { 60: 2000, 360: 5000, 1440: 15_000 };  // a day is much to read
 
 export function topicPage([name]) {
   const state = { span: 60, group: undefined, stage: undefined, picked: null, page: null };
@@ -34,7 +34,7 @@ export function topicPage([name]) {
     } catch (error) {
       if (!closed && asked === loading) body.replaceChildren(failure(error));
     }
-    if (!closed && asked === loading) next = setTimeout(load, REFRESH_MS);
+    if (!closed && asked === loading) next = setTimeout(load, REFRESH_MS[state.span]);
   }
 
   function draw() {
@@ -59,22 +59,24 @@ export function topicPage([name]) {
 function content(state, { redraw, load }) {
   const { page, picked } = state;
   const { history } = page;
+  const read = page.groups ?? [];
+  const nobody = page.groups ? "No group reads this topic." : "Not known yet.";
   const column = picked === null ? "the whole time" : clock(history.first + picked * history.minutes);
   const groups = h("select", { "data-keep": "group", "aria-label": "Group", onchange: (event) => { state.group = event.target.value; load(); } },
-    page.groups.map(({ group }) => h("option", { value: group, selected: group === page.group }, group)));
+    read.map(({ group }) => h("option", { value: group, selected: group === page.group }, group)));
   return [
     h("div", { class: "grid" },
       h("section", { class: "card" }, h("h2", {}, `Stages by ${history.minutes === 1 ? "minute" : `${history.minutes} minutes`}`),
         stages(history, picked, (at) => { state.picked = at; redraw(); }),
         legend([...STAGES.map((stage, at) => [`s${at}`, stage]), ["mark", "something is wrong"]])),
       h("section", { class: "card" }, h("h2", {}, `From sent to processed, ${column}`), funnel(history, picked),
-        page.groups.length ? h("p", { class: "note" }, h("label", {}, "Fetched and processed by group ", groups)) : h("p", { class: "note" }, "No group reads this topic.")),
+        read.length ? h("p", { class: "note" }, h("label", {}, "Fetched and processed by group ", groups)) : h("p", { class: "note" }, nobody)),
       h("section", { class: "card" }, ...latency(state, redraw)),
       h("section", { class: "card" }, h("h2", {}, `Lag in records${page.group ? ` of ${page.group}` : ""}`),
-        history.lag.some((value) => value !== null) ? line(history, history.lag, "lag in records over time") : h("p", { class: "empty" }, page.group ? "Not known yet." : "No group reads this topic.")),
+        history.lag.some((value) => value !== null) ? line(history, history.lag, "lag in records over time") : h("p", { class: "empty" }, page.group ? "Not known yet." : nobody)),
       h("section", { class: "card wide" }, h("h2", {}, "Records by partition"), heat(history)),
       h("section", { class: "card" }, h("h2", {}, "Groups"), plainTable("Groups", ["Group", "#Members", "#Lag", "#Bytes", "#Waiting"],
-        page.groups.map((row) => [row.group, count(row.members), count(row.lag_records), bytes(row.lag_bytes), duration(row.lag_seconds)]), "No group reads this topic.")),
+        read.map((row) => [row.group, count(row.members), count(row.lag_records), bytes(row.lag_bytes), duration(row.lag_seconds)]), nobody)),
       h("section", { class: "card" }, h("h2", {}, "Partitions"), plainTable("Partitions", ["#Partition", "Owner", "#Records so far"],
         page.partitions.map((row) => [row.partition, row.owner || h("span", { class: "badge warn" }, "nobody"), known(row.records, count)]), "None.")),
       h("section", { class: "card wide" }, h("details", {}, h("summary", {}, "Settings"), h("p", { class: "note" }, "id ", h("code", {}, page.id)),

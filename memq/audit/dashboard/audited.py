@@ -1,0 +1,105 @@
+"""The live audit's state as the dashboard asks for it: verdicts of topics, minutes, findings, acknowledgements."""
+
+from __future__ import annotations
+
+from memq.audit.dashboard.sources import AuditNews, MinuteRow, TopicVerdict
+from memq.audit.dashboard.view import FindingRow
+from memq.audit.live.database import Database
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.rows import OK, QUEUE, Row, quantile_ms
+from memq.audit.live.store import AuditStore
+from memq.audit.live.view import AuditView
+from memq.audit.minutes import MINUTE_MS, WORDS
+from memq.audit.verdict import Kind
+from memq.clock import Clock
+
+VERDICT_MINUTES = 60  # that a topic's word is about; findings count as long as they hold
+TOPICS_MAX = 50  # whose minutes are read for one answer; the others come with the next ones
+RANGES_MAX = 100
+_GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}
+_COUNTED = (Kind.LOST.title, Kind.CORRUPT.title, Kind.DOUBLED.title)
+
+
+class LiveSource:
+    """Reads what auditors stored, in whichever process they run. See `AuditSource`."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._view = AuditView(database)
+        self._store = AuditStore(database)
+        self._clock = clock
+        self._stale: dict[str, None] = {}  # topics whose verdict is to be made anew, the longest waiting first
+        self._holding: dict[str, dict[str, LiveFinding]] = {}  # topic: id: finding that holds and is grave
+
+    async def news(self, since: int) -> AuditNews:
+        """See `AuditSource.news`."""
+        changed = await self._view.changes(since)
+        for finding in changed.findings:
+            self._hold(finding)
+            self._stale[finding.topic] = None
+        self._stale.update(dict.fromkeys(name for name, _ in changed.topics))
+        verdicts = {}
+        for topic in list(self._stale)[:TOPICS_MAX]:
+            del self._stale[topic]
+            verdicts[topic] = await self._verdict(topic)
+        return AuditNews(changed.version, verdicts, [_row_of(finding) for finding in changed.findings])
+
+    async def minutes(self, topic: str, first: int, end: int) -> list[MinuteRow]:
+        """See `AuditSource.minutes`."""
+        return [
+            MinuteRow(minute.partition, minute.minute, name, minute.word(name), side.counts, side.latency)
+            for minute in await self._view.minutes(topic, first, end)
+            for name, side in minute.row.sides.items()
+        ]
+
+    async def acknowledge(self, finding: str, who: str) -> None:
+        """See `AuditSource.acknowledge`."""
+        await self._store.acknowledge(finding, who, self._clock.wall_ms())
+
+    def _hold(self, finding: LiveFinding) -> None:
+        holding = self._holding.setdefault(finding.topic, {})
+        holding.pop(finding.id, None)
+        if finding.grave and not finding.resolved_ms:
+            holding[finding.id] = finding
+
+    async def _verdict(self, topic: str) -> TopicVerdict:
+        now = self._clock.wall_ms() // MINUTE_MS
+        total = Row()
+        for minute in await self._view.minutes(topic, now - VERDICT_MINUTES, now + 1):
+            total.add(minute.row)
+        holding = list(self._holding.get(topic, {}).values())
+        words = [total.word(name) for name in (QUEUE, *total.sides)]
+        words += [finding.kind for finding in holding if finding.kind in _COUNTED]
+        counts = (sum(each.records for each in holding if each.kind == kind) for kind in _COUNTED)
+        lost, corrupt, doubled = counts
+        acked = total.side(QUEUE).latency.get("acked", {})
+        return TopicVerdict(
+            word=min(words, key=lambda word: _GRAVITY[word]),
+            lost=lost,
+            doubled=doubled,
+            corrupt=corrupt,
+            p99_ms=round(quantile_ms(acked, 0.99), 1) if acked else None,
+        )
+
+
+def _row_of(finding: LiveFinding) -> FindingRow:
+    return FindingRow(
+        id=finding.id,
+        kind=finding.kind,
+        stage=finding.stage,
+        topic=finding.topic,
+        partition=finding.partition,
+        minute=finding.minute,
+        producer=f"{finding.producer:016x}" if finding.producer else "",
+        records=finding.records,
+        cause=finding.cause,
+        ranges=finding.ranges[:RANGES_MAX],
+        group=finding.group,
+        object=finding.object,
+        block=finding.block,
+        offset=finding.offset,
+        grave=finding.grave,
+        first_seen_ms=finding.first_seen_ms,
+        resolved_ms=finding.resolved_ms,
+        acknowledged_by=finding.acknowledged_by,
+        acknowledged_ms=finding.acknowledged_ms,
+    )
