@@ -65,6 +65,14 @@ def test_root_on_debian_gets_what_is_lacking(machine: Machine, lacking: str) -> 
     ], done.stderr
 
 
+def test_an_apt_that_fails_stops_nothing_and_is_told(machine: Machine) -> None:
+    machine.has("id", "#!/bin/sh\necho 0\n")
+    machine.has("apt-get", LACKS)
+    done = machine.run("tools")
+    assert done.returncode == 0
+    assert "could not install python3-venv make prometheus" in done.stderr
+
+
 def test_a_python_that_is_not_whole_is_lacking(machine: Machine) -> None:
     with_apt(machine, user=0)
     for name in PROGRAMS:
