@@ -299,7 +299,7 @@ KEEPING_BUGS = (
         "PartitionSender._report",
         "tally, parts = self._tally, self._parts",
         "tally, parts, stage = self._tally, self._parts, 'acked'",
-        seed=1017,
+        level="sleepy",
         aspects=("reports",),
     ),
 )

@@ -256,8 +256,10 @@ def _with_disk(plan: Plan, level: str, draw: random.Random) -> Plan:
 
 
 def _with_reports(plan: Plan, _level: str, draw: random.Random) -> Plan:
-    """Let clients report what they do."""
-    return replace(plan, shape=replace(plan.shape, audit_interval_ms=draw.choice([200, 1_000, 5_000])))
+    """Let clients report what they do; plain producers can't."""
+    shape = replace(plan.shape, audit_interval_ms=draw.choice([200, 1_000, 5_000]))
+    reporting = any(kind != "plain" for kind in plan.producers)
+    return replace(plan, shape=shape, producers=plan.producers if reporting else (*plan.producers, "product"))
 
 
 _CHANGES = {
