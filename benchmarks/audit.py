@@ -1,8 +1,9 @@
 """What reporting to the audit costs: producer, broker and consumer with and without it, in turns.
 
 Two brokers, one of a cluster that audits, each with a producer and a consumer in processes of their own; the CPU is
-that of all three, from connect to close, so that last reports count. The least CPU and the best rate of each side are
-compared: what is looked for is small, and other work on the machine only adds. The bytes are what the broker received.
+that of all three, each at its least, from connect to close, so that last reports count; the rate is the best of each
+side. What is looked for is small, and other work on the machine only adds: so flows are short and many. The bytes are
+what the broker received.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from benchmarks.results import Figure, Options, median
 from benchmarks.together import Together
 
 NAME = "audit"
-CASES = (("1 KB, full blocks", "values", 1_000, 100_000), ("100 B, a record a block", "paced", 100, 1_000))
-ROUNDS = 4  # as many as other rows have, so many times: what is looked for is small
+CASES = (("1 KB, full blocks", "values", 1_000, 20_000), ("100 B, a record a block", "paced", 100, 500))
+ROUNDS = 4  # as many as other rows have, so many times
 CPU_BOUND, RATE_BOUND, BYTES_BOUND = 1.02, 0.98, 1.01
-BEST: dict[str, Callable[[Sequence[float]], float]] = {"CPU": min, "rate": max, "bytes": median}
+BEST: dict[str, Callable[[Sequence[float]], float]] = {"rate": max, "bytes": median}  # of all else the least
 
 
 class Side(Together):
@@ -31,9 +32,10 @@ class Side(Together):
             self.reader = stack.enter_context(Child("memq_client", address=self.broker.ready["address"]))
             self._stack = stack.pop_all()
 
-    def cpu_s(self) -> float:
-        """Return the CPU seconds of all three."""
-        return sum(child.cpu_s() for child in (self.broker, self.writer, self.reader))
+    def cpu_s(self) -> dict[str, float]:
+        """Return the CPU seconds of each of the three."""
+        children = {"broker": self.broker, "writer": self.writer, "reader": self.reader}
+        return {f"{name} CPU": child.cpu_s() for name, child in children.items()}
 
     def flow(self, told: dict[str, object]) -> dict[str, float]:
         """Send and read a topic; return CPU seconds, records per second and received bytes."""
@@ -42,7 +44,8 @@ class Side(Together):
         self.reader.ask("consume", topic=told["topic"], records=told["records"])
         received = self.broker.ask("look")["received_bytes"] - before
         rate = int(str(told["records"])) / (wrote["ended_s"] - wrote["began_s"])
-        return {"CPU": self.cpu_s() - cpu_s, "rate": rate, "bytes": received}
+        cost = {name: seconds - cpu_s[name] for name, seconds in self.cpu_s().items()}
+        return {**cost, "rate": rate, "bytes": received}
 
 
 def run(options: Options) -> list[Figure]:
@@ -52,7 +55,8 @@ def run(options: Options) -> list[Figure]:
         for case, how, size, records in CASES:
             found = measure(without, audited, {"how": how, "size": size, "records": records}, options)
             best = {
-                name: tuple(BEST[name](values) for values in zip(*pairs, strict=True)) for name, pairs in found.items()
+                name: tuple(BEST.get(name, min)(values) for values in zip(*pairs, strict=True))
+                for name, pairs in found.items()
             }
             ratios = {name: after / before for name, (before, after) in best.items()}
             detail: dict[str, float | str] = {
@@ -60,7 +64,8 @@ def run(options: Options) -> list[Figure]:
                 for name, pair in best.items()
                 for side, value in zip(("without", "with"), pair, strict=True)
             }
-            figures.append(Figure(NAME, f"{case}: CPU", ratios["CPU"], "x", CPU_BOUND, "lower", detail))
+            before, after = (sum(pair[at] for name, pair in best.items() if name.endswith("CPU")) for at in (0, 1))
+            figures.append(Figure(NAME, f"{case}: CPU", after / before, "x", CPU_BOUND, "lower", detail))
             if how == "values":  # the other one is paced, and so small that its reports are a share of its bytes
                 figures.append(Figure(NAME, f"{case}: rate", ratios["rate"], "x", RATE_BOUND, "higher"))
                 figures.append(Figure(NAME, f"{case}: bytes", ratios["bytes"], "x", BYTES_BOUND))
