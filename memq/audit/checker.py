@@ -17,7 +17,7 @@ from memq.format.key import is_of_many
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.limits import MIB, POLL_BYTES_MAX
 from memq.notification import Entry, PointerReader, Span
-from memq.topic import ReadPartition
+from memq.topic import ReadPartition, Topic
 
 Answer = TypeVar("Answer")
 READS_MAX = 4  # objects that are read at once
@@ -139,6 +139,18 @@ class Checker:
                 self._hopeless = False
                 return answer
         raise AssertionError("the last try returns or raises")
+
+
+async def check_one(topic: Topic, queue: PointerReader, read: ReadObject, partition: int, offset: int) -> Checked:
+    """Fetch and check the batch of one pointer of a write partition again; an entry with an error when there is none.
+
+    Raises: as `PointerReader.read`, after some tries.
+    """
+    part = next(part for part in topic.partitions if part.partition == partition)
+    place = ReadPartition(topic.name, topic.id, part.read_partition)
+    async for checked in Checker(queue, read).check(place, Span(offset, offset + 1)):
+        return checked
+    return Checked(Entry(offset, 0, b""), error=NotFoundError(f"no pointer lies at {offset} any more"))
 
 
 def _decoded(entry: Entry) -> Checked:

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "inspect": ("memq.cli.inspect", "inspect", "show what an object holds"),
     "verify": ("memq.cli.verify", "verify", "check objects, folders or topics: index, blocks, checksums"),
     "audit": ("memq.cli.audit", "audit", "say what was lost, doubled or damaged, and how sure that is"),
+    "trace": ("memq.cli.trace", "trace", "show the whole path of one record"),
     "auditor": ("memq.cli.auditor", "auditor", "watch all topics for lost, doubled and damaged records"),
     "import": ("memq.cli.import_topics", "import_topics", "copy topics of a Kafka"),
     "sweep": ("memq.cli.sweep", "sweep", "delete the objects that no pointer names, or only name them"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import click
 
@@ -84,6 +86,27 @@ async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
 
     Raises: UnreachableError, NotFoundError.
     """
+    async with opened_topic(brokers, name) as opened:
+        with Progress("audit", await _count_pointers(opened.queue, opened.topic)) as progress:
+            moved, now_ms = _counter(read, progress), Runtime().clock.wall_ms()
+            return await audit_topic(
+                opened.topic, opened.queue, opened.read, now_ms, through=opened.through, moved=moved
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTopic:
+    """A topic with what reads its pointers and objects; `through` says how objects are read."""
+
+    topic: Topic
+    queue: RemoteQueue
+    read: ReadObject
+    through: str
+
+
+@asynccontextmanager
+async def opened_topic(brokers: str, name: str) -> AsyncIterator[OpenedTopic]:
+    """Open a topic of the cluster at `brokers`. Raises: UnreachableError, NotFoundError."""
     runtime = Runtime()
     pool = LinkPool(runtime, bootstrap_addresses(brokers))
     metadata = ClusterMetadata(runtime, pool)
@@ -91,11 +114,8 @@ async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
     try:
         topic = (await metadata.topic(name, timeout_s=METADATA_S_MAX)).topic
         any_broker = AnyBroker(pool)
-        queue = RemoteQueue(any_broker)
         source, through = await _source(metadata, stores, topic, any_broker)
-        with Progress("audit", await _count_pointers(queue, topic)) as progress:
-            moved = _counter(read, progress)
-            return await audit_topic(topic, queue, source, runtime.clock.wall_ms(), through=through, moved=moved)
+        yield OpenedTopic(topic, RemoteQueue(any_broker), source, through)
     finally:
         await metadata.close()
         await stores.close()

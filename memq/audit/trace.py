@@ -1,0 +1,126 @@
+"""Where one record is: the pointers that name it, its block and object, its times, and which groups are past it. Pure.
+
+A record is its producer and sequence. Who knows only a key, or a position, finds those first, in the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memq.errors import MemqError
+from memq.format.block import BlockHeader, Buffer, parse_header
+from memq.format.columns import open_block
+from memq.format.pointer import Pointer
+from memq.notification import Entry
+from memq.topic import Position, slot_of_key
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One block that holds the record. Times are Unix ms; `record_index` is the record's in the batch.
+
+    `copy` says that the pointer skips the block, or that it was seen before: readers pass over it. `damage` says why
+    the block can't be read; the record's own time is then not known, and 0.
+    """
+
+    producer: int
+    sequence: int
+    position: Position
+    time_ms: int
+    sealed_ms: int
+    queue_ms: int
+    epoch: int
+    broker: str
+    object: str
+    block: int
+    offset: int
+    length: int
+    copy: bool = False
+    damage: str = ""
+
+    def passed_by(self, groups: Mapping[str, Position]) -> dict[str, bool]:
+        """Return for each group whether the position that it has committed lies behind the record."""
+        return {group: at > self.position for group, at in sorted(groups.items())}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        named = {name: getattr(self, name) for name in self.__slots__}
+        return named | {"producer": f"{self.producer:016x}", "position": str(self.position)}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is looked for: a producer's sequence, a key, or a position in the queue; what is not is None."""
+
+    producer: int | None = None
+    sequence: int | None = None
+    key: bytes | None = None
+    position: Position | None = None
+
+    def may_be_in(self, offset: int, pointer: Pointer) -> bool:
+        """Whether a batch may hold it, by its pointer alone."""
+        if pointer.kind != "data":
+            return False
+        if self.position is not None:
+            return offset == self.position.pointer_offset
+        if self.key is not None:
+            return pointer.slots[0] <= slot_of_key(self.key) <= pointer.slots[1]
+        named = any(
+            entry.producer == self.producer
+            and any(first <= (self.sequence or 0) < next_ for first, next_ in entry.ranges)
+            for entry in pointer.producers
+        )
+        return named or not pointer.producers_complete
+
+
+def sightings(wanted: Wanted, partition: int, entry: Entry, pointer: Pointer, batch: Buffer) -> Iterator[Sighting]:
+    """Yield the records of a batch that are wanted; `batch` are its bytes.
+
+    Behind a damaged header nothing more is found.
+    """
+    view, at, number, index = memoryview(batch), 0, 0, 0
+    while at < len(view):
+        try:
+            header = parse_header(view, at)
+        except MemqError:
+            return
+        block = view[at : at + header.length]
+        for record, damage in _records(wanted, header, block, index):
+            location = pointer.locations[0]
+            yield Sighting(
+                producer=header.producer_id,
+                sequence=header.first_sequence + record,
+                position=Position(partition, entry.offset, index + record),
+                time_ms=0 if damage else open_block(block).timestamps()[record],
+                sealed_ms=pointer.sealed_ms,
+                queue_ms=entry.time_ms,
+                epoch=pointer.epoch,
+                broker=pointer.broker,
+                object=location.key,
+                block=number,
+                offset=location.offset + at,
+                length=header.length,
+                copy=number in pointer.skip,
+                damage=damage,
+            )
+        at, number, index = at + header.length, number + 1, index + header.count
+
+
+def _records(wanted: Wanted, header: BlockHeader, block: memoryview, index: int) -> list[tuple[int, str]]:
+    """Return which records of a block are wanted, by their number in it, each with what is wrong with the block."""
+    if wanted.position is not None:
+        found = [wanted.position.record_index - index]
+    elif wanted.sequence is not None:
+        found = [wanted.sequence - header.first_sequence] if header.producer_id == wanted.producer else []
+    else:
+        found = list(range(header.count))
+    found = [record for record in found if 0 <= record < header.count]
+    try:
+        keys = open_block(block).keys() if found and wanted.key is not None else None
+        if found and keys is None:
+            open_block(block).values()
+    except MemqError as error:
+        return [] if wanted.key is not None else [(record, str(error)) for record in found]
+    return [(record, "") for record in found if keys is None or keys[record] == wanted.key]

@@ -1,0 +1,186 @@
+"""The live audit beside a broker in this process: what clients report, what it finds, restarts, several auditors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+import memq
+from memq.audit.live.database import Database
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.service import LiveAudit
+from memq.audit.live.view import AuditView, TopicSummary
+from memq.cli import main
+from memq.cli.live_audit import live_audit, open_database
+from memq.network import Runtime
+from memq.testing import Cluster
+from memq.topic import Position
+from tests.postgres import postgres_url
+
+KEEP_MS = 86_400_000
+WAIT_S = 120.0
+RECORDS = 300
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Return a cluster whose clients report often."""
+    return Cluster(audit=True, audit_interval_ms=100)
+
+
+def produce(cluster: Cluster, records: int = RECORDS) -> None:
+    with memq.Producer(cluster.address, linger_ms=1) as producer:
+        for number in range(records):
+            producer.send("clicks", b"%d" % number, key=b"k%d" % (number % 10))
+            if number % 50 == 49:
+                producer.flush()
+
+
+def consume(cluster: Cluster) -> int:
+    """Read the topic as the group `g` to its end, and return how many records came."""
+    with memq.Consumer(cluster.address, ["clicks"], group="g", end="end", on_damaged="skip") as consumer:
+        return sum(len(batch.values()) for batch in consumer)
+
+
+def all_of(records: int) -> Callable[[TopicSummary], bool]:
+    """Whether so many records were sent, queued, and have come to an end in the group."""
+    return lambda summary: counts(summary) == (records,) * 3
+
+
+async def until(audits: list[LiveAudit], database: Database, done: Callable[[TopicSummary], bool]) -> TopicSummary:
+    """Let the auditors work until what they know of the topic is as it should be."""
+    view = AuditView(database)
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            for audit in audits:
+                await audit.step()
+            for summary in await view.topics(0, 1 << 40):
+                if summary.topic == "clicks" and done(summary):
+                    return summary
+
+
+def counts(summary: TopicSummary) -> tuple[int, int, int]:
+    queue, group = summary.row.side(""), summary.row.side("g")
+    return queue["sent"], queue["committed"], group["processed"] + group["lost"] + queue["corrupt"]
+
+
+def with_database(url: str, work: Callable[[Database], Awaitable[None]]) -> None:
+    async def run() -> None:
+        database = open_database(url)
+        try:
+            await work(database)
+        finally:
+            await database.close()
+
+    asyncio.run(run())
+
+
+async def findings(database: Database) -> list[LiveFinding]:
+    return await AuditView(database).findings()
+
+
+def test_a_damaged_block_is_named_traced_and_verified(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = f"sqlite:{tmp_path / 'audit.sqlite'}"
+    with cluster:
+        produce(cluster)
+        place = cluster.records("clicks")[120].position
+        cluster.damage(Position.parse(str(place)), "clicks")
+        read = consume(cluster)
+        assert read < RECORDS
+
+        async def work(database: Database) -> None:
+            async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+                summary = await until([audit], database, all_of(RECORDS))
+            assert (summary.word(), summary.word("g")) == ("corrupt", "corrupt")
+
+        with_database(state, work)
+        assert main(["auditor", "findings", "--json", "--audit-state", state]) == 1
+        (finding,) = json.loads(capsys.readouterr().out)
+        ((first, next_),) = finding["ranges"]
+        assert (finding["kind"], finding["records"], next_ - first) == ("corrupt", RECORDS - read, RECORDS - read)
+        assert finding["offset"] == place.pointer_offset
+
+        assert main(["auditor", "verify", finding["id"], "--audit-state", state, "-b", cluster.address]) == 1
+        assert "1 of 1 blocks are damaged" in capsys.readouterr().out
+        named = ["--producer", finding["producer"], "--seq", str(first)]
+        assert main(["trace", "clicks", *named, "-b", cluster.address, "--json"]) == 0
+        (sighting,) = json.loads(capsys.readouterr().out)
+        assert (sighting["object"], sighting["sequence"]) == (finding["object"], first)
+        assert sighting["groups"] == {"g": True}
+        assert "checksum" in sighting["damage"]
+
+        assert main(["trace", "clicks", "--key", "k3", "-b", cluster.address]) == 0
+        told = capsys.readouterr().out
+        assert told.count("record:") == (RECORDS - (RECORDS - read)) // 10
+        assert "g: past it" in told
+        assert main(["trace", "clicks", "0:99999:0", "-b", cluster.address]) == 3
+        assert main(["trace", "clicks", "-b", cluster.address]) != 0
+
+        assert main(["auditor", "acknowledge", finding["id"], "--by", "ada", "--audit-state", state]) == 0
+        capsys.readouterr()
+        assert main(["auditor", "findings", "--csv", "--audit-state", state]) == 1
+        assert ",ada," in capsys.readouterr().out
+        assert main(["auditor", "show", "--audit-state", state]) == 1
+        assert "corrupt" in capsys.readouterr().out
+
+
+def test_an_auditor_that_comes_later_says_the_same(cluster: Cluster, tmp_path: Path) -> None:
+    """One audits from the beginning, step by step, and is cut off in between; the other one comes when all is over."""
+    with cluster:
+
+        async def steps(database: Database) -> None:
+            for records in (RECORDS, 2 * RECORDS):
+                await asyncio.to_thread(produce, cluster)
+                await asyncio.to_thread(consume, cluster)
+                async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+                    await until([audit], database, all_of(records))
+
+        async def later(database: Database) -> None:
+            async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+                await until([audit], database, all_of(2 * RECORDS))
+
+        first, second = f"sqlite:{tmp_path / 'first'}", f"sqlite:{tmp_path / 'second'}"
+        with_database(first, steps)
+        with_database(second, later)
+
+        async def compare(one: Database) -> None:
+            other = open_database(second)
+            try:
+                here, there = [await AuditView(each).minutes("clicks", 0, 1 << 40) for each in (one, other)]
+            finally:
+                await other.close()
+            assert [(each.minute, each.row) for each in here] == [(each.minute, each.row) for each in there]
+            assert await findings(one) == []
+
+        with_database(first, compare)
+
+
+def test_several_auditors_share_one_state(cluster: Cluster) -> None:
+    """Two share the homes; one is cut off without a word, and the other goes on with what it has stored."""
+    with cluster, postgres_url() as url:
+
+        async def work(database: Database) -> None:
+            second = open_database(url)
+            async with AsyncExitStack() as stack:
+                stack.push_async_callback(second.close)
+                audits = [
+                    await stack.enter_async_context(live_audit(cluster.address, each, KEEP_MS, Runtime()))
+                    for each in (database, second)
+                ]
+                await asyncio.to_thread(produce, cluster)
+                await asyncio.to_thread(consume, cluster)
+                await until(audits, database, all_of(RECORDS))
+            async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as left:
+                await asyncio.to_thread(produce, cluster)
+                await asyncio.to_thread(consume, cluster)
+                summary = await until([left], database, all_of(2 * RECORDS))
+            assert (summary.findings, summary.word("g")) == (0, "ok")
+
+        with_database(url, work)

@@ -1,0 +1,43 @@
+"""The live audit's memory: ten million records in flight, every second block of them not yet in the queue."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from memq.audit.live.partition import PartitionAudit, Told
+from memq.audit.live.state import encode_state
+from memq.format.ranges import Range
+from memq.format.report import Part, Span
+from memq.limits import MIB
+from tests.unit.audited import TOPIC, data_pointer
+from tests.unit.blocks import NOW_MS
+from tests.unit.live_desk import MINUTE
+
+PARTITIONS, PRODUCERS, BLOCKS, RECORDS = 50, 20, 100, 100
+STATE_BYTES_MAX = 200 * MIB
+
+
+def test_ten_million_records_in_flight_fit() -> None:
+    tracemalloc.start()
+    try:
+        audits = [in_flight(PartitionAudit(TOPIC, 0)) for _ in range(PARTITIONS)]
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    waiting = sum(audit.take_rows()[MINUTE].in_flight("") for audit in audits)
+    assert waiting * 2 == PARTITIONS * PRODUCERS * BLOCKS * RECORDS == 10_000_000
+    assert taken < STATE_BYTES_MAX, f"{taken / MIB:.0f} MiB"
+    assert sum(len(encode_state(audit.books)) for audit in audits) < STATE_BYTES_MAX
+
+
+def in_flight(audit: PartitionAudit) -> PartitionAudit:
+    """Let all producers send all blocks, and every second one come into the queue, out of order."""
+    everything: Range = (0, BLOCKS * RECORDS)
+    for producer in range(1, PRODUCERS + 1):
+        sent = Span(stage="sent", producer=producer, minute=MINUTE, ranges=(everything,), level=1)
+        audit.tell(Told(producer, None, Part(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=(sent,)), NOW_MS))
+    for block in range(0, BLOCKS, 2):
+        runs = [(producer, block * RECORDS, (block + 1) * RECORDS) for producer in range(1, PRODUCERS + 1)]
+        audit.take_pointer(block, NOW_MS, data_pointer(runs, least_ms=NOW_MS, greatest_ms=NOW_MS))
+    audit.settle(NOW_MS)
+    return audit
