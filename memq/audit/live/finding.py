@@ -16,7 +16,7 @@ IN_OBJECT = "object"
 IN_GROUP = "consumer"
 
 
-class LiveFinding(msgspec.Struct, kw_only=True, omit_defaults=True):
+class LiveFinding(msgspec.Struct, kw_only=True):
     """What is wrong with some records of one producer in one minute. Times are Unix ms, `minute` Unix minutes.
 
     `kind` is a title of `verdict.Kind`. `stage` says where they were lost or doubled: `queue` (acked, and in no
