@@ -59,3 +59,7 @@ CONTROL_BODY_BYTES_MAX = 4 * MIB
 READ_BYTES_MAX = 8 * MIB
 POLL_BYTES_MAX = 1 * MIB
 STREAMS_PER_CONNECTION_MAX = 16_384
+
+FORWARD_S_MAX = (
+    600.0  # for so long no owner takes any block of a partition: then what was acked with 1 is given up, and named
+)

@@ -20,13 +20,12 @@ from memq.broker.services import Services
 from memq.broker.topic_processor import TopicProcessor, given_up_text
 from memq.broker.whole_pointers import WholePointers
 from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, TooOldError
-from memq.limits import MIB
+from memq.limits import FORWARD_S_MAX, MIB
 from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic
 
 BACKOFF_S_MAX = 2.0
 READ_TIMEOUT_S = 30.0
-FORWARD_S_MAX = 600.0  # for so long no owner takes any block of a partition: then they are given up, and named
 IN_FLIGHT_BLOCKS_MAX = 32
 IN_FLIGHT_BYTES_MAX = 4 * MIB
 

@@ -23,6 +23,7 @@ class ReportRules:
 
     def __init__(self, fail: Callable[[str], None]) -> None:
         self.logs: dict[ReadPartition, ReadLog] = {}
+        self.history: list[LogEntry | tuple[int, Report]] = []  # in the order in which it landed; reports with homes
         self.reports: dict[Client, list[Report]] = {}
         self._fail = fail
         self._places: dict[tuple[Source, int], Position] = {}
@@ -30,6 +31,7 @@ class ReportRules:
 
     def landed(self, entry: LogEntry, partition: ReadPartition) -> None:
         """Records that clients may report on are in the log."""
+        self.history.append(entry)
         for block in entry.blocks:
             for sequence in range(block.first, block.following):
                 index = block.record_index + sequence - block.first
@@ -51,6 +53,7 @@ class ReportRules:
             if any(other.number == report.number for other in known):
                 self._fail(f"client {report.client:016x} has two reports of number {report.number}")
             known.append(report)
+            self.history.append((partition.partition, report))
             for part in report.parts:
                 self._check_part(report, part)
 

@@ -20,6 +20,7 @@ from tests.simulation.cloud import Doors
 from tests.simulation.cluster import CLOCK_ERROR_MS, PORT, SimCluster
 from tests.simulation.consumers import run_consumer
 from tests.simulation.faults import LEVELS
+from tests.simulation.live_rules import LiveRules
 from tests.simulation.named_producer import NamedLife
 from tests.simulation.named_rules import NamedRules
 from tests.simulation.node import Node
@@ -66,6 +67,7 @@ class Scenario:
         self.batches = StagedRules(self.checker, world.fail)
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
+        self._live_faults = 0
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
         self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
@@ -136,6 +138,10 @@ class Scenario:
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the audit does not end"
         work.result()
+        if self.plan.shape.audit_interval_ms:
+            live = LiveRules(cluster.topic, self.checker.reports.history, self.world.fail)
+            live.check(self.world.random("live audit"))
+            self._live_faults = live.injected
 
     def _report(self) -> Report:
         checker = self.checker
@@ -151,6 +157,7 @@ class Scenario:
             | {
                 "forwarded": sum(each.forwarded_blocks for each in self.cluster.counters),
                 "replayed": sum(each.replayed_blocks for each in self.cluster.counters),
+                "live_faults": self._live_faults,
             },
         )
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.simulation.plan import ASPECTS, draw_plan
 from tests.simulation.scenario import run_plan
+from tests.soak import repetitions
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -46,6 +47,13 @@ def test_a_cluster_keeps_its_promises_in_every_aspect(aspect: str, level: str) -
     assert report.acked > 0
     assert (report.counts["retired"] > 0) == (aspect == "house")
     assert (report.counts["reports"] > 0) == (aspect == "reports")
+
+
+@pytest.mark.parametrize("seed", range(repetitions(1, 100)))
+@pytest.mark.parametrize("level", ["calm", "stormy"])
+def test_the_live_audit_names_what_was_done_and_nothing_else(level: str, seed: int) -> None:
+    report = run_plan(draw_plan(seed, level, aspects=("reports",)))
+    assert report.counts["live_faults"] > 0
 
 
 @pytest.mark.parametrize("seed", [7, 27])

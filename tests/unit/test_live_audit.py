@@ -5,10 +5,12 @@ from __future__ import annotations
 from memq.audit.minutes import active_ms
 from memq.errors import CorruptDataError
 from memq.format.report import Damage
+from memq.limits import FORWARD_S_MAX
 from tests.unit.audited import KEY, TOPIC
 from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, Desk, span
 
 LATE_MS = active_ms(TOPIC.settings) + 1
+HELD_MS = int(FORWARD_S_MAX * 1000)
 LOST = ("lost", "queue", "", PRODUCER)
 
 
@@ -51,6 +53,8 @@ def test_what_is_acked_with_less_is_lost_only_when_it_can_not_come_any_more() ->
     desk.settle()
     assert (desk.found(), desk.word()) == ([], "in flight")
     desk.settle(LATE_MS)
+    assert desk.found() == []
+    desk.settle(HELD_MS)
     assert desk.found() == [(*LOST, ((0, 10),)), ("lost", "queue", "", 6, ((0, 5),))]
 
 

@@ -26,6 +26,7 @@ from memq.errors import MemqError
 from memq.format.pointer import Pointer
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import Damage, Part, Span
+from memq.limits import FORWARD_S_MAX
 from memq.topic import Topic
 
 ALL = 2  # the ack level
@@ -254,21 +255,25 @@ class PartitionAudit:
                 return  # a reader without a group: its damages count, nobody asks what it has read
         elif span.stage == "sent":
             records = _add(stream.sent, span.ranges)
-            due_ms = told.time_ms + active_ms(self.topic.settings)
-            stream.waiting.extend((due_ms, *piece) for piece in span.ranges)
+            self._await(stream, span, told.time_ms)
             if not span.level:
                 _add(stream.weak, span.ranges)
         elif span.stage == "acked":
             records = _add(stream.acked if span.level == ALL else stream.weak, span.ranges)
-            due_ms = told.time_ms + active_ms(self.topic.settings)
             if span.level != ALL:
-                stream.waiting.extend((due_ms, *piece) for piece in span.ranges)
+                self._await(stream, span, told.time_ms)
         elif span.stage == "gave-up":
             records = _add(stream.gave_up, span.ranges)
         self._dirty[span.producer] = None
         side = self._row(span.minute).side(name)
         side.count(span.stage, records)
         side.time(span.stage, span.latency)
+
+    def _await(self, stream: Stream, span: Span, time_ms: int) -> None:
+        """Give sequences their time: brokers bring what they had taken with 1, or without acks, to the next owner."""
+        held_ms = 0 if span.level == ALL else int(FORWARD_S_MAX * 1000)
+        due_ms = time_ms + active_ms(self.topic.settings) + held_ms
+        stream.waiting.extend((due_ms, *piece) for piece in span.ranges)
 
     # ---- the queue -----------------------------------------------------------------------------------
 
@@ -319,7 +324,7 @@ class PartitionAudit:
         below: list[Range] = []
         if stream.account.end is not None and not self._undecided(stream, now_ms):
             balance = self._balance(producer, stream, now_ms)
-            below = _apart_from(balance.lost, [stream.gave_up, stream.acked, RangeSet(weak)])
+            below = _apart_from(balance.lost, [stream.gave_up, stream.acked, stream.weak])
         open_ = _apart_from(stream.overdue, [*there, stream.acked, stream.weak, RangeSet(below)])
         for kind, cause, pieces in (
             (Kind.LOST, _LOST_ACKED, acked),
