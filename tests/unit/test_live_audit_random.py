@@ -209,13 +209,13 @@ def run(seed: int, *, faults: bool) -> History:
     return history
 
 
-@pytest.mark.parametrize("seed", range(repetitions(8, 200)))
+@pytest.mark.parametrize("seed", range(repetitions(4, 200)))
 def test_what_was_done_is_found_and_nothing_else(seed: int) -> None:
     history = run(seed, faults=True)
     assert history.end() == history.expected() != {}
 
 
-@pytest.mark.parametrize("seed", range(repetitions(8, 200)))
+@pytest.mark.parametrize("seed", range(repetitions(4, 200)))
 def test_nothing_is_found_in_a_sound_history(seed: int) -> None:
     history = run(seed, faults=False)
     assert history.end() == {}

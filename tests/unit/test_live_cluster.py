@@ -23,7 +23,7 @@ from memq.topic import Position
 from tests.postgres import postgres_url
 
 KEEP_MS = 86_400_000
-WAIT_S = 120.0
+WAIT_S = 240.0
 RECORDS = 300
 
 
