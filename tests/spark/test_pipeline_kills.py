@@ -109,7 +109,7 @@ def test_killed_executors_of_a_cluster_lose_and_double_nothing(
             steps = chance.randrange(4)
             while job.line():
                 steps -= 1
-                if steps < 0 and kill_an_executor(workers, chance):
+                if steps < 0 and kills < EXECUTORS_KILLED and kill_an_executor(workers, chance):
                     kills, steps = kills + 1, chance.randrange(STEPS, 4 * STEPS)
             assert job.close() == 0, job.said
     report(f"{pipeline}: {kills} executors killed in {runs} runs over {sent} records")
