@@ -65,6 +65,18 @@ def test_root_on_debian_gets_what_is_lacking(machine: Machine, lacking: str) -> 
     ], done.stderr
 
 
+def test_who_is_root_by_sudo_gets_it_too(machine: Machine) -> None:
+    with_apt(machine, user=1000)
+    machine.has("sudo", '#!/bin/sh\n[ "$2" = true ] || echo "sudo $*"\n')
+    for name in PROGRAMS:
+        if name != "promtool":
+            machine.has(name, WHOLE)
+    assert machine.run("tools").stdout.splitlines() == [
+        "sudo -n DEBIAN_FRONTEND=noninteractive apt-get update -qq",
+        "sudo -n DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus",
+    ]
+
+
 def test_an_apt_that_fails_stops_nothing_and_is_told(machine: Machine) -> None:
     machine.has("id", "#!/bin/sh\necho 0\n")
     machine.has("apt-get", LACKS)
