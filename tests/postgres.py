@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,11 +21,13 @@ _NUMBERS = itertools.count()
 @functools.cache
 def _server() -> Any:
     """Start the server; it ends with this process."""
-    if os.environ.get("MEMQ_REQUIRE_SERVERS") == "1" and sys.version_info < (3, 13):
-        pgserver = importlib.import_module("pgserver")
-    else:  # there is no wheel of it for a newer Python
-        pgserver = pytest.importorskip("pgserver")
-    return pgserver.get_server(tempfile.mkdtemp(prefix="memq-pg-"), cleanup_mode="delete")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it asks for a folder of the user's session, which containers lack
+        if os.environ.get("MEMQ_REQUIRE_SERVERS") == "1" and sys.version_info < (3, 13):
+            pgserver = importlib.import_module("pgserver")
+        else:  # there is no wheel of it for a newer Python
+            pgserver = pytest.importorskip("pgserver")
+        return pgserver.get_server(tempfile.mkdtemp(prefix="memq-pg-"), cleanup_mode="delete")
 
 
 @contextmanager

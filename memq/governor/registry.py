@@ -19,6 +19,7 @@ from memq.errors import (
     TermFencedError,
     VersionConflictError,
 )
+from memq.format.report import AUDIT_TOPIC
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX, SLOTS
 from memq.topic import Topic, check_name
@@ -207,7 +208,7 @@ def check_topic(topic: Topic) -> Topic:
 
     Raises: InvalidNameError, InvalidSettingError, InvalidRequestError.
     """
-    check_name(topic.name, internal=True)
+    check_name(topic.name, internal=topic.name == AUDIT_TOPIC)
     topic.settings.check()
     if not _TOPIC_ID.match(topic.id):
         raise InvalidRequestError(f"topic id {topic.id[:60]!a} is not 32 hex digits in lower case")

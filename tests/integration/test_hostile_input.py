@@ -121,9 +121,11 @@ def test_a_settings_file_with_an_unknown_key_is_refused_with_a_guess(tmp_path: P
 # ---- a folder that may not be written ------------------------------------------------------------
 
 # Imported first: who is nobody may not read where Python lies on every machine.
+PLACES = ("--port", "0", "--http-port", "-1", "--dashboard-port", "-1")
 AS_NOBODY = """
 import os, sys
-import memq.broker.dev, memq.cli.dev, memq.cli.run, memq.cli.output, memq.settings, uvloop, encodings.idna
+import memq.broker.dev, memq.cli.dev, memq.cli.run, memq.cli.output, memq.settings
+import uvloop, encodings.idna, importlib.util
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sys.exit(memq.cli.run.run(sys.argv[1:]))
@@ -150,7 +152,7 @@ def test_a_data_folder_that_may_not_be_written_is_one_line_and_denied(open_folde
     open_folder.chmod(0o555)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, "dev", "--data", str(data), "--port", "0", "--http-port", "-1"],
+            [sys.executable, "-c", AS_NOBODY, "dev", *PLACES, "--data", str(data)],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
