@@ -63,12 +63,19 @@ class Committer:
                     due[partition] = (assigned, committed)
             if not due:
                 return
-            await self._group.commit({partition: committed for partition, (_, committed) in due.items()})
-            self.commits += 1
-            for assigned, committed in due.values():
-                assigned.ledger.stored(committed)
-                if assigned.tally is not None:
-                    assigned.tally.store(committed, self._runtime.clock.wall_ms())
+            tallies = [assigned.tally for assigned, _ in due.values() if assigned.tally is not None]
+            for tally in tallies:
+                tally.begin_storing()
+            try:
+                await self._group.commit({partition: committed for partition, (_, committed) in due.items()})
+                self.commits += 1
+                for assigned, committed in due.values():
+                    assigned.ledger.stored(committed)
+                    if assigned.tally is not None:
+                        assigned.tally.store(committed, self._runtime.clock.wall_ms())
+            finally:
+                for tally in tallies:
+                    tally.end_storing()
 
     async def commit_quietly(self, partitions: Iterable[ReadPartition] | None = None) -> None:
         """Commit what can be committed: what fails now is tried again later, or is another member's."""

@@ -134,12 +134,13 @@ class Opener:
             pass_expired=self._settings.on_expired == "skip",
             known=known,
         )
+        before = self._reading.assigned.get(partition)
         assigned = self._reading.add(flow, topic)
         reporter = self._reporter
         if reporter is not None and reporter.wanted(topic):
             part = partial(reporter.part, topic)
             assigned.tally = ReadTally(part, assigned.writers, commits=self._settings.group is not None)
-            assigned.tally.begin(position, reason)
+            assigned.tally.begin(position, reason, before.tally if before is not None else None)
         return assigned
 
 

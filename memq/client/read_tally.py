@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from memq.client.batch import Damage
@@ -43,11 +44,29 @@ class ReadTally:
         self._commits = commits
         self._writers = dict.fromkeys(writers)
         self._handed: deque[_Handed] = deque()
+        self._storing = False
+        self._later: list[Callable[[], None]] = []
 
-    def begin(self, at: Position, reason: BeginReason) -> None:
-        """Note that reading begins at a position."""
+    def begin(self, at: Position, reason: BeginReason, before: ReadTally | None = None) -> None:
+        """Note that reading begins at a position, in place of `before`: behind what that one stores just now."""
+        if before is not None and before._storing:
+            self._storing = True  # nothing is stored of this one before it has begun: commits come one by one
+            before._later.append(partial(self.begin, at, reason))
+            return
         for part in self._parts():
             part.begin(str(at), reason)
+        self.end_storing()
+
+    def begin_storing(self) -> None:
+        """Note that the group is asked to store a position: what is read instead meanwhile begins behind that."""
+        self._storing = True
+
+    def end_storing(self) -> None:
+        """Note that the group has answered, or will not."""
+        self._storing = False
+        later, self._later = self._later, []
+        for begin in later:
+            begin()
 
     def give(self, delivery: Delivery, now_ms: int) -> None:
         """Note what goes to the user (at Unix ms), and what of it is damaged."""

@@ -95,6 +95,7 @@ class PartTally:
         "_committed",
         "_current",
         "_damages",
+        "_parts",
         "_room",
         "_spans",
         "lacks",
@@ -109,6 +110,7 @@ class PartTally:
         self.partition = partition
         self.lacks = False  # something was not noted
         self._room = room
+        self._parts: list[Part] = []  # over, as a reader began anew behind what they say
         self._forget()
 
     def pass_stage(
@@ -144,8 +146,10 @@ class PartTally:
             self.lacks = True
 
     def begin(self, at: str, reason: BeginReason) -> None:
-        """Note that a reader began at a position."""
+        """Note that a reader began at a position: what it had done until then is over, and goes before it."""
         if self._room.take():
+            if self._committed or any(stage == "processed" for stage, _, _ in self._spans):
+                self._end_part()
             self._begins.append(Begin(at=at, reason=reason))
         else:
             self.lacks = True
@@ -155,11 +159,15 @@ class PartTally:
         self._room.take()
         self._committed = position
 
-    def take(self) -> Part | None:
-        """Return what was noted, and forget it; None for nothing."""
+    def take(self) -> list[Part]:
+        """Return what was noted, in the order in which it was done, and forget it."""
         self.lacks = False
-        if not (self._spans or self._damages or self._begins or self._committed):
-            return None
+        if self._spans or self._damages or self._begins or self._committed:
+            self._end_part()
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _end_part(self) -> None:
         part = Part(
             topic=self.topic,
             topic_id=self.topic_id,
@@ -169,8 +177,8 @@ class PartTally:
             begins=tuple(self._begins),
             committed=self._committed,
         )
+        self._parts.append(part)
         self._forget()
-        return part
 
     def _forget(self) -> None:
         self._spans: dict[tuple[Stage, int, int], _Span] = {}
@@ -218,12 +226,12 @@ class Tally:
         """
         found: dict[int, list[Part]] = {}
         for tally in self._parts.values():
-            lacks, part = tally.lacks, tally.take()
-            if part is None and not lacks:
+            lacks, parts = tally.lacks, tally.take()
+            if not parts and not lacks:
                 continue
             number = home_of(tally.topic_id, tally.partition, homes)
             self._home(number, now_ms).number += int(lacks)
-            found.setdefault(number, []).extend([part] if part is not None else [])
+            found.setdefault(number, []).extend(parts)
         self._room.left = 2 * NOTES_MAX
         for number, home in self._homes.items():
             if last or self._is_silent(home, now_ms):

@@ -85,8 +85,9 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report says about one write partition.
+    """What a report says about one write partition; where a reader began anew meanwhile, there are several, in order.
 
+    `begins` come before all that the part says was processed and committed.
     `committed` is the position that the group has stored last, as its commits were answered; "" when it stored none
     since the last report.
     """
@@ -242,9 +243,16 @@ def _halves(report: Report) -> tuple[Report, ...]:
 
 
 def _halves_of_part(part: Part) -> tuple[Part, ...]:
-    """Cut a part in two between spans, damages, begins or ranges, whichever it has several of."""
-    rest = Part(topic=part.topic, topic_id=part.topic_id, partition=part.partition)
-    for name in ("spans", "damages", "begins"):
+    """Cut a part in two between spans, damages, begins or ranges, whichever it has several of.
+
+    Who begins does so before what is processed, and commits behind it: a commit tells that all before it was told.
+    """
+    rest = Part(topic=part.topic, topic_id=part.topic_id, partition=part.partition, committed=part.committed)
+    if len(part.begins) > 1:
+        early, late = _halved(part.begins)
+        return msgspec.structs.replace(rest, begins=early, committed=""), msgspec.structs.replace(part, begins=late)
+    part = msgspec.structs.replace(part, committed="")
+    for name in ("spans", "damages"):
         if len(getattr(part, name)) > 1:
             low, high = _halved(getattr(part, name))
             return msgspec.structs.replace(part, **{name: low}), msgspec.structs.replace(rest, **{name: high})

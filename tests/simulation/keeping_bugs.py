@@ -217,7 +217,8 @@ KEEPING_BUGS = (
         "Ownership.forget",
         "self.named.forget(now_ms - retention_ms, writing)",
         "self.named.forget(horizon, writing)",
-        level="calm",
+        level="breezy",
+        seed=1014,
         aspects=("named",),
     ),
     Planted(
@@ -290,7 +291,7 @@ KEEPING_BUGS = (
         "Committer.commit",
         "await self._group.commit(",
         "[assigned.tally.store(behind, 0) for assigned, behind in due.values() if assigned.tally]\n"
-        "        await self._group.commit(",
+        "            await self._group.commit(",
         aspects=("reports",),
     ),
     Planted(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Part, Report, Span, bucket_of, decode_report, encode_report, fitting, home_of
+from memq.format.report import Begin, Part, Report, Span, bucket_of, decode_report, encode_report, fitting, home_of
 from tests.golden.make import TOPIC_ID, make_reports
 from tests.unit.test_format_pointer import ranges
 
@@ -115,6 +115,20 @@ def test_a_report_of_many_ranges_is_cut_into_records_that_fit() -> None:
     assert all(len(encode_report(each)) <= 65_536 for each in cut)
     assert sequences(cut) == sequences([said])
     assert fitting(replace(said, parts=())) == [replace(said, parts=())]
+
+
+def test_a_cut_leaves_begins_before_what_was_processed_and_the_commit_behind_it() -> None:
+    many: tuple[Range, ...] = tuple((3 * at, 3 * at + 1) for at in range(10_000))
+    spans = tuple(Span(stage="processed", producer=producer, minute=7, ranges=many) for producer in (1, 2))
+    begins = tuple(Begin(at=f"0:{at}:0", reason="seek") for at in range(3))
+    cut = [
+        one
+        for each in fitting(report((replace(part(*spans), begins=begins, committed="0:9:0"),)))
+        for one in each.parts
+    ]
+    assert tuple(begin for each in cut for begin in each.begins) == begins
+    assert not any(each.spans for each in cut[: max(at for at, each in enumerate(cut) if each.begins)])
+    assert [each.committed for each in cut] == [""] * (len(cut) - 1) + ["0:9:0"]
 
 
 def test_buckets_and_homes() -> None:

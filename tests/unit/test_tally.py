@@ -5,9 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memq.client.read_tally import ReadTally
 from memq.client.tally import HEARTBEAT_INTERVALS, NOTES_MAX, PartTally, Tally
 from memq.format.ranges import RangeSet
 from memq.format.report import Damage, Report, home_of
+from memq.topic import Committed, Position
 from tests.golden.make import TOPIC_ID
 
 MINUTE = 60_000
@@ -90,6 +92,37 @@ def test_what_a_consumer_says_beside_sequences() -> None:
     [said] = report.parts
     assert (said.damages, said.committed) == ((damage,), "0:19:0")
     assert [(begin.at, begin.reason) for begin in said.begins] == [("0:17:0", "seek")]
+
+
+def test_what_was_processed_before_a_reader_began_anew_is_said_before_that() -> None:
+    told = Told()
+    part = told.part(3)
+    part.begin("0:9:0", "stored")
+    part.pass_stage("processed", 1, 0, 3, 0, 0)
+    part.commit("0:17:0")
+    part.begin("0:4:0", "seek")
+    part.begin("0:5:0", "seek")
+    part.pass_stage("processed", 1, 0, 2, 0, 0)
+    [report] = told.take(1)
+    said = [([begin.at for begin in each.begins], [span.ranges for span in each.spans]) for each in report.parts]
+    assert said == [(["0:9:0"], [((0, 3),)]), (["0:4:0", "0:5:0"], [((0, 2),)])]
+    assert [each.committed for each in report.parts] == ["0:17:0", ""]
+    assert told.take(2) == []
+
+
+def test_a_seek_while_a_commit_is_under_way_is_said_behind_it() -> None:
+    told = Told()
+    readings = [ReadTally(told.part, (3,), commits=True) for _ in range(3)]
+    readings[0].begin(Position(0, 9), "stored")
+    readings[0].begin_storing()
+    readings[1].begin(Position(0, 4), "seek", readings[0])
+    readings[2].begin(Position(0, 5), "seek", readings[1])
+    assert [begin.at for report in told.take(1) for part in report.parts for begin in part.begins] == ["0:9:0"]
+    readings[0].store(Committed(Position(0, 17)), 2)
+    readings[0].end_storing()
+    [report] = told.take(3)
+    assert [part.committed for part in report.parts] == ["0:17:0", ""]
+    assert [[begin.at for begin in part.begins] for part in report.parts] == [[], ["0:4:0", "0:5:0"]]
 
 
 def test_silence_is_broken_within_half_of_what_was_promised_wherever_something_was_said() -> None:
