@@ -6,12 +6,35 @@ import pytest
 
 from tests.simulation.bug import Planted
 from tests.simulation.planted import BUGS, find
+from tests.soak import SOAKING
 
 SEEDS_MAX = 60  # within so many seeds each must be found
+# Those that take longest, 15 s to 45 s each: their like is found by others sooner. `make soak` finds them all.
+LONG = frozenset(
+    {
+        "opening without the batches that nobody counted",
+        "retention takes objects before pointers",
+        "audit misses what retention took",
+        "epoch used again",
+        "opened without reading the tail",
+        "ack=1 before the fsync",
+        "sweep takes what pointers name",
+        "late batches counted again and again",
+        "retention takes what the dedup window needs",
+        "lag from too few pointers",
+        "lost wake-up after a publish",
+        "sweep leaves what it finds",
+    }
+)
 
 
+@pytest.mark.soak
 @pytest.mark.planted
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if SOAKING or bug.name not in LONG], ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Planted) -> None:
     count, found = find(bug, range(bug.seed, bug.seed + SEEDS_MAX))
     assert found, f"not found within {count} seeds"
+
+
+def test_what_is_left_to_the_soak_is_there() -> None:
+    assert {bug.name for bug in BUGS} >= LONG
