@@ -195,6 +195,10 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
         parts = [part for part in self.partitions if part.takes_records]
         return sorted(parts, key=lambda part: part.slot_first)
 
+    def read_partition_of(self, partition: int) -> ReadPartition:
+        """Return the read partition that the pointers of a write partition go to."""
+        return ReadPartition(self.name, self.id, self.partitions[partition].read_partition)
+
     def writers_of(self, partition: ReadPartition) -> list[int]:
         """Return the write partitions whose pointers go to a read partition."""
         return [part.partition for part in self.partitions if part.read_partition == partition.partition]

@@ -23,6 +23,7 @@ from opentelemetry.trace import (
     StatusCode,
     TraceFlags,
     TracerProvider,
+    get_current_span,
     set_span_in_context,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -45,8 +46,6 @@ def block_context(block: Block) -> SpanContext:
 
 def context_in(headers: Iterable[tuple[str, bytes | None]]) -> SpanContext | None:
     """Return the context that a record's headers carry, None without one: the parent for spans of its processing."""
-    from opentelemetry.trace import get_current_span
-
     carried = {name: value.decode("latin-1") for name, value in headers if name in HEADERS and value is not None}
     if not carried:
         return None

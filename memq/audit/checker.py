@@ -146,9 +146,7 @@ async def check_one(topic: Topic, queue: PointerReader, read: ReadObject, partit
 
     Raises: as `PointerReader.read`, after some tries.
     """
-    part = next(part for part in topic.partitions if part.partition == partition)
-    place = ReadPartition(topic.name, topic.id, part.read_partition)
-    async for checked in Checker(queue, read).check(place, Span(offset, offset + 1)):
+    async for checked in Checker(queue, read).check(topic.read_partition_of(partition), Span(offset, offset + 1)):
         return checked
     return Checked(Entry(offset, 0, b""), error=NotFoundError(f"no pointer lies at {offset} any more"))
 

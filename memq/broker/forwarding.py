@@ -22,7 +22,7 @@ from memq.broker.whole_pointers import WholePointers
 from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, TooOldError
 from memq.limits import FORWARD_S_MAX, MIB
 from memq.tasks import TaskOwner
-from memq.topic import ReadPartition, Topic
+from memq.topic import Topic
 
 BACKOFF_S_MAX = 2.0
 READ_TIMEOUT_S = 30.0
@@ -128,8 +128,7 @@ class Forwarder:
 
     async def _read_on(self, held: HeldBlocks) -> float:
         """Read the queue to its end, and let go of what it holds. Return the moment at which it held no more."""
-        slots = held.topic.partitions[held.partition]
-        read = ReadPartition(held.topic.name, held.topic.id, slots.read_partition)
+        read = held.topic.read_partition_of(held.partition)
         log = WholePointers(self._services, read, held.name)
         while True:
             handed_over_s = self._now()

@@ -41,7 +41,7 @@ from memq.format.pointer import NamedProducer, Pointer, ProducerEnd
 from memq.limits import POINTER_RANGES_MAX
 from memq.protocol.frames import AckLevel
 from memq.tasks import TaskOwner
-from memq.topic import ReadPartition, Topic
+from memq.topic import Topic
 
 HELD_NAMED_MAX = 10_000
 
@@ -90,8 +90,7 @@ class TopicProcessor:
         self.partition = partition
         self.scope = scope_of(topic.id_bytes, partition)
         self.delivery_timeout_ms = topic.settings.delivery_timeout_ms
-        slots = topic.partitions[partition]
-        self.read_partition = ReadPartition(topic.name, topic.id, slots.read_partition)
+        self.read_partition = topic.read_partition_of(partition)
         self.ring = Ring(_limits(topic))
         self.own: Ownership | None = None
         self.failure: MemqError | None = None

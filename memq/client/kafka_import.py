@@ -26,7 +26,7 @@ from memq.errors import InvalidNameError, InvalidRequestError, MemqError, NotFou
 from memq.network import Runtime
 from memq.notification.kafka.source import KafkaSource, Place, SourceEnd
 from memq.notification.remote import RemoteQueue
-from memq.topic import Position, ReadPartition, Topic
+from memq.topic import Position, Topic
 
 TAKE_S = 0.2
 STORE_S = 1.0  # how often the positions are stored: what was copied since is found by the target's queue
@@ -144,9 +144,8 @@ class KafkaImport:
     async def _lane(
         self, place: Place, target: Topic, producer: int, ends: tuple[int, int], stored: tuple[int, str] | None
     ) -> Lane:
-        part = target.partitions[place[1]]
-        partition = ReadPartition(target.name, target.id, part.read_partition)
-        imported = Imported(self._queue, self._fetcher.index_of, partition, part.partition, producer)
+        partition = target.read_partition_of(place[1])
+        imported = Imported(self._queue, self._fetcher.index_of, partition, place[1], producer)
         held = await imported.held()
         offset, planned = (stored[0], decode_plan(stored[1])) if stored is not None else (0, None)
         if planned is None and held is not None:
@@ -154,7 +153,7 @@ class KafkaImport:
         begin = max(offset, held.next if held is not None else 0)
         if planned is None or begin >= planned:
             begin, planned = max(begin, ends[0]), max(ends[1], begin, ends[0])
-        copier = Copier(self._bootstrap, self._runtime, target.name, part.partition, producer, begin)
+        copier = Copier(self._bootstrap, self._runtime, target.name, place[1], producer, begin)
         return Lane(place, imported, copier, planned, max(ends[1], planned))
 
     async def _wait_out(self, target: Topic, held: Held) -> None:

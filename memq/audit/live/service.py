@@ -232,7 +232,7 @@ class LiveAudit:
         return named(damage, pointer, entries)
 
     async def _pointer_at(self, topic: Topic, partition: int, offset: int) -> Pointer | None:
-        entries = await self._queue.read(_read_partition(topic, partition), offset, 1)
+        entries = await self._queue.read(topic.read_partition_of(partition), offset, 1)
         if not entries or entries[0].offset != offset:
             return None
         try:
@@ -269,7 +269,7 @@ class LiveAudit:
         for home in self._homes.values():
             for key, audit in home.partitions.items():
                 if idle or key in touched:
-                    audits.setdefault(_read_partition(audit.topic, audit.partition), []).append(audit)
+                    audits.setdefault(audit.topic.read_partition_of(audit.partition), []).append(audit)
         ends: dict[ReadPartition, int] = {}
         open_ = dict(audits)
         while open_:
@@ -336,8 +336,3 @@ class LiveAudit:
         if home.unsaved is not None:
             await self._store.save(home.unsaved)
             home.saved, home.unsaved = home.unsaved.position, None
-
-
-def _read_partition(topic: Topic, partition: int) -> ReadPartition:
-    part = next(part for part in topic.partitions if part.partition == partition)
-    return ReadPartition(topic.name, topic.id, part.read_partition)

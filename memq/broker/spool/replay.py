@@ -21,7 +21,7 @@ from memq.broker.spool import SpoolDisk
 from memq.broker.spool.segments import Segment, Ticket
 from memq.errors import CorruptDataError, RetryableError, SpoolError, UnsupportedFormatError
 from memq.format.spool import SpoolContent, SpoolEntry, decode_segment
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
+from memq.topic import CLOCK_ERROR_MS, Topic
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class Replay:
         """Have the forwarder look in the queue for the blocks of one partition, and hand over those that are absent."""
         partition = blocks[0].partition
         oldest = min(blocks, key=lambda entry: entry.queue_offset)
-        read = ReadPartition(topic.name, topic.id, topic.partitions[partition].read_partition)
+        read = topic.read_partition_of(partition)
         since_ms = min(entry.appended_ms for entry in blocks) - topic.settings.stale_publish_ms - CLOCK_ERROR_MS
         queue = self._services.queue
         span = await self._try_on(segment.name, lambda: queue.span(read))
