@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from awscrt.checksums import crc32c
@@ -14,6 +14,7 @@ from memq.format.block import BlockHeader, scope_of
 from memq.format.builder import BlockBuilder
 from memq.format.manifest import StagedObject, StagedPiece
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.format.report import MINUTE_MS
 from memq.limits import SLOTS
 from memq.topic import Topic
 
@@ -46,6 +47,17 @@ def _chosen(many: Many, rows: list[int]) -> Many:
         None if times is None else [times[row] for row in rows],
         many.tag,
     )
+
+
+def _times(headers: Iterable[BlockHeader]) -> tuple[tuple[int, int], ...]:
+    """Return the least timestamps of blocks in order, see `StagedPiece.times`."""
+    runs: list[tuple[int, int]] = []
+    for header in headers:
+        if runs and runs[-1][0] // MINUTE_MS == header.base_ms // MINUTE_MS:
+            runs[-1] = (min(runs[-1][0], header.base_ms), header.next_sequence)
+        else:
+            runs.append((header.base_ms, header.next_sequence))
+    return tuple(runs)
 
 
 class StagedObjectBuilder:
@@ -141,6 +153,7 @@ class StagedObjectBuilder:
                     length=offset - start,
                     records=records,
                     raw_bytes=sum(header.raw_length for header, _ in part.blocks),
+                    times=_times(header for header, _ in part.blocks),
                 )
             )
         meta = ObjectMeta(cluster=cluster, broker=writer, topics=tuple(topics), created_ms=now_ms)
@@ -149,7 +162,10 @@ class StagedObjectBuilder:
         for data in buffers:
             checksum = crc32c(data, checksum)
         size = offset + len(buffers[-1])
-        return buffers, checksum, StagedObject(key=key, bytes=size, index_offset=offset, pieces=tuple(pieces))
+        staged = StagedObject(
+            key=key, bytes=size, index_offset=offset, pieces=tuple(pieces), producer=f"{self._producer_id:016x}"
+        )
+        return buffers, checksum, staged
 
     def _known(self, topic: str) -> Topic:
         known = self._topics.get(topic)

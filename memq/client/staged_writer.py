@@ -16,14 +16,18 @@ from memq.client.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses, check_connect_timeout
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
+from memq.client.reporter import CLOSE_S_MAX, MakeCarrier, Reporter
 from memq.client.staged_object import StagedObjectBuilder
+from memq.client.staged_tally import StagedTally
 from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
 from memq.format.key import manifest_key, manifest_prefix, staged_object_key
 from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, decode_manifest, encode_manifest
 from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.protocol.messages import PublishStaged, StoreMetadata, WirePiece
 from memq.storage_handlers import StorageHandler
+from memq.tasks import TaskOwner
 from memq.topic import Topic, check_name
 
 ANSWER_S = 60.0
@@ -117,7 +121,10 @@ class StagedWriter:
 
 
 class StagedCommits:
-    """The driver's side: what the cluster is, and the commits of one writer's batches."""
+    """The driver's side: what the cluster is, and the commits of one writer's batches.
+
+    With a `carrier` it reports to the audit, as a writer of Spark, where the cluster asks for that.
+    """
 
     def __init__(
         self,
@@ -126,6 +133,7 @@ class StagedCommits:
         *,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         runtime: Runtime | None = None,
+        carrier: MakeCarrier | None = None,
     ) -> None:
         self._runtime = runtime or Runtime()
         self._writer = check_name(writer, "writer")
@@ -133,6 +141,13 @@ class StagedCommits:
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._owners = OwnerRequests(self._runtime, self._pool, self._metadata, ANSWER_S)
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
+        events = EventLog(self._runtime.clock)
+        self._tasks = TaskOwner(
+            lambda error: events.info("audit.not-reported", f"reports have ended: {error!r}"), events
+        )
+        self._reporter: Reporter | None = None
+        if carrier is not None:
+            self._reporter = Reporter("spark-writer", writer, self._runtime, self._pool, self._tasks, carrier)
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,7 +158,10 @@ class StagedCommits:
         await self.close()
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect, with a last word to the audit."""
+        if self._reporter is not None:
+            await self._reporter.close(CLOSE_S_MAX)
+        await self._tasks.stop()
         await self._metadata.close()
         await self._pool.close()
 
@@ -266,7 +284,8 @@ class StagedCommits:
                 raise NotFoundError(
                     f"topic '{name}' with id {topic_id[:8]} was deleted while records were staged for it"
                 )
-            done = 0
+            tally, done = self._tally(topic, manifest, partition, pieces), 0
+            tally.send(self._runtime.clock.wall_ms())
             while done < len(pieces):
                 ask = PublishStaged(
                     topic=name,
@@ -283,6 +302,20 @@ class StagedCommits:
                     pieces=[_wire(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
                 )
                 done = max(done + 1, (await self._owners.ask(topic, partition, ask)).published)
+                tally.ack(done, self._runtime.clock.wall_ms())
+
+    def _tally(
+        self, topic: Topic, manifest: Manifest, partition: int, pieces: Sequence[tuple[StagedObject, StagedPiece]]
+    ) -> StagedTally:
+        """Return what notes the pieces of one partition.
+
+        Of a batch as old as the dedup window nothing is said: retention may have taken it from the queue long ago, and
+        who hears that it is acked would look for it there in vain.
+        """
+        part, age_ms = None, self._runtime.clock.wall_ms() - manifest.created_ms
+        if self._reporter is not None and age_ms < topic.settings.dedup_window_ms:
+            part = self._reporter.part(topic, partition)
+        return StagedTally(part, pieces)
 
 
 def _wire(staged: StagedObject, piece: StagedPiece) -> WirePiece:

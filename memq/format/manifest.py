@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
 from memq.format.block import Buffer
-from memq.format.pointer import Number, Text, TopicId
+from memq.format.pointer import Hex, Number, Text, Time, TopicId
 from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS, MANIFEST_BYTES_MAX
 
 Partition = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -20,7 +20,11 @@ Place = tuple[str, str, int]  # topic, topic id, write partition
 
 
 class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """The blocks of one partition in a staged object: a batch at `offset`, in bytes, with what pointers say of it."""
+    """The blocks of one partition in a staged object: a batch at `offset`, in bytes, with what pointers say of it.
+
+    `times` are pairs for the audit: the least timestamp (ms) of a run of blocks that have theirs in one minute, and
+    the sequence behind the run; the first begins at 0. Writers of before left them out.
+    """
 
     topic: Text
     topic_id: TopicId
@@ -29,15 +33,17 @@ class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
     length: Number
     records: Number
     raw_bytes: Number
+    times: tuple[tuple[Time, Number], ...] = ()
 
 
 class StagedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object that a task staged, `bytes` long, its index at `index_offset`."""
+    """One object that a task staged, `bytes` long, its index at `index_offset`, and the producer id of its blocks."""
 
     key: Text
     bytes: Number
     index_offset: Number
     pieces: tuple[StagedPiece, ...]
+    producer: Hex = "0" * 16  # none: writers of before did not say
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

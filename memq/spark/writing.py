@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from memq.client.direct_writer import DirectWriter
 from memq.client.io_thread import io_thread
+from memq.client.report_carrier import ReportCarrier
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.format.manifest import StagedObject
 from memq.network import Runtime
@@ -59,7 +60,7 @@ class StagedTask:
     @classmethod
     async def opened(cls, options: WriteOptions, writer: str) -> StagedTask:
         """Ask the cluster what it is. Raises: UnreachableError, DeniedError."""
-        commits = StagedCommits(options.brokers, writer)
+        commits = StagedCommits(options.brokers, writer, carrier=ReportCarrier)
         try:
             await commits.connect()
             return cls(commits, open_stores(options, {commits.store.name: commits.store.url}), options, writer)
