@@ -13,14 +13,12 @@ from typing import Any, TypeVar
 
 import click
 
-from memq.audit.checked import Checked
-from memq.audit.checker import check_one
 from memq.audit.live.database import Database
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.rows import QUEUE
 from memq.audit.live.store import AuditStore
+from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary
-from memq.cli.audit import opened_topic
 from memq.cli.dashboard import Beside, dashboard_beside
 from memq.cli.live_audit import SQLITE, live_audit, open_database
 from memq.cli.log_lines import log_to_stderr
@@ -28,7 +26,7 @@ from memq.cli.options import json_option, setting_options, settings_of
 from memq.cli.output import print_json, print_table, talk, time_text
 from memq.cli.ready import say_ready
 from memq.cli.run import FAILED, OK
-from memq.errors import InvalidSettingError, MemqError, NotFoundError
+from memq.errors import InvalidSettingError, MemqError
 from memq.logs import EventLog
 from memq.network import Runtime, parse_address
 from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, rules_of
@@ -141,20 +139,17 @@ def metrics(serve: str, config: str | None, profile: str | None, **flags: Value 
 @setting_options("brokers", *rules_of(AuditorSettings))
 @click.argument("finding")
 def verify(finding: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Fetch the object of FINDING again, check its batch, and say what each block holds; exits with 1 for damage."""
+    """Fetch the object of FINDING again, check its batch, and say what it holds; exits with 1 for damage or nothing."""
     settings = settings_of(config, profile, **flags)
     found = _asked(settings, lambda view, _: view.finding(finding))
-    checked = asyncio.run(_checked(settings.client().brokers, found))
-    if checked.check is None:
-        click.echo(f"{found.topic}: pointer {found.offset} is not there, or names no batch: {checked.error or 'ok'}")
-        return FAILED
-    for block in checked.check.blocks:
-        records = f"producer {block.producer:016x} sequences {block.first} to {block.next - 1}"
+    told = asyncio.run(verify_finding(settings.client().brokers, found))
+    for block in told.blocks:
+        records = f"producer {block.producer} sequences {block.first} to {block.next - 1}"
         click.echo(f"block {block.number}: {records}: {block.cause or 'sound'}")
-    for fault in checked.check.faults:
+    for fault in told.faults:
         click.echo(fault)
-    click.echo(f"object {checked.check.key}: {checked.check.damaged} of {len(checked.check.blocks)} blocks are damaged")
-    return FAILED if checked.check.damaged else OK
+    click.echo(f"{told.topic}: pointer {told.offset}: {told.says} (read through {told.through})")
+    return OK if told.sound else FAILED
 
 
 def state_beside(settings: AuditorSettings, data: Path) -> Callable[[], Database]:
@@ -222,14 +217,6 @@ async def _until(signal: asyncio.Event, work: Coroutine[Any, Any, None]) -> None
     await asyncio.wait(tasks)
     if not tasks[1].cancelled():
         tasks[1].result()
-
-
-async def _checked(brokers: str, finding: LiveFinding) -> Checked:
-    """Return what the batch of a finding holds now. Raises: NotFoundError when the finding knows no pointer."""
-    if finding.offset < 0:
-        raise NotFoundError(f"finding {finding.id} names no object: what it is about is in no pointer")
-    async with opened_topic(brokers, finding.topic) as opened:
-        return await check_one(opened.topic, opened.queue, opened.read, finding.partition, finding.offset)
 
 
 def _asked(settings: Settings, ask: Callable[[AuditView, AuditStore], Coroutine[Any, Any, Answer]]) -> Answer:

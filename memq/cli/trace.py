@@ -9,8 +9,8 @@ from dataclasses import replace
 import click
 
 from memq.audit.checker import Checker
+from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import Sighting, Wanted, sightings
-from memq.cli.audit import OpenedTopic, opened_topic
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import print_json, talk, time_text
 from memq.errors import InvalidRequestError, MemqError, NotFoundError

@@ -13,10 +13,11 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.audit.collector import audit
+from memq.audit.opened_topic import THROUGH_BROKER
 from memq.audit.verdict import THROUGH_STORE, Kind, Outcome, Verdict
 from memq.audit.whole_object import ReadObject
 from memq.broker.broker import Broker
-from memq.cli.audit import THROUGH_BROKER, audit_by_brokers, print_verdict
+from memq.cli.audit import audit_by_brokers, print_verdict
 from memq.client.link import Link, connect_link
 from memq.errors import MemqError, StoreError
 from memq.format.block import Buffer, scope_of

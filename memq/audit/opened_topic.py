@@ -1,0 +1,86 @@
+"""Opens a topic of a cluster for audits: pointers by a broker, objects from their store where that opens here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from memq.audit.verdict import THROUGH_STORE
+from memq.audit.whole_object import ReadObject, read_by_ranges
+from memq.client.any_broker import AnyBroker
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
+from memq.client.stores import OpenStores
+from memq.errors import MemqError
+from memq.format.block import Buffer
+from memq.format.key import shared_prefix, topic_prefix
+from memq.format.pointer import Location
+from memq.network import Runtime
+from memq.notification.remote import RemoteQueue
+from memq.storage_handlers import StorageHandler
+from memq.topic import Topic
+
+METADATA_S_MAX = 10.0
+THROUGH_BROKER = "a broker, whose memory answers for the store"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTopic:
+    """A topic with what reads its pointers and objects; `through` says how objects are read."""
+
+    topic: Topic
+    queue: RemoteQueue
+    read: ReadObject
+    through: str
+
+
+@asynccontextmanager
+async def opened_topic(brokers: str, name: str, runtime: Runtime | None = None) -> AsyncIterator[OpenedTopic]:
+    """Open a topic of the cluster at `brokers`. Raises: UnreachableError, NotFoundError."""
+    runtime = runtime or Runtime()
+    pool = LinkPool(runtime, bootstrap_addresses(brokers))
+    metadata = ClusterMetadata(runtime, pool)
+    stores = OpenStores(metadata, runtime)
+    try:
+        topic = (await metadata.topic(name, timeout_s=METADATA_S_MAX)).topic
+        any_broker = AnyBroker(pool)
+        source, through = await _source(metadata, stores, topic, any_broker)
+        yield OpenedTopic(topic, RemoteQueue(any_broker), source, through)
+    finally:
+        await metadata.close()
+        await stores.close()
+        await pool.close()
+
+
+async def _source(
+    metadata: ClusterMetadata, stores: OpenStores, topic: Topic, any_broker: AnyBroker
+) -> tuple[ReadObject, str]:
+    """Return how to read objects: straight from stores that open here and hold the topic, else through a broker.
+
+    A folder of the same name on another machine opens too, and holds nothing: then each object would seem missing.
+    """
+    direct: dict[str, StorageHandler] = {}
+    for store in metadata.stores:
+        opened = stores(store.name)
+        if opened is not None and await _holds(opened, metadata.cluster, topic):
+            direct[store.name] = opened
+
+    async def read(location: Location, *, whole: bool) -> Buffer:
+        store = direct.get(location.store)
+        if not whole:
+            place = (location.key, location.offset, location.length)
+            return await (store.get_range(*place) if store else any_broker.read(location.store, *place))
+        return await (store.get(location.key, checked=False) if store else read_by_ranges(any_broker.read, location))
+
+    return read, THROUGH_STORE if len(direct) == len(metadata.stores) else THROUGH_BROKER
+
+
+async def _holds(store: StorageHandler, cluster: str, topic: Topic) -> bool:
+    try:
+        for prefix in (topic_prefix(cluster, topic.name, topic.id), shared_prefix(cluster)):
+            async for _ in store.list(prefix):
+                return True
+    except MemqError:  # no way to it from here, or no right to list: the broker reads
+        return False
+    return False
