@@ -17,7 +17,8 @@ import msgspec
 
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.dashboard.sources import AuditNews, MinuteRow, TopicVerdict
-from memq.audit.dashboard.view import FindingRow
+from memq.audit.dashboard.view import ClientRow, FindingRow
+from memq.audit.live.finding import LiveFinding
 from memq.errors import NotFoundError
 from memq.settings import DashboardSettings
 
@@ -31,6 +32,8 @@ class WrittenAudit:
     verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
     found: dict[str, FindingRow] = field(default_factory=dict)
     rows: dict[str, list[MinuteRow]] = field(default_factory=dict)
+    named: dict[str, LiveFinding] = field(default_factory=dict)
+    heard: list[ClientRow] = field(default_factory=list)
     version: int = 1
 
     async def news(self, since: int) -> AuditNews:
@@ -40,6 +43,14 @@ class WrittenAudit:
 
     async def minutes(self, topic: str, first: int, end: int) -> list[MinuteRow]:
         return [row for row in self.rows.get(topic, []) if first <= row.minute < end]
+
+    async def finding(self, id_: str) -> LiveFinding:
+        if id_ not in self.named:
+            raise NotFoundError(f"there is no finding '{id_}'")
+        return self.named[id_]
+
+    async def clients(self) -> list[ClientRow]:
+        return self.heard
 
     async def acknowledge(self, finding: str, who: str) -> None:
         if finding not in self.found:

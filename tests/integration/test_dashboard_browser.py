@@ -1,79 +1,40 @@
-"""The dashboard in a real browser: Debian's chromium, against a running `memq dev`, and against 1,000 topics.
+"""The dashboard in a real browser: against a running `memq dev`, a `memq auditor` beside a broker, and 1,000 topics.
 
-Screenshots of every page are kept in `tests/screenshots`, which git ignores. Waits are for what is to be seen, with
-generous bounds; the console must stay empty, which also shows that the security policy holds.
+Pictures of every page are kept (tests/browsers.py). Waits are for what is to be seen, with generous bounds; the console
+must stay empty, which also shows that the security policy holds.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 import memq
 from memq.audit.dashboard.sources import MinuteRow, TopicVerdict
 from memq.audit.dashboard.view import FindingRow, TopicRow
 from memq.testing import Cluster
+from tests.browsers import Tab, chromium, need_chromium
 from tests.dashboards import WrittenAudit, served
 from tests.servers import DevServer
 
-WAIT_MS = 90_000
-SCREENSHOTS = Path(__file__).resolve().parents[1] / "screenshots"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 MINUTE_MS = 60_000
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]  # as root, and in small containers
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-if CHROMIUM is None and not os.environ.get("MEMQ_REQUIRE_SERVERS"):
-    pytest.skip("there is no chromium on the path", allow_module_level=True)
-
-
-class Tab:
-    """A page of the browser with the dashboard in it, and what its console said."""
-
-    def __init__(self, browser: Browser, url: str, scheme: Literal["light", "dark"] = "light") -> None:
-        self.context = browser.new_context(viewport={"width": 1360, "height": 850}, color_scheme=scheme)
-        self.context.set_default_timeout(WAIT_MS)
-        self.page = self.context.new_page()
-        self.said: list[str] = []
-        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
-        self.asked: list[str] = []
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.url = url
-
-    def open(self, path: str = "") -> None:
-        self.page.goto(f"{self.url}{path}")
-
-    def see(self, text: str | re.Pattern[str]) -> None:
-        self.page.get_by_text(text).first.wait_for()
-
-    def keep(self, name: str) -> None:
-        SCREENSHOTS.mkdir(exist_ok=True)
-        (SCREENSHOTS / f"{name}.png").write_bytes(self.page.screenshot(full_page=True))
-
-    def close(self) -> None:
-        """Close it; nothing may have gone wrong, and nobody else have been asked."""
-        self.context.close()
-        assert self.said == []
-        assert [url for url in self.asked if not url.startswith(self.url)] == []
+need_chromium()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    assert CHROMIUM is not None, "there is no chromium on the path: apt-get install chromium"
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +56,7 @@ def test_search_tail_keyboard_and_dark_on_memq_dev(browser: Browser, tmp_path: P
             producer.send("clicks", "<img src=x onerror=alert(1)>", key="ada", tag="web")
             producer.send("clicks", "second", key="bob", headers=[("trace", "7")])
             producer.flush(60)
-            tab = Tab(browser, url_of(server))
+            tab = Tab(browser, url_of(server.process, server.log))
             tab.open()
             tab.page.get_by_role("link", name="clicks").wait_for()
             tab.keep("overview")
@@ -139,15 +100,15 @@ def test_search_tail_keyboard_and_dark_on_memq_dev(browser: Browser, tmp_path: P
         server.close()
 
 
-def url_of(server: DevServer) -> str:
-    """Return where the log says that the dashboard is."""
-    with server.log.open() as log:
+def url_of(process: subprocess.Popen[str], log: Path) -> str:
+    """Return where the log of a process says that the dashboard is."""
+    with log.open() as lines:
         while True:
-            line = log.readline()
+            line = lines.readline()
             found = re.search(r"dashboard\.ready: (\S+)\n", line)
             if found is not None:
                 return found[1]
-            assert line or server.process.poll() is None, f"ended:\n{server.log.read_text()}"
+            assert line or process.poll() is None, f"ended:\n{log.read_text()}"
 
 
 def test_a_loss_a_doubling_and_damage_on_memq_dev_are_seen(
@@ -165,7 +126,7 @@ def test_a_loss_a_doubling_and_damage_on_memq_dev_are_seen(
                 for _ in range(6):
                     producer.send_many("flights", [b"flight"] * 100, keys=[f"{key}" for key in range(100)])
                     producer.flush(60)
-            tab = Tab(browser, url_of(server))
+            tab = Tab(browser, url_of(server.process, server.log))
             tab.open("#/topic/flights")
             tab.page.locator(".funnel b", has_text="600").nth(2).wait_for()  # sent, acked, committed
             topic = admin.topic("flights").topic
@@ -186,9 +147,51 @@ def test_a_loss_a_doubling_and_damage_on_memq_dev_are_seen(
         tab.page.get_by_role("link", name=damaged.object).click()
         tab.page.get_by_text("1 damaged").wait_for()
         tab.keep("damaged-object")
+        tab.page.go_back()
+        tab.page.get_by_role("button", name="Verify").click()
+        tab.see(re.compile("1 of 1 blocks are damaged; sound blocks hold 0 of the"))
+        tab.keep("verified")
         tab.close()
     finally:
         server.close()
+
+
+def test_an_auditor_beside_a_broker_shows_what_it_finds(browser: Browser, tmp_path: Path) -> None:
+    log = tmp_path / "auditor.log"
+    command = [sys.executable, "-m", "memq.cli", "auditor", "--audit-state", f"sqlite:{tmp_path / 'audit.sqlite'}"]
+    with Cluster(audit=True, audit_interval_ms=100) as cluster:
+        with memq.Producer(cluster.address) as producer:
+            producer.send_many("clicks", ["value"] * 50)
+            producer.flush(60)
+        with log.open("w") as errors:
+            auditor = subprocess.Popen(
+                [*command, "-b", cluster.address, "--dashboard-port", "0", "--dashboard-acknowledge"],
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                text=True,
+            )
+        try:
+            tab = Tab(browser, url_of(auditor, log))
+            tab.open()
+            tab.page.get_by_role("row", name=re.compile("^clicks ok")).wait_for()
+            cluster.damage(cluster.records("clicks")[0].position, "clicks")
+            with memq.Consumer(cluster.address, ["clicks"], group="g", end="end", on_damaged="skip") as consumer:
+                assert not sum(len(batch.values()) for batch in consumer)
+                consumer.commit()
+                tab.page.get_by_role("row", name=re.compile("^clicks corrupt")).wait_for()
+                tab.page.keyboard.press("3")
+                tab.page.get_by_role("region", name="Clients").get_by_text("consumer").first.wait_for()
+                tab.keep("auditor-cluster")
+            tab.page.keyboard.press("2")
+            tab.page.get_by_role("row", name=re.compile("^corrupt open")).click()
+            tab.page.get_by_role("button", name="Verify").click()
+            tab.see(re.compile("1 of 1 blocks are damaged"))
+            tab.page.get_by_role("button", name="Acknowledge").click()
+            tab.see(re.compile("by somebody"))
+            tab.close()
+        finally:
+            auditor.kill()
+            auditor.wait()
 
 
 def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluster: Cluster) -> None:
@@ -226,7 +229,7 @@ def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluste
         tab.keep("finding")
         tab.page.get_by_role("button", name="Acknowledge").click()
         tab.see(re.compile("by somebody"))
-        tab.page.get_by_role("link", name="Fetch and check the object").click()
+        tab.page.get_by_role("link", name="Look into the object").click()
         tab.page.get_by_text("sound").first.wait_for()
         tab.see(re.compile("value 0"))
         tab.keep("object")
@@ -264,10 +267,10 @@ def test_a_thousand_topics_are_shown_sorted_filtered_and_updated(browser: Browse
         tab.see("1,000 of 1,000")
         lines = tab.page.locator("tbody tr.open")
         assert lines.count() < 100  # only those in view exist
-        tab.page.get_by_role("button", name="Lag").click()
+        tab.page.get_by_role("button", name="Lag", exact=True).click()
         tab.page.locator("tbody tr.open", has_text="topic-0999").first.wait_for()
         assert "topic-0999" in lines.first.inner_text()
-        tab.page.get_by_role("button", name="Lost").click()
+        tab.page.get_by_role("button", name="Lost", exact=True).click()
         assert "topic-0990" in lines.first.inner_text()
         tab.keep("thousand-topics")
         tab.page.get_by_label("Filter topics by name").fill("0042")

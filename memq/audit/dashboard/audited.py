@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from memq.audit.dashboard.sources import AuditNews, MinuteRow, TopicVerdict
-from memq.audit.dashboard.view import FindingRow
+from memq.audit.dashboard.view import ClientRow, FindingRow
 from memq.audit.live.database import Database
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.rows import OK, QUEUE, Row, quantile_ms
 from memq.audit.live.store import AuditStore
-from memq.audit.live.view import AuditView
+from memq.audit.live.view import AuditView, Heard
 from memq.audit.minutes import MINUTE_MS, WORDS
 from memq.audit.verdict import Kind
 from memq.clock import Clock
 
 VERDICT_MINUTES = 60  # that a topic's word is about; findings count as long as they hold
-TOPICS_MAX = 50  # whose minutes are read for one answer; the others come with the next ones
+TOPICS_MAX = 100  # whose minutes are read for one answer; the others come with the next ones
 RANGES_MAX = 100
+_Held = tuple[str, int]  # kind and records of a finding that holds and is grave
 _GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}
 _COUNTED = (Kind.LOST.title, Kind.CORRUPT.title, Kind.DOUBLED.title)
 
@@ -28,7 +29,7 @@ class LiveSource:
         self._store = AuditStore(database)
         self._clock = clock
         self._stale: dict[str, None] = {}  # topics whose verdict is to be made anew, the longest waiting first
-        self._holding: dict[str, dict[str, LiveFinding]] = {}  # topic: id: finding that holds and is grave
+        self._holding: dict[str, dict[str, _Held]] = {}  # by topic and id, as many as the state keeps
 
     async def news(self, since: int) -> AuditNews:
         """See `AuditSource.news`."""
@@ -51,6 +52,14 @@ class LiveSource:
             for name, side in minute.row.sides.items()
         ]
 
+    async def finding(self, id_: str) -> LiveFinding:
+        """See `AuditSource.finding`."""
+        return await self._view.finding(id_)
+
+    async def clients(self) -> list[ClientRow]:
+        """See `AuditSource.clients`."""
+        return [_client_of(heard) for heard in await self._view.clients()]
+
     async def acknowledge(self, finding: str, who: str) -> None:
         """See `AuditSource.acknowledge`."""
         await self._store.acknowledge(finding, who, self._clock.wall_ms())
@@ -59,17 +68,20 @@ class LiveSource:
         holding = self._holding.setdefault(finding.topic, {})
         holding.pop(finding.id, None)
         if finding.grave and not finding.resolved_ms:
-            holding[finding.id] = finding
+            holding[finding.id] = (finding.kind, finding.records)
+        if not holding:
+            del self._holding[finding.topic]
 
     async def _verdict(self, topic: str) -> TopicVerdict:
         now = self._clock.wall_ms() // MINUTE_MS
-        total = Row()
+        total, committed = Row(), dict[int, int]()
         for minute in await self._view.minutes(topic, now - VERDICT_MINUTES, now + 1):
             total.add(minute.row)
+            committed[minute.minute] = committed.get(minute.minute, 0) + minute.row.side(QUEUE)["committed"]
         holding = list(self._holding.get(topic, {}).values())
         words = [total.word(name) for name in (QUEUE, *total.sides)]
-        words += [finding.kind for finding in holding if finding.kind in _COUNTED]
-        counts = (sum(each.records for each in holding if each.kind == kind) for kind in _COUNTED)
+        words += [kind for kind, _ in holding if kind in _COUNTED]
+        counts = (sum(records for kind, records in holding if kind == counted) for counted in _COUNTED)
         lost, corrupt, doubled = counts
         acked = total.side(QUEUE).latency.get("acked", {})
         return TopicVerdict(
@@ -78,7 +90,22 @@ class LiveSource:
             doubled=doubled,
             corrupt=corrupt,
             p99_ms=round(quantile_ms(acked, 0.99), 1) if acked else None,
+            committed=committed,
         )
+
+
+def _client_of(heard: Heard) -> ClientRow:
+    client = heard.client
+    return ClientRow(
+        client=f"{heard.number:016x}",
+        kind=client.kind,
+        name=client.name,
+        host=client.host,
+        heard_ms=client.heard_ms,
+        skew_ms=client.skew_ms,
+        silent=client.silent,
+        partitions=len(client.keys),
+    )
 
 
 def _row_of(finding: LiveFinding) -> FindingRow:

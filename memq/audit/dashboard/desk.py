@@ -15,8 +15,10 @@ from memq.audit.dashboard.rates import Rates
 from memq.audit.dashboard.sources import AuditSource, TopicVerdict
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import (
+    SPARK_MINUTES,
     About,
     BrokerRow,
+    Clients,
     GroupRow,
     PartitionRow,
     Plan,
@@ -24,6 +26,7 @@ from memq.audit.dashboard.view import (
     TopicPage,
     TopicRow,
 )
+from memq.audit.live.finding import LiveFinding
 from memq.audit.minutes import MINUTE_MS
 from memq.client.aio_admin import AsyncAdmin
 from memq.errors import DeniedError, MemqError, NotFoundError
@@ -36,6 +39,8 @@ from memq.topic import Topic
 TOPICS_S = 2.0  # between rounds
 CLUSTER_S = 2.0
 AUDIT_S = 0.5
+CLIENTS_S = 5.0
+CLIENTS_SHOWN_MAX = 200
 LOOKED_AT_MAX = 100  # partitions whose totals are asked for in one round: the next round goes on from there
 FINDINGS_MAX = 5_000  # on the board: those that hold, and the last ones that are over
 
@@ -64,7 +69,8 @@ class Desk:
         self._tasks = TaskOwner(lambda error: self._events.error("dashboard.died", repr(error), error), self._events)
         self._known = _Known()
         self._rates = Rates()
-        self._lags = Lags()
+        self._lags = Lags()  # in records
+        self._delays = Lags()  # in ms
         self._next_topic = ""
         self._audit_version = 0
         self._findings: dict[str, None] = {}
@@ -80,7 +86,7 @@ class Desk:
             ("cluster", CLUSTER_S, self._look_at_cluster),
         ]
         if self._audit is not None:
-            rounds.append(("audit", AUDIT_S, self._look_at_audit))
+            rounds += [("audit", AUDIT_S, self._look_at_audit), ("clients", CLIENTS_S, self._look_at_clients)]
         for name, pause_s, look in rounds:
             self._tasks.start(self._rounds(name, pause_s, look), f"dashboard-{name}")
 
@@ -127,15 +133,25 @@ class Desk:
             ),
             groups=groups,
             group=group,
-            history=msgspec.structs.replace(history, lag=self._lags.columns(name, group, first, span, SPANS[span])),
+            history=msgspec.structs.replace(
+                history,
+                lag=self._lags.columns(name, group, first, span, SPANS[span]),
+                lag_ms=self._delays.columns(name, group, first, span, SPANS[span]),
+            ),
         )
+
+    async def finding(self, id_: str) -> LiveFinding:
+        """Return a finding. Raises: NotFoundError."""
+        if self._audit is None:
+            raise _nobody_audits(id_)
+        return await self._audit.finding(id_)
 
     async def acknowledge(self, finding: str, who: str) -> None:
         """Note that somebody has looked at a finding. Raises: DeniedError, NotFoundError."""
         if not self._about.acknowledge:
             raise DeniedError("findings can't be acknowledged here", hint="set dashboard_acknowledge")
         if self._audit is None:
-            raise NotFoundError(f"there is no finding '{finding[:60]}': nobody audits here")
+            raise _nobody_audits(finding)
         await self._audit.acknowledge(finding, who)
         await self._look_at_audit()
         self._feed.announce()
@@ -170,9 +186,11 @@ class Desk:
         self._known.groups = found = await self._groups()
         minute = self._clock.wall_ms() // MINUTE_MS
         rows = [row for each in found.values() for row in each]
-        self._lags.keep({(row.topic, row.group): None for row in rows})
+        for lags in (self._lags, self._delays):
+            lags.keep({(row.topic, row.group): None for row in rows})
         for row in rows:
             self._lags.take(row.topic, row.group, minute, row.lag_records)
+            self._delays.take(row.topic, row.group, minute, round(row.lag_seconds * 1000))
         self._feed.board.put_all("group", {f"{row.topic}\n{row.group}": row for row in rows})
 
     async def _look_at_totals(self) -> None:
@@ -241,8 +259,19 @@ class Desk:
             corrupt=verdict.corrupt if verdict else None,
             word=verdict.word if verdict else None,
             p99_ms=verdict.p99_ms if verdict else None,
-            spark=self._rates.spark(name, minute),
+            spark=self._spark(name, minute),
         )
+
+    def _spark(self, name: str, minute: int) -> tuple[int | None, ...]:
+        """Return a topic's last hour: as it was looked at, and before that as the audit has it."""
+        seen = self._rates.spark(name, minute)
+        verdict = self._known.verdicts.get(name)
+        if verdict is None or not verdict.committed or (seen and None not in seen):
+            return seen
+        first, begun = minute - SPARK_MINUTES + 1, min(verdict.committed)
+        audited = [verdict.committed.get(each, 0) if each >= begun else None for each in range(first, minute + 1)]
+        pairs = zip(seen or [None] * SPARK_MINUTES, audited, strict=True)
+        return tuple(looked if looked is not None else said for looked, said in pairs)
 
     async def _look_at_cluster(self) -> None:
         brokers = {each.broker: each for each in await self._admin.brokers()}
@@ -299,9 +328,22 @@ class Desk:
             del self._findings[gone]
             self._feed.board.put("finding", gone, None)
         minute = self._clock.wall_ms() // MINUTE_MS
+        for gone in [name for name in self._known.verdicts if self._known.topics and name not in self._known.topics]:
+            del self._known.verdicts[gone]
         for name in news.topics:
             if name in self._known.topics:
                 self._feed.board.put("topic", name, self._topic_row(self._known.topics[name], minute))
 
+    async def _look_at_clients(self) -> None:
+        assert self._audit is not None, "rounds of the audit are started only where there is one"
+        found = sorted(await self._audit.clients(), key=lambda row: (not row.silent, row.kind, row.name, row.client))
+        silent = sum(row.silent for row in found)
+        shown = tuple(found[:CLIENTS_SHOWN_MAX])
+        self._feed.board.put("clients", "", Clients(total=len(found), silent=silent, shown=shown))
+
     def _records_of(self, topic: str, read_partition: int) -> int | None:
         return self._rates.total(topic, read_partition)
+
+
+def _nobody_audits(finding: str) -> NotFoundError:
+    return NotFoundError(f"there is no finding '{finding[:60]}': nobody audits here")

@@ -14,6 +14,7 @@ SPANS = {60: 1, 360: 5, 1440: 15}  # minutes shown: minutes in one column
 QUEUE_COUNTS = ("sent", "acked", "committed", "lost", "doubled", "corrupt", "unknown")
 GROUP_COUNTS = ("fetched", "processed")
 GROUP_VERDICTS = ("lost", "doubled", "unknown")
+GRAVE = ("lost", "corrupt", "doubled")  # in the order of their gravity
 _GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}
 
 
@@ -24,6 +25,7 @@ class _Column:
     counts: dict[str, int] = field(default_factory=dict)
     latency: dict[str, dict[int, int]] = field(default_factory=dict)
     heat: dict[int, int] = field(default_factory=dict)
+    marks: dict[int, str] = field(default_factory=dict)
     word: str | None = None
 
     def take(self, row: MinuteRow) -> None:
@@ -36,6 +38,9 @@ class _Column:
                 mine[bucket] = mine.get(bucket, 0) + records
         if row.side == QUEUE:
             self.heat[row.partition] = self.heat.get(row.partition, 0) + row.counts.get("committed", 0)
+        for grave in GRAVE:
+            if row.counts.get(grave, 0) > 0:
+                self.marks[row.partition] = min(grave, self.marks.get(row.partition, grave), key=GRAVE.index)
         if self.word is None or _GRAVITY.get(row.word, 0) < _GRAVITY.get(self.word, 0):
             self.word = row.word
 
@@ -61,6 +66,7 @@ def fold(rows: Iterable[MinuteRow], first: int, span: int, group: str, partition
         latency_ms={stage: tuple(_quantiles(each.latency.get(stage)) for each in columns) for stage in stages},
         heat={number: tuple(each.heat.get(number) for each in columns) for number in partitions},
         words=tuple(each.word for each in columns),
+        marks=_marks(columns),
     )
 
 
@@ -77,6 +83,15 @@ def sampled(minutes: Mapping[int, Sequence[int | None]], first: int, span: int) 
         heat=heat,
         words=(None,) * (span // width),
     )
+
+
+def _marks(columns: Sequence[_Column]) -> dict[int, dict[int, str]]:
+    """Return what is wrong by partition and number of the column."""
+    found: dict[int, dict[int, str]] = {}
+    for at, column in enumerate(columns):
+        for partition, grave in column.marks.items():
+            found.setdefault(partition, {})[at] = grave
+    return found
 
 
 def _sums(counts: Sequence[int | None], width: int, columns: int) -> Iterable[int | None]:

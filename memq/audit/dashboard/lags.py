@@ -10,13 +10,13 @@ _NOT_KNOWN = -1
 
 
 class Lags:
-    """Takes lags in records, and returns the greatest of each column of minutes."""
+    """Takes lags, in records or in ms, and returns the greatest of each column of minutes."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str], array[int]] = {}
         self._last: dict[tuple[str, str], int] = {}
 
-    def take(self, topic: str, group: str, minute: int, records: int) -> None:
+    def take(self, topic: str, group: str, minute: int, lag: int) -> None:
         """Take a lag that was looked at in a Unix minute; minutes never go back."""
         key = (topic, group)
         series = self._series.get(key)
@@ -28,7 +28,7 @@ class Lags:
         for skipped in range(max(self._last[key] + 1, minute - MINUTES + 1), minute + 1):
             series[skipped % MINUTES] = _NOT_KNOWN
         self._last[key] = max(minute, self._last[key])
-        series[minute % MINUTES] = max(series[minute % MINUTES], records)
+        series[minute % MINUTES] = max(series[minute % MINUTES], lag)
 
     def keep(self, keys: dict[tuple[str, str], None]) -> None:
         """Forget all other pairs of topic and group."""

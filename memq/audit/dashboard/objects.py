@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from memq.audit.dashboard.records import RecordReader
 from memq.audit.dashboard.view import BlockPage, BlockRow, ObjectPage
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.verification import Verification, verify_finding
 from memq.audit.object_check import Verdict, check_object
 from memq.audit.whole_object import read_by_ranges
 from memq.client.any_broker import AnyBroker
@@ -27,6 +29,8 @@ class ObjectReader:
     """Reads objects through any broker; `records` shows what is in blocks."""
 
     def __init__(self, brokers: str, runtime: Runtime, records: RecordReader) -> None:
+        self._brokers = brokers
+        self._runtime = runtime
         self._pool = LinkPool(runtime, bootstrap_addresses(brokers))
         self._metadata = ClusterMetadata(runtime, self._pool)
         self._any_broker = AnyBroker(self._pool)
@@ -72,6 +76,10 @@ class ObjectReader:
         except MemqError as error:
             return BlockPage(first=first, total=0, records=(), error=str(error))
         return BlockPage(first=low, total=entry.count, records=self._records.rows(topic, found))
+
+    async def verify(self, finding: LiveFinding) -> Verification:
+        """Fetch a finding's batch again and say what it holds now. Raises: as `verify_finding`."""
+        return await verify_finding(self._brokers, finding, self._runtime)
 
     async def _fetch(self, key: str) -> tuple[str, bytes]:
         """Return the store that holds the object, and the object."""

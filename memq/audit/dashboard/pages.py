@@ -27,11 +27,11 @@ from memq.errors import (
     MemqError,
     NotFoundError,
     RetryableError,
-    ThrottledError,
 )
 from memq.topic import check_name
 
 SEARCHES_MAX = 2  # at once: each reads megabytes
+CHECKS_MAX = 4  # objects that are fetched and checked at once, each up to OBJECT_BYTES_MAX
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _STATUS: tuple[tuple[type[MemqError], int], ...] = (
     (NotFoundError, 404),
@@ -51,7 +51,8 @@ class Pages:
         self._feed = feed
         self._records = records
         self._objects = objects
-        self._searches = 0
+        self._searches = Seats(SEARCHES_MAX, "searches")
+        self._checks = Seats(CHECKS_MAX, "checks of objects")
         self._static = load_static()
 
     def application(self) -> Starlette:
@@ -68,6 +69,7 @@ class Pages:
                     ("/api/tail", self._tail, "GET"),
                     ("/api/object", self._object, "GET"),
                     ("/api/block", self._block, "GET"),
+                    ("/api/findings/{finding}/verify", self._verify, "GET"),
                     ("/api/findings/{finding}/acknowledge", self._acknowledge, "POST"),
                 )
             ),
@@ -112,13 +114,8 @@ class Pages:
             end_ms=_number(request, "end_ms", None),
         )
         check_name(query.topic, internal=True)
-        if self._searches >= SEARCHES_MAX:
-            raise ThrottledError(f"{self._searches} searches are under way", hint="wait for their end")
-        self._searches += 1
-        try:
+        with self._searches.one():
             return _json(await self._records.search(query))
-        finally:
-            self._searches -= 1
 
     async def _tail(self, request: Request) -> Response:
         topic = request.query_params.get("topic", "")
@@ -128,11 +125,17 @@ class Pages:
         return _stream(tail_events(self._records.tail(topic, rate), self._feed), self._feed.tails)
 
     async def _object(self, request: Request) -> Response:
-        return _json(await self._objects.page(request.query_params.get("key", "")))
+        with self._checks.one():
+            return _json(await self._objects.page(request.query_params.get("key", "")))
 
     async def _block(self, request: Request) -> Response:
         key = request.query_params.get("key", "")
-        return _json(await self._objects.block(key, _number(request, "block", 0), _number(request, "first", 0)))
+        with self._checks.one():
+            return _json(await self._objects.block(key, _number(request, "block", 0), _number(request, "first", 0)))
+
+    async def _verify(self, request: Request) -> Response:
+        with self._checks.one():
+            return _json(await self._objects.verify(await self._desk.finding(request.path_params["finding"])))
 
     async def _acknowledge(self, request: Request) -> Response:
         await self._desk.acknowledge(request.path_params["finding"], user_of(request.scope))

@@ -22,6 +22,7 @@ class _Sampled:
     begun: int = 0  # the minute of the first look: what came before is not known
     minutes: dict[int, dict[int, int]] = field(default_factory=dict)  # partition: minute: records
     partitions: dict[int, Totals] = field(default_factory=dict)
+    spark: tuple[int, tuple[int | None, ...]] | None = None  # of which minute; None since the last look
 
 
 class Rates:
@@ -55,7 +56,7 @@ class Rates:
                 counted[minute] = counted.get(minute, 0) + totals.records - before.records
             for old in [each for each in counted if each < minute - SPARK_MINUTES]:
                 del counted[old]
-        known.at_ms, known.totals, known.partitions = at_ms, total, dict(partitions)
+        known.at_ms, known.totals, known.partitions, known.spark = at_ms, total, dict(partitions), None
 
     def keep(self, topics: dict[str, None]) -> None:
         """Forget all other topics."""
@@ -93,5 +94,10 @@ class Rates:
 
     def spark(self, topic: str, minute: int) -> tuple[int | None, ...]:
         """Return the records of the SPARK_MINUTES up to a minute and with it, None before the first look."""
-        columns = list(self.minutes(topic, minute - SPARK_MINUTES + 1, SPARK_MINUTES).values())
-        return tuple(None if None in each else sum(each) for each in zip(*columns, strict=True)) if columns else ()
+        known = self._topics.get(topic)
+        if known is None:
+            return ()
+        if known.spark is None or known.spark[0] != minute:
+            columns = self.minutes(topic, minute - SPARK_MINUTES + 1, SPARK_MINUTES).values()
+            known.spark = minute, tuple(None if None in each else sum(each) for each in zip(*columns, strict=True))
+        return known.spark[1]

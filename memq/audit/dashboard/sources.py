@@ -6,18 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from memq.audit.dashboard.view import FindingRow
+from memq.audit.dashboard.view import ClientRow, FindingRow
+from memq.audit.live.finding import LiveFinding
 
 
 @dataclass(frozen=True, slots=True)
 class TopicVerdict:
-    """What the audit says of a topic over all that it remembers. Counts are of records that findings name."""
+    """What the audit says of a topic over its last hour. Counts are of records that findings name which hold.
+
+    `committed` has the records that came into the queue by Unix minute, of the minutes in which there were any.
+    """
 
     word: str
     lost: int
     doubled: int
     corrupt: int
     p99_ms: float | None = None
+    committed: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,14 @@ class AuditSource(Protocol):
 
     async def minutes(self, topic: str, first: int, end: int) -> list[MinuteRow]:
         """Return the rows of a topic from minute `first` up to, not with, `end`."""
+        ...
+
+    async def finding(self, id_: str) -> LiveFinding:
+        """Return a finding with all that is known of it. Raises: NotFoundError."""
+        ...
+
+    async def clients(self) -> list[ClientRow]:
+        """Return the clients whose reports are awaited."""
         ...
 
     async def acknowledge(self, finding: str, who: str) -> None:

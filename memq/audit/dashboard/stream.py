@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 
 import msgspec
 
@@ -14,13 +14,13 @@ from memq.errors import MemqError, ThrottledError
 
 STREAMS_MAX = 32  # of all browsers together; a browser has six connections for one host
 TAILS_MAX = 8
-PAUSE_S = 0.1  # changes of this time go together
+PAUSE_S = 0.04  # changes of this time go together: all in all they are to be seen within 100 ms
 SILENCE_S = 15.0  # then a comment is sent: proxies close what is silent, and who has gone is noticed
 _encode = msgspec.json.encode
 
 
 class Seats:
-    """How many streams of a kind there may be at once."""
+    """How many streams or requests of a kind there may be at once."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most = most
@@ -30,17 +30,26 @@ class Seats:
     def check(self) -> None:
         """Raises: ThrottledError when all seats are taken."""
         if self.held >= self._most:
-            raise ThrottledError(f"{self.held} {self._what} are open, the most there may be", hint="close other pages")
+            raise ThrottledError(
+                f"{self.held} {self._what} are open, the most there may be", hint="close other pages, or wait"
+            )
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Hold a seat. Raises: ThrottledError when all are taken."""
+        self.check()
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
 
     async def taken(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
         """Yield the events, on a seat that is free again after the last one, or when nobody listens any more."""
-        self.held += 1
-        try:
+        with self.one():
             async with aclosing(events):
                 async for each in events:
                     yield each
-        finally:
-            self.held -= 1
 
 
 class Feed:

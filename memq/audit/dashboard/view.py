@@ -86,6 +86,30 @@ class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged_ms: int = 0
 
 
+class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that reports to the audit. `name` is the group of a reader; `skew_ms` by how much its clock is ahead.
+
+    `silent`: its reports are overdue, so what it did since is unknown.
+    """
+
+    client: str
+    kind: str
+    name: str
+    host: str
+    heard_ms: int
+    skew_ms: int
+    silent: bool
+    partitions: int
+
+
+class Clients(msgspec.Struct, frozen=True, kw_only=True):
+    """Who reports: how many, how many of them are silent, and the first ones by name, the silent before the others."""
+
+    total: int
+    silent: int
+    shown: tuple[ClientRow, ...]
+
+
 class BrokerRow(msgspec.Struct, frozen=True, kw_only=True):
     """A live broker. `breakers` are the stores whose circuit breaker is open."""
 
@@ -125,7 +149,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """A topic over time, in columns: entry i of each is of `minutes` minutes from minute `first + i * minutes` on.
 
     `counts` has records by stage or verdict, `latency_ms` the quantiles 0.5, 0.9 and 0.99 by stage, `heat` the records
-    committed by partition, `lag` that of the group, `words` the verdicts.
+    committed by partition, `marks` by partition and column what is wrong there, `lag` and `lag_ms` that of the group,
+    `words` the verdicts.
     """
 
     first: int
@@ -134,7 +159,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: dict[str, tuple[tuple[float, float, float] | None, ...]]
     heat: dict[int, tuple[int | None, ...]]
     words: tuple[str | None, ...]
+    marks: dict[int, dict[int, str]] = {}
     lag: tuple[int | None, ...] = ()
+    lag_ms: tuple[int | None, ...] = ()
 
 
 class TopicPage(msgspec.Struct, frozen=True, kw_only=True):

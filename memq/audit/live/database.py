@@ -28,6 +28,7 @@ CREATE TABLE homes (
 CREATE TABLE audits (
     topic_id TEXT, part {int}, topic TEXT NOT NULL, home {int} NOT NULL, books {bytes} NOT NULL, facts {bytes} NOT NULL,
     version {int} NOT NULL, PRIMARY KEY (topic_id, part));
+CREATE INDEX audits_by_topic ON audits (topic);
 CREATE TABLE minutes (
     topic_id TEXT, part {int}, minute {int}, topic TEXT NOT NULL, counts {bytes} NOT NULL,
     version {int} NOT NULL, PRIMARY KEY (topic_id, part, minute));

@@ -124,8 +124,7 @@ class AuditView:
     async def minutes(self, topic: str, first_minute: int, next_minute: int, *, since: int = -1) -> list[Minute]:
         """Return the minutes of a topic, by minute and partition; with `since` only what changed behind a version."""
         found = await self._ask(
-            "SELECT topic, topic_id, part, minute, counts FROM minutes WHERE topic = ? AND minute >= ? AND minute < ?"
-            " AND version > ? ORDER BY minute, part LIMIT ?",
+            _MINUTES,
             (topic, first_minute, next_minute, since, ROWS_MAX),
         )
         return [
@@ -166,6 +165,12 @@ class AuditView:
 
 
 _HOLDING = "SELECT topic_id, count(*) FROM findings WHERE resolved_ms = 0 AND grave = 1 GROUP BY topic_id"
+# By way of its write partitions, so that each is a range of the primary key: by time it would be rows of all topics.
+_MINUTES = (
+    "SELECT m.topic, m.topic_id, m.part, m.minute, m.counts FROM audits a CROSS JOIN minutes m"
+    " WHERE a.topic = ? AND m.topic_id = a.topic_id AND m.part = a.part AND m.minute >= ? AND m.minute < ?"
+    " AND m.version > ? ORDER BY m.minute, m.part LIMIT ?"
+)
 _FINDINGS = "SELECT body, acknowledged_by, acknowledged_ms FROM findings"
 
 

@@ -29,13 +29,19 @@ function route(event) {
     if (link.dataset.page === tab) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = `${shown.title} · memq`;
-  shown.update?.(new Set(["topic", "group", "finding", "broker", "plan", "about"]));
+  title();
+  shown.update?.(new Set(["topic", "group", "finding", "broker", "plan", "clients", "about"]));
   if (event) {
     scrollTo(0, 0);
-    const title = main.querySelector("h1");
-    if (title) { title.tabIndex = -1; title.focus({ preventScroll: true }); }
+    const heading = main.querySelector("h1");
+    if (heading) { heading.tabIndex = -1; heading.focus({ preventScroll: true }); }
   }
+}
+
+/** Name the page, and what waits for somebody: a tab in the background shows it, too. */
+function title() {
+  const open = openFindings().filter((finding) => finding.grave && !finding.acknowledged_by).length;
+  document.title = `${open ? `(${open}) ` : ""}${shown?.title ?? ""} · memq`;
 }
 
 function theme() {
@@ -43,6 +49,7 @@ function theme() {
   document.documentElement.dataset.theme = chosen === "auto" ? (dark.matches ? "dark" : "light") : chosen;
   $("theme").textContent = { auto: "Auto", light: "Light", dark: "Dark" }[chosen];
   $("theme").setAttribute("aria-label", `Theme: ${chosen}`);
+  dispatchEvent(new Event("themed"));
 }
 
 function nextTheme() {
@@ -87,6 +94,7 @@ function frame(kinds) {
     $("open-findings").textContent = number;
     $("open-findings").hidden = number === 0;
     $("open-findings").setAttribute("aria-label", `${number} open`);
+    title();
   }
   shown?.update?.(kinds);
 }

@@ -2,12 +2,13 @@
 
 import { all, one } from "./board.js";
 import { meter } from "./charts.js";
-import { bytes, count, facts, h, known } from "./dom.js";
+import { ago, bytes, count, duration, facts, h, known } from "./dom.js";
 import { plainTable } from "./table.js";
 
 export function clusterPage() {
   const brokers = h("div", { class: "brokers" });
   const plan = h("section", { class: "card" });
+  const clients = h("section", { class: "card" });
 
   function show() {
     const rows = [...all("broker").values()].sort((a, b) => (a.broker < b.broker ? -1 : 1));
@@ -18,11 +19,29 @@ export function clusterPage() {
       ...(found?.notes ?? []).map((note) => h("p", { class: "note" }, note)));
   }
 
+  function showClients() {
+    const found = one("clients");
+    const silent = found?.silent ? h("span", { class: "badge warn" }, `${count(found.silent)} silent: what they do is unknown`) : null;
+    clients.replaceChildren(...[h("h2", {}, "Clients that report ", found ? h("span", { class: "note" }, `${count(found.total)} `) : null, silent),
+      found ? plainTable("Clients", ["Client", "Kind", "Name", "Host", "#Partitions", "#Clock ahead", "Heard", "State"], found.shown.map((row) => [h("code", {}, row.client), row.kind, row.name, row.host,
+        count(row.partitions), ahead(row.skew_ms), ago(row.heard_ms), h("span", { class: `badge ${row.silent ? "warn" : "ok"}` }, row.silent ? "silent" : "reports")]), "No client reports.")
+        : h("p", { class: "empty" }, one("about")?.audited ? "Not known yet." : "Nobody audits here, so nobody reports."),
+      found && found.total > found.shown.length ? h("p", { class: "note" }, `and ${count(found.total - found.shown.length)} more`) : null].filter(Boolean));
+  }
+
   return {
     title: "Cluster",
-    element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Cluster")), brokers, plan),
-    update: (kinds) => { if (kinds.has("broker") || kinds.has("plan")) show(); },
+    element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Cluster")), brokers, plan, clients),
+    update: (kinds) => {
+      if (kinds.has("broker") || kinds.has("plan")) show();
+      if (kinds.has("clients") || kinds.has("about")) showClients();
+    },
   };
+}
+
+/** By how much a clock is ahead at least: reports take time, so what is behind can't be told from what is slow. */
+function ahead(ms) {
+  return ms > 0 ? duration(ms / 1000) : "–";
 }
 
 function card(row) {
@@ -33,7 +52,7 @@ function card(row) {
       ["Address", h("code", {}, row.address)],
       ["Zone", row.zone],
       ["Partitions", count(row.partitions)],
-      ["Traffic", `${bytes(row.bytes_s)}/s${row.capacity_bytes_s ? ` of ${bytes(row.capacity_bytes_s)}/s` : ""}`],
+      ["Traffic", row.capacity_bytes_s ? [`${bytes(row.bytes_s)}/s of ${bytes(row.capacity_bytes_s)}/s`, meter(row.bytes_s / row.capacity_bytes_s, "traffic of what it is said to bear")] : `${bytes(row.bytes_s)}/s`],
       ["Memory", known(memory, () => [`${bytes(row.memory_bytes)} of ${bytes(row.memory_bytes_max)}`, meter(memory, `memory ${Math.round(memory * 100)} %`)])],
       ["Ring", known(row.ring_batches, (value) => `${count(value)} batches not yet published`)],
       ["Uploads", known(row.uploads, (value) => `${count(value)} in flight`)],

@@ -78,6 +78,16 @@ export function badge(word) {
   return word === null || word === undefined ? unknown() : h("span", { class: `badge ${word.replaceAll(" ", "-")}` }, word);
 }
 
+/** A number that is worth a look from afar. */
+export function tile(title, value, write, bad) {
+  return h("div", { class: `tile${bad ? " bad" : ""}` }, h("dt", {}, title), h("dd", {}, known(value, write)));
+}
+
+/** How long ago a time was, by this browser's clock. */
+export function ago(ms) {
+  return `${duration(Math.max(0, Date.now() - ms) / 1000)} ago`;
+}
+
 /** A definition list of pairs; pairs whose value is null or "" are left out. */
 export function facts(pairs) {
   return h("dl", { class: "facts" }, pairs

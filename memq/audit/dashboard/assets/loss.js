@@ -1,11 +1,12 @@
 // Findings: what is lost, doubled or damaged, by name; one of them in detail, and the way down to its bytes.
 
 import { all, one } from "./board.js";
-import { ask, count, facts, failure, h, time } from "./dom.js";
+import { ask, bytes, count, facts, failure, h, time } from "./dom.js";
 import { topicLink } from "./overview.js";
-import { Table } from "./table.js";
+import { plainTable, Table } from "./table.js";
 
 export const openFindings = () => [...all("finding").values()].filter((finding) => !finding.resolved_ms);
+export const findingLink = (id) => `#/loss/${encodeURIComponent(id)}`;
 export const objectLink = (key, block) => `#/object?${new URLSearchParams({ key, ...(block === undefined ? {} : { block }) })}`;
 
 /** Sequences for people: first to last, both included. */
@@ -15,7 +16,7 @@ export function sequences(ranges) {
 
 function state(finding) {
   if (finding.resolved_ms) return h("span", { class: "badge ok" }, "resolved");
-  if (finding.acknowledged_by) return h("span", { class: "badge" }, "acknowledged");
+  if (finding.acknowledged_by) return h("span", { class: "badge" }, `seen by ${finding.acknowledged_by}`);
   return h("span", { class: `badge ${finding.grave ? "bad" : "warn"}` }, "open");
 }
 
@@ -31,10 +32,12 @@ const COLUMNS = [
 
 export function lossPage([id]) {
   let chosen = id ?? null;
-  const table = new Table({ label: "Findings", columns: COLUMNS, keyOf: (row) => row.id, sort: 6, descending: true, empty: "No finding fits.", open: (row) => { location.hash = `#/loss/${row.id}`; } });
+  const table = new Table({ label: "Findings", columns: COLUMNS, keyOf: (row) => row.id, sort: 6, descending: true, empty: "No finding fits.", open: (row) => { location.hash = findingLink(row.id); } });
   const words = h("input", { type: "search", placeholder: "Topic, producer, object", "aria-label": "Filter findings", oninput: () => show() });
   const held = h("input", { type: "checkbox", checked: !id, onchange: () => show() });
   const detail = h("section", { class: "card", "aria-label": "Finding", "aria-live": "polite" });
+  const checked = h("div", { role: "status" });  // what a verification said stays while the finding changes
+  let shown = null;
   const note = h("p", { class: "note" });
 
   function show() {
@@ -44,7 +47,9 @@ export function lossPage([id]) {
     table.set(rows);
     note.textContent = one("about")?.audited === false ? "Nobody audits here: that nothing is found does not mean that nothing is lost." : "";
     const finding = all("finding").get(chosen);
-    detail.replaceChildren(...(finding ? inDetail(finding) : [h("p", { class: "empty" }, chosen ? "This finding is not known here." : "Choose a finding to see what it names.")]));
+    if (finding && finding === shown) return;  // its buttons keep the focus
+    shown = finding;
+    detail.replaceChildren(...(finding ? inDetail(finding, checked) : [h("p", { class: "empty" }, chosen ? "This finding is not known here." : "Choose a finding to see what it names.")]));
   }
 
   return {
@@ -56,7 +61,7 @@ export function lossPage([id]) {
   };
 }
 
-function inDetail(finding) {
+function inDetail(finding, checked) {
   const said = h("div", { role: "status" });
   const acknowledge = async (event) => {
     event.target.disabled = true;
@@ -66,6 +71,16 @@ function inDetail(finding) {
       said.replaceChildren(failure(error));
       event.target.disabled = false;
     }
+  };
+  const verify = async (event) => {
+    event.target.disabled = true;
+    checked.replaceChildren(h("p", { class: "note" }, "Fetching and checking …"));
+    try {
+      checked.replaceChildren(...verified(await ask(`/api/findings/${encodeURIComponent(finding.id)}/verify`)));
+    } catch (error) {
+      checked.replaceChildren(failure(error));
+    }
+    event.target.disabled = false;
   };
   return [
     h("h2", {}, `${finding.kind}: ${count(finding.records)} ${finding.records === 1 ? "record" : "records"} `, state(finding)),
@@ -87,8 +102,25 @@ function inDetail(finding) {
       ["Id", h("code", {}, finding.id)],
     ]),
     h("div", { class: "actions" },
-      finding.object ? h("a", { href: objectLink(finding.object, finding.block) }, "Fetch and check the object") : null,
+      finding.offset >= 0 ? h("button", { type: "button", onclick: verify }, "Verify") : h("span", { class: "note" }, "It is in no pointer, so there is no object to verify."),
+      finding.object ? h("a", { class: "button", href: objectLink(finding.object, finding.block) }, "Look into the object") : null,
       one("about")?.acknowledge && !finding.acknowledged_by && !finding.resolved_ms ? h("button", { type: "button", onclick: acknowledge }, "Acknowledge") : null),
     said,
+    checked,
+  ];
+}
+
+/** What a verification says: the batch as it lies in the store now, block by block. */
+function verified(told) {
+  const word = !told.object ? ["warn", "not there"] : told.sound ? ["ok", "sound"] : ["bad", `${count(told.damaged)} damaged`];
+  return [
+    h("h3", {}, "Fetched again and checked ", h("span", { class: `badge ${word[0]}` }, word[1])),
+    h("p", {}, told.says),
+    h("p", { class: "note" }, `${bytes(told.object_bytes)} read through ${told.through}`),
+    ...told.faults.slice(0, 20).map((fault) => h("p", { class: "note" }, fault)),
+    told.blocks.length ? plainTable("Blocks of the batch", ["#Block", "Check", "Producer", "Sequences", "Named"], told.blocks.slice(0, 200).map((block) => [
+      block.number < 0 ? "–" : block.number,
+      block.cause ? h("span", { class: "badge bad", title: block.cause }, "damaged") : h("span", { class: "badge ok" }, "sound"),
+      h("code", {}, block.producer), h("span", { class: "mono" }, sequences([[block.first, block.next]])), block.named ? "yes" : ""]), "") : "",
   ];
 }

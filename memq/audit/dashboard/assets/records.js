@@ -17,7 +17,7 @@ export function recordLine(record) {
 
 /** A table of records; `lines` may be added to its `tBodies[0]`. */
 export function recordTable(records, label) {
-  return h("div", { class: "scroll" }, h("table", { "aria-label": label },
+  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label }, h("table", { "aria-label": label },
     h("thead", {}, h("tr", {}, ["Time", "Position", "Tag", "Key", "Value"].map((head) => h("th", { scope: "col" }, head)))),
     h("tbody", {}, records.map(recordLine))));
 }

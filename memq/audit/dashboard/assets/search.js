@@ -29,7 +29,7 @@ export function searchPage([topic]) {
   return {
     title: "Search",
     element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Search")), h("div", { class: "card" },
-      h("form", { class: "ask", onsubmit: search }, topicField([...all("topic").keys()].sort(), topic), field("Key (0x… for bytes)", "key"), field("Tag", "tag"),
+      h("form", { class: "ask", onsubmit: search, "aria-label": "Search records" }, topicField([...all("topic").keys()].sort(), topic), field("Key (0x… for bytes)", "key"), field("Tag", "tag"),
         field("From", "first", "datetime-local", { step: 1 }), field("Before", "end", "datetime-local", { step: 1 }), button)), result),
   };
 }

@@ -11,7 +11,7 @@ const AROUND = 12;  // lines above and below the view
  */
 export class Table {
   constructor({ label, columns, keyOf, open, sort = null, descending = false, empty = "Nothing here." }) {
-    Object.assign(this, { columns, keyOf, open, sort, descending, label });
+    Object.assign(this, { columns, keyOf, open, sort, descending, label, stop: null });
     this.rows = [];
     this.shown = new Map();
     this.top = h("td", { colSpan: columns.length });
@@ -22,6 +22,7 @@ export class Table {
     this.none = h("p", { class: "empty", hidden: true }, empty);
     this.element = h("div", { class: "scroll", onscroll: () => this.#draw() }, this.table, this.none);
     this.element.addEventListener("keydown", (event) => this.#key(event));
+    this.element.addEventListener("focusin", (event) => { if (event.target.row) { this.stop = this.keyOf(event.target.row); this.#stops(); } });
     new ResizeObserver(() => this.#draw()).observe(this.element);
     this.#say();
   }
@@ -31,6 +32,11 @@ export class Table {
     this.rows = rows;
     this.#order();
     this.#draw(true);
+  }
+
+  /** What is said where there is no row. */
+  say(text) {
+    this.none.textContent = text;
   }
 
   #head(column, at) {
@@ -90,6 +96,15 @@ export class Table {
     if (held && held.isConnected) held.focus({ preventScroll: true });
     this.table.setAttribute("aria-rowcount", this.rows.length + 1);
     this.none.hidden = this.rows.length > 0;
+    this.#stops();
+  }
+
+  /** Let Tab stop at one line, the last that had the focus or the first one: the arrows lead to the others. */
+  #stops() {
+    if (!this.open) return;
+    const lines = [...this.shown.values()].map(({ line }) => line);
+    const stop = this.shown.get(this.stop)?.line ?? lines[0];
+    for (const line of lines) line.tabIndex = line === stop ? 0 : -1;
   }
 
   #line(row, line) {
@@ -102,7 +117,6 @@ export class Table {
     line = h("tr", { class: this.open ? "open" : "" }, cells);
     line.row = row;
     if (this.open) {
-      line.tabIndex = 0;
       line.addEventListener("click", (event) => { if (!event.target.closest("a, button")) this.open(line.row); });
     }
     return line;
@@ -131,7 +145,7 @@ export class Table {
 export function plainTable(label, heads, rows, empty) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
   const number = heads.map((head) => head.startsWith("#"));
-  return h("div", { class: "scroll" }, h("table", { "aria-label": label },
+  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label, "data-keep": label }, h("table", { "aria-label": label },
     h("thead", {}, h("tr", {}, heads.map((head, at) => h("th", { scope: "col", class: number[at] ? "num" : "" }, head.replace("#", ""))))),
     h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, at) => h("td", { class: number[at] ? "num" : "" }, cell)))))));
 }
