@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -24,17 +25,41 @@ settings.register_profile("deep", deadline=None, max_examples=5_000, suppress_he
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 
 
+# Long files begin first: what begins last must be short, or one worker is at work alone in the end.
+LONG_FIRST = ("tests/spark/", "tests/simulation/", "tests/integration/", "tests/chaos/", "")
+
+
 class OneSparkScheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
-    """Files go to whichever worker is free, but all that need Spark to one: a session takes 1 GB and long to start."""
+    """Files go to whichever worker is free, but all that need Spark to one: a session takes 1 GB and long to start.
+
+    Runs of the simulation share nothing, and take seconds each: they go one by one.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith("tests/simulation/"):
+            return nodeid
         return "tests/spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None]) -> OneSparkScheduling | None:
     """Tell xdist how to share out tests by files."""
-    return OneSparkScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # else files with many tests come first, and those are the quick ones
+    return OneSparkScheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests in the order of `LONG_FIRST`, files as they are."""
+    items.sort(key=lambda item: next(at for at, folder in enumerate(LONG_FIRST) if item.nodeid.startswith(folder)))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays to the end: the tests themselves, and all modules."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

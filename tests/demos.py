@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,16 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+# What Java reads in any process: a demo lives for seconds, and its best compiler would be at work for all of them.
+SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
 def run_demo(name: str, folder: Path, records: int, timeout_s: float) -> str:
     """Run `examples/NAME.py` in a folder and return what it printed; it must end with 0."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), "--records", str(records)],
         cwd=folder,
+        env={**os.environ, "JAVA_TOOL_OPTIONS": SHORT_LIVED},
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -6,7 +6,6 @@ import ast
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -49,10 +48,13 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def nodes() -> Iterator[tuple[str, ast.AST]]:
-    for path in files():
-        for node in ast.walk(tree_of(path)):
-            yield name_of(path), node
+@cache
+def nodes() -> tuple[tuple[str, ast.AST], ...]:
+    """Return what the rules look at: definitions and calls, each with its file."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Call)
+    return tuple(
+        (name_of(path), node) for path in files() for node in ast.walk(tree_of(path)) if isinstance(node, kinds)
+    )
 
 
 def check_ratchet(found: dict[str, int], allowed: dict[str, int], what: str) -> None:

@@ -13,14 +13,17 @@ from pathlib import Path
 
 from localstack.launch import Server
 from tests.spark.conftest import ROOT
+from tests.spark.standalone import JAVA_OPTIONS
 
 END_S = 600
 PIPELINES = (sys.executable, "-m", "memq.spark.pipelines")
+JAVA = f"'{JAVA_OPTIONS}'"
 CLUSTER = {
     "cores.max": 2,
     "driver.bindAddress": "127.0.0.1",
     "driver.host": "127.0.0.1",
     "executor.cores": 1,
+    "executor.extraJavaOptions": JAVA,
     "executor.memory": "512m",
     "executorEnv.PYTHONPATH": ROOT,
     "task.maxFailures": 40,  # executors are killed on purpose
@@ -31,7 +34,8 @@ class Job:
     """The job; all its processes are in its session, and only they."""
 
     def __init__(self, command: Sequence[str], master: str = "local[2]") -> None:
-        settings = {"ui.enabled": "false"} | (CLUSTER if master.startswith("spark:") else {})
+        settings: dict[str, object] = {"driver.extraJavaOptions": JAVA, "ui.enabled": "false"}
+        settings |= CLUSTER if master.startswith("spark:") else {}
         arguments = " ".join(f"--conf spark.{name}={value}" for name, value in settings.items())
         submitted = {"PYSPARK_SUBMIT_ARGS": f"--master {master} {arguments} pyspark-shell"}
         self.process = subprocess.Popen(

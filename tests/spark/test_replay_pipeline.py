@@ -23,6 +23,7 @@ from tests.servers import DevServer
 from tests.soak import repetitions
 from tests.spark.injured_topic import injure
 from tests.spark.produced import numbers_in, produce
+from tests.spark.standalone import JAVA_OPTIONS
 
 pytestmark = pytest.mark.soak
 
@@ -81,7 +82,9 @@ def test_a_killed_replay_loses_and_doubles_nothing(spark: SparkSession, broker: 
     with memq.Admin(broker.address) as admin:
         admin.create_topic(target, partitions=2)
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"  # becomes Java, by exec
-    command = [str(submit), "--master", "local[2]", "--conf", "spark.ui.enabled=false", str(main.__file__), "replay"]
+    settings = ["spark.ui.enabled=false", f"spark.driver.extraJavaOptions={JAVA_OPTIONS}"]
+    confs = [word for setting in settings for word in ("--conf", setting)]
+    command = [str(submit), "--master", "local[2]", *confs, str(main.__file__), "replay"]
     process = subprocess.Popen(
         [*command, source, "-b", broker.address, "--to-topic", target],
         stderr=subprocess.DEVNULL,
