@@ -126,6 +126,9 @@ class PartTally:
             span = self._span(stage, producer, minute, first, level)
         if first != span.next:
             span.ranges.add(span.first, span.next)
+            if stage == "processed" and span.ranges.overlaps(first, next_):
+                self._end_part()  # done twice: in one range set that would not be seen
+                span = self._span(stage, producer, minute, first, level)
             span.first = first
         span.next = next_
         late_ms = now_ms - base_ms

@@ -1,193 +1,95 @@
-"""The live audit against the truth: it plays what landed, in that order, and in a sound run it names nothing wrong.
+"""The live audit against the truth: in a sound run it names nothing wrong, and with a fault in it what was done.
 
-Then a fault is done to what landed, and the audit plays it again: it must name these records, and no others.
+It plays what landed as it is, then with each fault of `live_faults.py`. It says the same though it dies and goes on
+with what is stored, or is away for ten minutes.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-
-from msgspec.structs import replace
+from collections.abc import Callable, Mapping
 
 from memq.audit.account import apart
-from memq.audit.live.finding import IN_GROUP, IN_OBJECT, IN_QUEUE
-from memq.audit.live.home import HomeAudit, Key
-from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.finding import IN_QUEUE
 from memq.audit.verdict import Kind
 from memq.format.ranges import RangeSet
-from memq.format.report import Damage, Part, Report, Span
 from memq.topic import Topic
-from tests.simulation.reader import LogEntry, Source
+from tests.simulation.live_faults import FAULTS, Injury, LiveFaults
+from tests.simulation.live_play import History, LivePlay, Named, Said
+from tests.simulation.reader import LogEntry
 
-Landed = LogEntry | tuple[int, Report]  # an entry of the topic, or a report with its home
-Named = dict[tuple[str, str, str, int, int], RangeSet]  # kind, stage, group, partition, producer
-History = list[Landed]
-ROUND_RATE = 0.2
-LATER_MS = 3_600_000
-ALL = 2
-IDS = (Kind.LOST.title, Kind.DOUBLED.title, Kind.CORRUPT.title)  # of findings that name records
+AGREE_RATE = 0.25  # how often a fault is played by auditors that die and are away, too
 
 
 class LiveRules:
-    """`history` is what landed, without copies of reports; `fail` is told what the audit says wrongly."""
+    """`history` is what landed, without copies of reports; `fail` is told what the audit says wrongly.
 
-    def __init__(self, topic: Topic, history: History, fail: Callable[[str], None]) -> None:
+    `injected` counts the faults that were done, by stage and name.
+    """
+
+    def __init__(
+        self, topic: Topic, history: History, objects: Mapping[str, bytes], fail: Callable[[str], None]
+    ) -> None:
+        self.injected: dict[str, int] = {}
         self._topic = topic
         self._history = history
+        self._objects = objects
         self._fail = fail
-        self.injected = 0
-        self._entries = [each for each in history if isinstance(each, LogEntry)]
-        self._there: dict[Source, RangeSet] = {}
-        for entry in self._entries:
-            for block in entry.blocks:
-                self._there.setdefault(block.source, RangeSet()).add(block.first, block.following)
+        entries = [each for each in history if isinstance(each, LogEntry)]
+        self._partitions = list(dict.fromkeys(entry.pointer.partition for entry in entries))
 
     def check(self, draw: random.Random) -> None:
-        """Play the history as it is, then once with each fault that can be done to it."""
+        """Play the history as it is, by auditors that die and are away, and once with each fault."""
+        faults = LiveFaults(self._topic, self._history, self._objects, draw)
         sound = self._play(self._history, draw)
-        for (kind, stage, group, *source), ranges in sound.items():
-            there = self._there.get((source[0], source[1]), RangeSet())
+        for (kind, stage, group, *source), ranges in sound.named.items():
+            there = faults.there.get((source[0], source[1]), RangeSet())
             if (kind, stage) != (Kind.LOST.title, IN_QUEUE) or apart(ranges, there) != list(ranges):
                 self._fail(f"the live audit of a sound run says {kind} in {stage} {group} of {source}: {ranges}")
-        for injure in (self._lose, self._pass_over, self._double, self._damage):
-            history, injected = injure(draw)
-            if not injected:
-                continue
-            self.injected += 1
-            found = self._play(history, draw)
-            for key in sorted({**found, **injected}):
-                wanted = list(sound.get(key, RangeSet())) + list(injected.get(key, RangeSet()))
-                if found.get(key, RangeSet()) != RangeSet(wanted):
-                    self._fail(f"after {injure.__name__} the live audit says {found.get(key)} of {key}, not {wanted}")
+        self._agree("nothing", self._history, sound, draw)
+        for stage, known in FAULTS.items():
+            for injure in known:
+                injury = injure(faults)
+                if injury is not None:
+                    name = f"{stage} {injure.__name__}"
+                    self.injected[name] = self.injected.get(name, 0) + 1
+                    self._hold(name, injury, sound, draw)
 
-    # ---- the audit -----------------------------------------------------------------------------------
+    def _hold(self, name: str, injury: Injury, sound: Said, draw: random.Random) -> None:
+        """Check what is said of a history with a fault, and that two more auditors say the same."""
+        said = self._play(injury.history, draw)
+        for key in sorted({**said.named, **injury.named, **sound.named}):
+            wanted = _both(sound.named, injury.named, key)
+            found = said.named.get(key, RangeSet())
+            if apart(found, wanted) or (apart(wanted, found) and not injury.silent):
+                self._fail(f"after '{name}' the live audit says {found} of {key}, not {wanted}")
+        count, records = injury.counted
+        if count and said.count(count) != sound.count(count) + records:
+            self._fail(f"after '{name}' {said.count(count)} are {count}, not {sound.count(count)} and {records}")
+        if injury.unreadable >= 0 and injury.unreadable not in said.unreadable:
+            self._fail(f"after '{name}' the live audit says nothing of pointer {injury.unreadable}")
+        if draw.random() < AGREE_RATE:
+            self._agree(name, injury.history, said, draw)
 
-    def _play(self, history: Sequence[Landed], draw: random.Random) -> Named:
-        """Let the audit follow in rounds of any size, and return all that it names; nothing is ever taken back."""
-        partitions = dict.fromkeys(entry.pointer.partition for entry in self._entries)
-        audits: dict[Key, PartitionAudit] = {(self._topic.id, n): PartitionAudit(self._topic, n) for n in partitions}
-        homes: dict[int, HomeAudit] = {}
-        now_ms, named = 0, Named()
-        for landed in history:
-            if isinstance(landed, LogEntry):
-                now_ms = max(now_ms, landed.time_ms)
-                self._take(audits, landed)
-            else:
-                homes.setdefault(landed[0], HomeAudit(audits.get)).take(landed[1], now_ms)
-            if draw.random() < ROUND_RATE:
-                self._settle(audits, now_ms, named)
-        for later_ms in (0, LATER_MS):
-            self._settle(audits, now_ms + later_ms, named)
-        return {key: ranges for key, ranges in named.items() if len(ranges)}
+    def _agree(self, name: str, history: History, said: Said, draw: random.Random) -> None:
+        """Let one auditor play that dies again and again, and one that comes ten minutes late: both say the same."""
+        others = {
+            "that died": self._play(history, draw, dies=True),
+            "that was away": self._play(history, draw, away_from=draw.randrange(len(history) + 1)),
+        }
+        for who, other in others.items():
+            if other.named != said.named or other.unreadable.keys() != said.unreadable.keys():
+                self._fail(f"after '{name}' an auditor {who} names {other.named}, the other one {said.named}")
+            words, theirs = said.words(), other.words()
+            for key in sorted({**words, **theirs}):
+                if words.get(key, "ok") != theirs.get(key, "ok"):
+                    self._fail(
+                        f"after '{name}' an auditor {who} says '{theirs.get(key)}' of {key}, not '{words.get(key)}'"
+                    )
 
-    def _take(self, audits: dict[Key, PartitionAudit], entry: LogEntry) -> None:
-        place = next(part for part in self._topic.partitions if part.partition == entry.pointer.partition)
-        for part in self._topic.partitions:
-            audit = audits.get((self._topic.id, part.partition))
-            if audit is not None and part.read_partition == place.read_partition:
-                blocks = [(block.source[1], block.first, block.following) for block in entry.blocks]
-                needed = audit.needs_blocks(entry.pointer)
-                audit.take_pointer(entry.offset, entry.time_ms, entry.pointer, blocks if needed else None)
+    def _play(self, history: History, draw: random.Random, *, dies: bool = False, away_from: int | None = None) -> Said:
+        return LivePlay(self._topic, self._partitions, draw, self._fail, dies=dies).play(history, away_from)
 
-    def _settle(self, audits: dict[Key, PartitionAudit], now_ms: int, named: Named) -> None:
-        for (_, partition), audit in audits.items():
-            audit.settle(now_ms)
-            audit.take_rows()
-            for finding in audit.take_findings():
-                if finding.kind in IDS and finding.resolved_ms:
-                    self._fail(f"the live audit takes back what it said: {finding}")
-                key = (finding.kind, finding.stage, finding.group, partition, finding.producer)
-                for piece in finding.ranges if finding.kind in IDS else ():
-                    named.setdefault(key, RangeSet()).add(*piece)
 
-    # ---- faults --------------------------------------------------------------------------------------
-
-    def _spans(self, stage: str) -> Iterator[tuple[int, Report, Part, Span]]:
-        for at, landed in enumerate(self._history):
-            for part in () if isinstance(landed, LogEntry) else landed[1].parts:
-                for span in part.spans:
-                    if span.stage == stage and not isinstance(landed, LogEntry):
-                        yield at, landed[1], part, span
-
-    def _lose(self, draw: random.Random) -> tuple[History, Named]:
-        """Take away a pointer, all of whose records are reported as acked with all and lie nowhere else."""
-        acked: dict[Source, RangeSet] = {}
-        for _, _, part, span in self._spans("acked"):
-            for piece in span.ranges if span.level == ALL else ():
-                acked.setdefault((part.partition, span.producer), RangeSet()).add(*piece)
-        whole = [entry for entry in self._entries if entry.blocks and self._is_only(entry, acked)]
-        if not whole:
-            return [], {}
-        lost, injected = draw.choice(whole), Named()
-        for block in lost.blocks:
-            key = (Kind.LOST.title, IN_QUEUE, "", *block.source)
-            injected.setdefault(key, RangeSet()).add(block.first, block.following)
-        return [landed for landed in self._history if landed is not lost], injected
-
-    def _is_only(self, entry: LogEntry, acked: dict[Source, RangeSet]) -> bool:
-        return all(
-            acked.get(block.source, RangeSet()).covers(block.first, block.following)
-            and not any(
-                other.source == block.source and other.first < block.following and block.first < other.following
-                for each in self._entries
-                if each is not entry
-                for other in each.blocks
-            )
-            for block in entry.blocks
-        )
-
-    def _pass_over(self, draw: random.Random) -> tuple[History, Named]:
-        """Take out of a report what was processed: its member committed a position behind that all the same."""
-        return self._change(draw, (Kind.LOST, IN_GROUP), lambda span: ())
-
-    def _double(self, draw: random.Random) -> tuple[History, Named]:
-        """Report a second time what was processed."""
-        return self._change(draw, (Kind.DOUBLED, IN_GROUP), lambda span: (span, span))
-
-    def _change(
-        self, draw: random.Random, what: tuple[Kind, str], change: Callable[[Span], tuple[Span, ...]]
-    ) -> tuple[History, Named]:
-        """Change one span of a group that processed its records once, and never went elsewhere."""
-        spans = [found for found in self._spans("processed") if found[2].committed and self._once(found[1].name, found)]
-        if not spans:
-            return [], {}
-        at, report, part, span = draw.choice(spans)
-        changed = tuple(new for old in part.spans for new in (change(old) if old is span else (old,)))
-        key = (what[0].title, what[1], report.name, part.partition, span.producer)
-        return self._with(at, part, replace(part, spans=changed)), {key: RangeSet(span.ranges)}
-
-    def _once(self, group: str, wanted: tuple[int, Report, Part, Span]) -> bool:
-        _, _, part, span = wanted
-        members = [each[1] for each in self._history if not isinstance(each, LogEntry) and each[1].name == group]
-        if any(begin.reason == "seek" for report in members for each in report.parts for begin in each.begins):
-            return False
-        others = RangeSet(
-            piece
-            for _, report, here, other in self._spans("processed")
-            if other is not span and report.name == group
-            if (here.partition, other.producer) == (part.partition, span.producer)
-            for piece in other.ranges
-        )
-        return not any(others.overlaps(*piece) for piece in span.ranges)
-
-    def _damage(self, draw: random.Random) -> tuple[History, Named]:
-        """Report a block as damaged."""
-        spans = list(self._spans("fetched"))
-        if not spans:
-            return [], {}
-        at, _, part, span = draw.choice(spans)
-        first, next_ = span.ranges[0]
-        damage = Damage(
-            object="o", block=0, offset=0, records=1, cause="c", producer=span.producer, first=first, next=next_
-        )
-        key = (Kind.CORRUPT.title, IN_OBJECT, "", part.partition, span.producer)
-        return self._with(at, part, replace(part, damages=(damage,))), {key: RangeSet([(first, next_)])}
-
-    def _with(self, at: int, old: Part, new: Part) -> History:
-        """Return the history with one part of a report replaced."""
-        landed = self._history[at]
-        assert not isinstance(landed, LogEntry), "a report has parts"
-        home, report = landed
-        changed = replace(report, parts=tuple(new if part is old else part for part in report.parts))
-        return [*self._history[:at], (home, changed), *self._history[at + 1 :]]
+def _both(one: Named, other: Named, key: tuple[str, str, str, int, int]) -> RangeSet:
+    return RangeSet([*one.get(key, RangeSet()), *other.get(key, RangeSet())])

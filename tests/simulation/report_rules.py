@@ -11,6 +11,7 @@ from itertools import pairwise
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import Part, Report, decode_report
 from memq.topic import Position, ReadPartition
+from tests.simulation.live_play import History
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import LogEntry, Source
 
@@ -23,7 +24,7 @@ class ReportRules:
 
     def __init__(self, fail: Callable[[str], None]) -> None:
         self.logs: dict[ReadPartition, ReadLog] = {}
-        self.history: list[LogEntry | tuple[int, Report]] = []  # in the order in which it landed; reports with homes
+        self.history: History = []  # in the order in which it landed; reports with homes
         self.reports: dict[Client, list[Report]] = {}
         self._fail = fail
         self._places: dict[tuple[Source, int], Position] = {}

@@ -51,6 +51,7 @@ class Report:
     given_up: int
     pointers: int
     counts: dict[str, int] = field(default_factory=dict)
+    live_faults: dict[str, int] = field(default_factory=dict)  # that the live audit was held against, by name
 
 
 class Scenario:
@@ -67,7 +68,7 @@ class Scenario:
         self.batches = StagedRules(self.checker, world.fail)
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
-        self._live_faults = 0
+        self._live_faults: dict[str, int] = {}
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
         self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
@@ -139,7 +140,7 @@ class Scenario:
         assert work.done(), "the audit does not end"
         work.result()
         if self.plan.shape.audit_interval_ms:
-            live = LiveRules(cluster.topic, self.checker.reports.history, self.world.fail)
+            live = LiveRules(cluster.topic, self.checker.reports.history, cluster.objects, self.world.fail)
             live.check(self.world.random("live audit"))
             self._live_faults = live.injected
 
@@ -157,8 +158,8 @@ class Scenario:
             | {
                 "forwarded": sum(each.forwarded_blocks for each in self.cluster.counters),
                 "replayed": sum(each.replayed_blocks for each in self.cluster.counters),
-                "live_faults": self._live_faults,
             },
+            live_faults=self._live_faults,
         )
 
     # ---- processes -----------------------------------------------------------------------------

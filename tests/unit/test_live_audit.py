@@ -225,3 +225,27 @@ def test_a_repeated_report_changes_nothing() -> None:
     desk.settle()
     assert desk.found() == []
     assert desk.rows[MINUTE].side(GROUP)["processed"] == 10
+
+
+def test_a_member_whose_report_is_missing_may_have_gone_back() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 20))
+    desk.read(span("processed", (0, 20)), begin="0:0:0", committed="0:1:0")
+    desk.settle()
+    desk.read(span("processed", (0, 20)), committed="0:1:0", number=2)
+    desk.settle()
+    assert desk.found() == []
+    assert desk.word(GROUP) == "unknown"
+
+
+def test_a_block_that_nobody_dates_is_of_its_pointers_minute_whenever_it_is_found_damaged() -> None:
+    damage = Damage(object=KEY, block=0, offset=0, records=20, cause="c", producer=PRODUCER, first=0, next=20)
+    minutes = []
+    for later_ms in (0, 600_000):
+        desk = Desk()
+        desk.queue((PRODUCER, 0, 20))
+        desk.settle(later_ms)
+        desk.read(begin="0:0:0", committed="0:1:0", damages=[damage])
+        desk.settle(later_ms)
+        minutes += [each.minute for each in desk.findings.values()]
+    assert minutes == [MINUTE, MINUTE]

@@ -110,6 +110,19 @@ def test_what_was_processed_before_a_reader_began_anew_is_said_before_that() -> 
     assert told.take(2) == []
 
 
+def test_what_was_processed_twice_is_said_twice() -> None:
+    told = Told()
+    part = told.part(3)
+    for first, next_ in ((0, 3), (3, 6), (3, 6), (6, 9)):
+        part.pass_stage("fetched", 1, first, next_, 0, 0)
+        part.pass_stage("processed", 1, first, next_, 0, 0)
+    part.commit("0:17:0")
+    [report] = told.take(1)
+    said = [span.ranges for each in report.parts for span in each.spans if span.stage == "processed"]
+    assert said == [((0, 6),), ((3, 9),)]
+    assert [each.committed for each in report.parts] == ["", "0:17:0"]
+
+
 def test_a_seek_while_a_commit_is_under_way_is_said_behind_it() -> None:
     told = Told()
     readings = [ReadTally(told.part, (3,), commits=True) for _ in range(3)]

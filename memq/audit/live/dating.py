@@ -6,9 +6,9 @@ that names its minute, and is counted in the batch's own when none comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from memq.audit.account import common
+from memq.audit.account import apart, common
 from memq.audit.live.books import Stream
 from memq.audit.live.rows import QUEUE, Row
 from memq.format.ranges import Range, RangeSet
@@ -16,6 +16,7 @@ from memq.format.ranges import Range, RangeSet
 WAIT_MS = 60_000  # for a report that names the minute of what the queue shows
 MINUTES_KEPT = 15  # of one producer: as long as anything of them may be found missing
 PIECES_MAX = 4_096  # that wait for their minute
+Dated = tuple[int, int, int]  # minute, first, next
 
 
 class Dating:
@@ -40,35 +41,48 @@ class Dating:
         left: list[tuple[int, int, int, int, bool]] = []
         room = len(self._stream.unplaced) - PIECES_MAX
         for due_ms, first, next_, fallback, late in self._stream.unplaced:
-            dated = self.dated([(first, next_)], -1)
-            for minute, low, high in dated:
-                if minute < 0 and due_ms > now_ms and room <= 0:
-                    left.append((due_ms, low, high, fallback, late))
-                    continue
-                side = row(minute if minute >= 0 else fallback).side(QUEUE)
+            told, unknown = self._told([(first, next_)])
+            if due_ms > now_ms and room <= 0:
+                left += [(due_ms, *piece, fallback, late) for piece in unknown]
+            else:
+                told += [(fallback, *piece) for piece in unknown]
+                for piece in unknown:  # its minute is this one from now on, whoever asks
+                    self._stream.minutes.setdefault(fallback, RangeSet()).add(*piece)
+            for minute, low, high in told:
+                side = row(minute).side(QUEUE)
                 side.count("committed", high - low)
                 side.count("late", high - low if late else 0)
             room -= 1
         self._stream.unplaced[:] = left
         self._forget_minutes()
 
-    def dated(self, pieces: Sequence[Range], fallback: int) -> list[tuple[int, int, int]]:
-        """Return minute, first and next of all of `pieces`; `fallback` where no minute is known."""
-        found: list[tuple[int, int, int]] = []
-        known = RangeSet()
-        if pieces:
-            for minute, ranges in self._stream.minutes.items():
-                for first, next_ in common(pieces, ranges):
-                    found += [(minute, *hole) for hole in known.holes(first, next_)]
-                    known.add(first, next_)
-        return found + [(fallback, *hole) for piece in pieces for hole in known.holes(*piece)]
+    def dated(self, pieces: Sequence[Range], fallback: int) -> list[Dated]:
+        """Return minute, first and next of all of `pieces`: as told, else as their pointer has it, else `fallback`."""
+        told, left = self._told(pieces)
+        waiting = ((minute, RangeSet([(first, next_)])) for _, first, next_, minute, _ in self._stream.unplaced)
+        shown, left = _dated_by(waiting, left)
+        return [*told, *shown, *((fallback, *piece) for piece in left)]
 
     def minute_of(self, sequence: int, fallback: int) -> int:
         """Return the minute of one sequence."""
         return self.dated([(sequence, sequence + 1)], fallback)[0][0]
+
+    def _told(self, pieces: Sequence[Range]) -> tuple[list[Dated], list[Range]]:
+        """Return what of `pieces` has a minute that is known, and what is left."""
+        return _dated_by(self._stream.minutes.items(), pieces)
 
     def _forget_minutes(self) -> None:
         minutes = self._stream.minutes
         newest = max(minutes, default=0)
         for minute in [each for each in minutes if each <= newest - MINUTES_KEPT]:
             del minutes[minute]
+
+
+def _dated_by(minutes: Iterable[tuple[int, RangeSet]], pieces: Sequence[Range]) -> tuple[list[Dated], list[Range]]:
+    """Return what of `pieces` lies in the ranges of a minute, the first that has it, and what lies in none."""
+    found: list[Dated] = []
+    left = list(pieces)
+    for minute, ranges in minutes if left else ():
+        found += [(minute, *piece) for piece in common(left, ranges)]
+        left = apart(left, ranges)
+    return found, left

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from memq.audit.account import apart, common
+from memq.audit.live.dating import Dated
 from memq.audit.live.finding import LiveFinding, finding_id
 from memq.audit.live.rows import Row
 from memq.audit.verdict import Kind
@@ -20,7 +21,6 @@ from memq.format.report import Damage
 
 FINDINGS_MAX = 10_000  # that hold in one write partition; more are not named until some have ended
 COLUMNS = {Kind.LOST: "lost", Kind.DOUBLED: "doubled", Kind.CORRUPT: "corrupt", Kind.HOLE: "unknown"}
-Dated = tuple[int, int, int]  # minute, first, next
 
 
 @dataclass(frozen=True, slots=True)

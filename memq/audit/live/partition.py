@@ -17,7 +17,7 @@ from memq.audit.live.books import NO_END_MS, Books, Group, Stream
 from memq.audit.live.dating import Dating
 from memq.audit.live.finding import IN_GROUP, IN_QUEUE, LiveFinding
 from memq.audit.live.open_findings import OpenFindings, Wrong
-from memq.audit.live.reading import take_reading
+from memq.audit.live.reading import distrust_reading, take_reading
 from memq.audit.live.rows import QUEUE, Row
 from memq.audit.minutes import MINUTE_MS, active_ms, late_ms, watermark_ms, window_ms
 from memq.audit.totals import RunningTotals
@@ -229,8 +229,8 @@ class PartitionAudit:
         part, books = told.part, self.books
         group = books.groups.setdefault(told.group, Group()) if told.group is not None else None
         if part.partition != self.partition:  # see `distrust`
-            if group is not None and told.client in group.members:
-                group.members[told.client].sure = False
+            if group is not None:
+                distrust_reading(group, told.client)
             return
         for damage in part.damages:
             self.take_damage(damage, told.time_ms)

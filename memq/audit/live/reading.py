@@ -34,6 +34,14 @@ def take_reading(books: Books, group: Group, client: int, part: Part) -> Iterato
         yield from _judge(books, group, reading, Position.parse(part.committed).pointer_offset)
 
 
+def distrust_reading(group: Group, client: int) -> None:
+    """Note that a report of a member is missing: it may have passed over nothing, and may have gone back."""
+    if client in group.members:
+        group.members[client].sure = False
+    for progress in group.progress.values():
+        progress.now = RangeSet()
+
+
 def take_processed(group: Group, span: Span) -> int:
     """Take what was processed, and return how many records of it are new to the group."""
     progress = group.progress.setdefault(span.producer, Progress())

@@ -15,11 +15,12 @@ from typing import Protocol
 import msgspec
 
 from memq.audit.live.home import HomeAudit, Key
-from memq.audit.live.index import named, read_entries
+from memq.audit.live.index import named, read_entries, read_headers
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.store import AuditStore, Changes, Step
 from memq.audit.whole_object import ReadRange
 from memq.errors import FencedError, MemqError, RetryableError, UnsupportedFormatError
+from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.format.report import Damage, Part, Report, decode_report, home_of
 from memq.limits import POLL_BYTES_MAX
@@ -228,8 +229,16 @@ class LiveAudit:
         except RetryableError:
             raise
         except MemqError:
-            entries = ()
+            entries = await self._headers(pointer, damage.block)
         return named(damage, pointer, entries)
+
+    async def _headers(self, pointer: Pointer, count: int) -> Sequence[BlockEntry]:
+        try:
+            return await read_headers(self._read, pointer.locations[0], count)
+        except RetryableError:
+            raise
+        except MemqError:
+            return ()
 
     async def _pointer_at(self, topic: Topic, partition: int, offset: int) -> Pointer | None:
         entries = await self._queue.read(topic.read_partition_of(partition), offset, 1)

@@ -1,0 +1,153 @@
+"""The live audit plays what landed in a simulated run, in that order and in rounds of any size, and says what it finds.
+
+It may die at any moment, and go on with what was stored; or be away from some moment on, and come ten minutes later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from memq.audit.live.books import Books
+from memq.audit.live.home import Client, HomeAudit, Key
+from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.rows import Row
+from memq.audit.live.state import decode_state, encode_state
+from memq.audit.verdict import Kind
+from memq.errors import CorruptDataError
+from memq.format.ranges import RangeSet
+from memq.format.report import Report
+from memq.topic import Topic
+from tests.simulation.reader import LogEntry
+
+ROUND_RATE = 0.2
+DEATH_RATE = 0.5  # of an auditor that dies, after each round
+AWAY_MS = 600_000
+LATER_MS = 3_600_000
+IDS = (Kind.LOST.title, Kind.DOUBLED.title, Kind.CORRUPT.title)  # of findings that name records
+Named = dict[tuple[str, str, str, int, int], RangeSet]  # kind, stage, group, partition, producer
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An entry of the queue that is no pointer any more."""
+
+    entry: LogEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Time in which nothing lands, and the audit judges."""
+
+    ms: int
+
+
+Landed = LogEntry | Unreadable | Wait | tuple[int, Report]  # a report comes with its home
+History = list[Landed]
+
+
+@dataclass(slots=True)
+class Said:
+    """All that an audit said: records that it named, rows by partition and minute, pointers that it could not read."""
+
+    named: Named = field(default_factory=dict)
+    rows: dict[tuple[int, int], Row] = field(default_factory=dict)
+    unreadable: dict[int, None] = field(default_factory=dict)
+
+    def count(self, name: str) -> int:
+        """Return how many records have a count on the queue's side."""
+        return sum(row.side("")[name] for row in self.rows.values())
+
+    def words(self) -> dict[tuple[int, int, str], str]:
+        """Return the verdict on each partition, minute and side that anything is known of."""
+        return {(*key, side): row.word(side) for key, row in self.rows.items() for side in sorted(row.sides)}
+
+
+class LivePlay:
+    """One audit of the `partitions` of a topic; `fail` is told when it takes back what it said."""
+
+    def __init__(
+        self, topic: Topic, partitions: Sequence[int], draw: random.Random, fail: Callable[[str], None], *, dies: bool
+    ) -> None:
+        self.said = Said()
+        self._topic = topic
+        self._draw = draw
+        self._fail = fail
+        self._dies = dies
+        self._audits: dict[Key, PartitionAudit] = {(topic.id, n): PartitionAudit(topic, n) for n in partitions}
+        self._homes: dict[int, HomeAudit] = {}
+        self._now_ms = 0
+
+    def play(self, history: Sequence[Landed], away_from: int | None = None) -> Said:
+        """Hear all of it and return what was said; from the place `away_from` on all is heard ten minutes later."""
+        heard = history if away_from is None else history[:away_from]
+        for landed in heard:
+            self._hear(landed)
+            if isinstance(landed, Wait) or self._draw.random() < ROUND_RATE:
+                self._settle()
+        if away_from is not None:
+            self._settle()
+            self._restart()
+            self._now_ms += AWAY_MS
+            for landed in history[away_from:]:
+                self._hear(landed)
+        for later_ms in (0, LATER_MS):
+            self._now_ms += later_ms
+            self._settle()
+        self.said.named = {key: ranges for key, ranges in self.said.named.items() if len(ranges)}
+        return self.said
+
+    def _hear(self, landed: Landed) -> None:
+        if isinstance(landed, Wait):
+            self._now_ms += landed.ms
+        elif isinstance(landed, LogEntry):
+            self._now_ms = max(self._now_ms, landed.time_ms)
+            self._take(landed)
+        elif isinstance(landed, Unreadable):
+            for audit in self._beside(landed.entry):
+                audit.take_unreadable(landed.entry.offset, landed.entry.time_ms, CorruptDataError("cut"))
+        else:
+            home, report = landed
+            self._homes.setdefault(home, HomeAudit(self._audits.get)).take(report, self._now_ms)
+
+    def _take(self, entry: LogEntry) -> None:
+        for audit in self._beside(entry):
+            blocks = [(block.source[1], block.first, block.following) for block in entry.blocks]
+            needed = audit.needs_blocks(entry.pointer)
+            audit.take_pointer(entry.offset, entry.time_ms, entry.pointer, blocks if needed else None)
+
+    def _beside(self, entry: LogEntry) -> list[PartitionAudit]:
+        """Return the audits of all write partitions whose pointers lie in the read partition of an entry."""
+        here = self._topic.read_partition_of(entry.pointer.partition)
+        return [audit for audit in self._audits.values() if self._topic.read_partition_of(audit.partition) == here]
+
+    def _settle(self) -> None:
+        for home in self._homes.values():
+            home.settle(self._now_ms)
+        for (_, partition), audit in self._audits.items():
+            audit.settle(self._now_ms)
+            for minute, row in audit.take_rows().items():
+                self.said.rows.setdefault((partition, minute), Row()).add(row)
+            self._note_findings(partition, audit)
+        if self._dies and self._draw.random() < DEATH_RATE:
+            self._restart()
+
+    def _note_findings(self, partition: int, audit: PartitionAudit) -> None:
+        for finding in audit.take_findings():
+            if finding.kind in IDS and finding.resolved_ms:
+                self._fail(f"the live audit takes back what it said: {finding}")
+            if finding.kind == Kind.POINTER.title:
+                self.said.unreadable[finding.offset] = None
+            key = (finding.kind, finding.stage, finding.group, partition, finding.producer)
+            for piece in finding.ranges if finding.kind in IDS else ():
+                self.said.named.setdefault(key, RangeSet()).add(*piece)
+
+    def _restart(self) -> None:
+        """Go on with what is stored after a round, as another auditor does."""
+        for key, audit in self._audits.items():
+            books = decode_state(Books, encode_state(audit.books))
+            self._audits[key] = PartitionAudit(self._topic, audit.partition, books)
+        for number, home in self._homes.items():
+            clients = decode_state(dict[int, Client], encode_state(home.clients))
+            self._homes[number] = HomeAudit(self._audits.get, clients)
