@@ -17,7 +17,7 @@ from tests.spark.jobs import Job
 from tests.spark.topics import make_topic, numbers, send, values_of
 
 KILLS = repetitions(few=1, many=20)  # of the driver, and as many of tasks
-RECORDS = repetitions(few=1_200, many=2_000 * KILLS)
+RECORDS = repetitions(few=1_000, many=2_000 * KILLS)
 BATCH = re.compile(r"batch \d+$")
 TASKS = "local[2,8]"  # a task whose Python is killed is run again
 
