@@ -1,12 +1,20 @@
-"""The limit to compare with: a plain `recv_into` loop over the same sockets, which looks at nothing."""
+"""The limits to compare with: a plain `recv_into` loop over the same sockets, and the least that a broker does.
+
+The plain one looks at nothing. The other one keeps what it receives for a while and takes one checksum of each block.
+"""
 
 from __future__ import annotations
 
 import selectors
 import socket
 
-from benchmarks.children.commands import answer, use_cubic
+from awscrt.checksums import crc32c
+
+from benchmarks.children.commands import answer, options, use_cubic
 from memq.limits import MIB
+
+READ_BYTES = MIB  # as large as a slab
+KEPT_BYTES = 100 * MIB  # more than the caches hold
 
 
 def main() -> None:
@@ -14,7 +22,8 @@ def main() -> None:
     use_cubic(listener)
     port = listener.getsockname()[1]
     answer(address=f"127.0.0.1:{port}")
-    buffer = memoryview(bytearray(1 * MIB))  # as large as a slab
+    block_bytes = int(options().get("checked_block_bytes", 0))  # 0: nothing is kept or checked
+    memory, at = memoryview(bytearray(KEPT_BYTES if block_bytes else READ_BYTES)), 0
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)  # the parent closes it
     selector.register(listener, selectors.EVENT_READ)
@@ -28,9 +37,15 @@ def main() -> None:
                 selector.register(connection, selectors.EVENT_READ)
                 continue
             connection = key.fileobj  # type: ignore[assignment]  # only sockets are left
-            if not connection.recv_into(buffer):
+            received = connection.recv_into(memory[at : at + READ_BYTES])
+            if not received:
                 selector.unregister(connection)
                 connection.close()
+            elif block_bytes:
+                end = at + received
+                for start in range(at, end, block_bytes):
+                    crc32c(memory[start : min(start + block_bytes, end)])
+                at = end if end + READ_BYTES <= KEPT_BYTES else 0
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import memq
+from localstack.servers import S3Server, Server
 from memq.clock import SystemClock
 from memq.limits import MIB
 from tests.memory import peak_bytes
+from tests.processes import BrokerProcess, settings_text
 from tests.servers import dev_server
 from tests.soak import repetitions, report
 
@@ -31,6 +33,20 @@ def test_a_broker_bears_many_partitions_with_little_traffic(tmp_path: Path) -> N
         asyncio.run(_use(server.address, server.process.pid))
         server.signal()
         assert server.wait() == 0
+
+
+def test_so_does_one_whose_pointers_are_in_kafka(
+    tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
+) -> None:
+    config = tmp_path / "memq.toml"
+    config.write_text(settings_text(tmp_path, zookeeper, kafka, reads_s3, {}))
+    broker = BrokerProcess(config, "b1")
+    try:
+        broker.start()
+        asyncio.run(_use(broker.address, broker.process.pid))
+        assert broker.stop() == 0
+    finally:
+        broker.close()
 
 
 async def _use(address: str, pid: int) -> None:
