@@ -22,6 +22,7 @@ from memq.governor.registry import check_topic, released_by
 from memq.governor.stored_topic import encode_topic
 from memq.governor.watchers import Watchers
 from memq.governor.zookeeper import layout
+from memq.governor.zookeeper.decoded import Decoded
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror, gathered
 from memq.governor.zookeeper.session import (
@@ -41,6 +42,7 @@ from memq.tasks import TaskOwner
 from memq.topic import Topic, check_name
 
 BACKOFF_S_MAX = 2.0
+TopicPaths = tuple[Topic, list[str]]  # and the nodes of its assignments, by partition
 
 
 class ZookeeperCoordinator:
@@ -55,6 +57,8 @@ class ZookeeperCoordinator:
         self._watchers = Watchers(events)
         self._changed = asyncio.Event()
         self._mirror = Mirror(self._session, self._changed.set)
+        self._topics = Decoded(_topic)
+        self._assignments = Decoded(_assignment)
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
         self._entered: dict[str, BrokerEntry] = {}  # registered here: entered again when the session was lost
         self._loads: dict[str, list[Load]] = {}
@@ -170,10 +174,12 @@ class ZookeeperCoordinator:
     async def topics(self) -> Sequence[Topic]:
         """See `Coordinator.topics`."""
         await self._open()
+        return [topic for topic, _ in await self._known_topics()]
+
+    async def _known_topics(self) -> list[TopicPaths]:
         names = await self._mirror.children(layout.TOPICS)
         paths = [layout.topic_path(name) for name in names]
-        found = zip(paths, await self._mirror.nodes(paths), strict=True)
-        return [layout.decode_topic(path, node.data, node.version) for path, node in found if node is not None]
+        return self._topics.values(paths, await self._mirror.nodes(paths))
 
     async def create_topic(self, topic: Topic) -> None:
         """See `Coordinator.create_topic`."""
@@ -232,13 +238,10 @@ class ZookeeperCoordinator:
 
     async def assignments(self) -> Sequence[Assignment]:
         """See `Coordinator.assignments`."""
-        places = sorted((topic.id, part.partition) for topic in await self.topics() for part in topic.partitions)
-        found = await self._mirror.nodes([layout.partition_path(*place) for place in places])
-        return [
-            layout.decode_assignment(*place, node.data, node.version)
-            for place, node in zip(places, found, strict=True)
-            if node is not None
-        ]
+        await self._open()
+        topics = sorted(await self._known_topics(), key=lambda known: known[0].id)
+        paths = [path for _, owned in topics for path in owned]
+        return self._assignments.values(paths, await self._mirror.nodes(paths))
 
     async def assignment(self, topic_id: str, partition: int) -> Assignment:
         """See `Coordinator.assignment`."""
@@ -247,7 +250,7 @@ class ZookeeperCoordinator:
         node = await self._session.find(path)
         if node is None:
             raise NotFoundError(f"partition {partition} of topic id {topic_id} is not there")
-        return layout.decode_assignment(topic_id, partition, node.data, node.version)
+        return _assignment(path, node)
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
         """See `Coordinator.set_assignment`."""
@@ -417,6 +420,16 @@ class ZookeeperCoordinator:
 
     def _government(self, node: Node) -> Government:
         return layout.decode(layout.GOVERNOR, node.data, Government)
+
+
+def _topic(path: str, node: Node) -> TopicPaths:
+    topic = layout.decode_topic(path, node.data, node.version)
+    numbers = sorted(part.partition for part in topic.partitions)
+    return topic, [layout.partition_path(topic.id, number) for number in numbers]
+
+
+def _assignment(path: str, node: Node) -> Assignment:
+    return layout.decode_assignment(path, node.data, node.version)
 
 
 def _conflict(assignment: Assignment, version: int | None) -> VersionConflictError:

@@ -103,12 +103,13 @@ def encode_assignment(assignment: Assignment) -> bytes:
     return encode(_Owned(broker=assignment.broker, session=assignment.session, epoch=assignment.epoch))
 
 
-def decode_assignment(topic_id: str, partition: int, data: bytes, version: int) -> Assignment:
+def decode_assignment(path: str, data: bytes, version: int) -> Assignment:
     """Return the assignment in a node of this version."""
-    owned = decode(partition_path(topic_id, partition), data, _Owned)
+    owned = decode(path, data, _Owned)
+    topic_id, number = path.split("/")[-2:]
     return Assignment(
         topic_id=topic_id,
-        partition=partition,
+        partition=int(number),
         broker=owned.broker,
         session=owned.session,
         epoch=owned.epoch,

@@ -47,12 +47,12 @@ class Mirror:
     async def nodes(self, paths: Sequence[str]) -> list[Node | None]:
         """Return several nodes, a bounded number of reads at once."""
         await self._session.start()
-        if self._session.up and all(path in self._nodes for path in paths):
-            return [self._nodes[path] for path in paths]
-        found: list[Node | None] = []
-        for start in range(0, len(paths), CALLS_AT_ONCE_MAX):
-            found += await gathered(self.node(path) for path in paths[start : start + CALLS_AT_ONCE_MAX])
-        return found
+        found = {path: self._nodes[path] for path in paths if path in self._nodes} if self._session.up else {}
+        lacking = [path for path in paths if path not in found] if len(found) < len(paths) else []
+        for start in range(0, len(lacking), CALLS_AT_ONCE_MAX):
+            some = lacking[start : start + CALLS_AT_ONCE_MAX]
+            found.update(zip(some, await gathered(map(self.node, some)), strict=True))
+        return [found[path] for path in paths]
 
     async def children(self, path: str) -> list[str]:
         """Return the names below a node, sorted. Raises: as `node`; NotFoundError."""
