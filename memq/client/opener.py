@@ -47,6 +47,7 @@ class Opener:
         self._wanted = wanted
         self._changed = changed
         self._reporter = reporter
+        self._tallies: dict[ReadPartition, ReadTally] = {}  # the last one of each partition, read or not
         self._ends: dict[ReadPartition, Position] = {}
         self._kicked = asyncio.Event()
 
@@ -134,13 +135,13 @@ class Opener:
             pass_expired=self._settings.on_expired == "skip",
             known=known,
         )
-        before = self._reading.assigned.get(partition)
         assigned = self._reading.add(flow, topic)
         reporter = self._reporter
         if reporter is not None and reporter.wanted(topic):
             part = partial(reporter.part, topic)
             assigned.tally = ReadTally(part, assigned.writers, commits=self._settings.group is not None)
-            assigned.tally.begin(position, reason, before.tally if before is not None else None)
+            assigned.tally.begin(position, reason, self._tallies.get(partition))
+            self._tallies[partition] = assigned.tally
         return assigned
 
 

@@ -1,0 +1,82 @@
+"""Reports keep the order of what was committed and of where reading began anew, whatever is under way meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import memq.aio
+from memq.broker.broker import Broker
+from memq.clock import Clock
+from memq.format.report import AUDIT_TOPIC, Report, decode_report
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.network import Runtime
+from memq.notification.memory import MemoryQueue
+from memq.settings import BrokerSettings
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import Committed, ReadPartition
+
+WAIT_S = 60.0
+
+
+class HeldQueue(MemoryQueue):
+    """Groups store nothing until it is `free`."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.asked, self.free = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """See `Groups.commit`."""
+        self.asked.set()
+        await self.free.wait()
+        await super().commit(group, member, generation, positions)
+
+
+def test_a_partition_that_is_read_anew_while_its_commit_is_under_way_begins_behind_that() -> None:
+    async def scenario() -> list[str]:
+        runtime = Runtime()
+        queue = HeldQueue(runtime.clock)
+        broker = Broker(
+            BrokerSettings(port=0, http_port=-1, audit_interval_ms=50),
+            runtime,
+            {"main": MemoryHandler(runtime.clock)},
+            queue,
+            MemoryCoordinator(MemoryCluster("test")),
+        )
+        await broker.start()
+        async with memq.aio.Producer(broker.address) as producer:
+            await (await producer.send("clicks", b"1"))
+        async with memq.aio.Consumer(broker.address, "clicks", group="g", auto_commit=False) as consumer:
+            first = await consumer.poll(WAIT_S)
+            storing = asyncio.create_task(consumer.commit(first))
+            await queue.asked.wait()
+            core = consumer._core
+            known = core._topics.pop("clicks")  # as when a broker does not know it for a moment
+            core._forget_gone()
+            core._topics["clicks"] = known
+            core._group_changed()
+            again = await consumer.poll(WAIT_S)
+            queue.free.set()
+            await storing
+            await consumer.commit(again)
+        steps = await told(broker.address)
+        await broker.close()
+        return steps
+
+    assert asyncio.run(scenario()) == ["begin 0:0:0", "processed", "begin 0:0:0", "processed"]
+
+
+async def told(address: str) -> list[str]:
+    """Return what the one consumer says in its reports, in their order."""
+    reports: list[Report] = []
+    async with memq.aio.Consumer(address, AUDIT_TOPIC, audit=False) as consumer:
+        while not any(report.last for report in reports):
+            batch = await consumer.poll(WAIT_S)
+            assert batch is not None, f"it does not end: {reports}"
+            found = [decode_report(record.value or b"") for record in batch]
+            reports += [report for report in found if report.kind == "consumer"]
+    steps: list[str] = []
+    for part in (part for report in sorted(reports, key=lambda each: each.number) for part in report.parts):
+        steps += [f"begin {begin.at}" for begin in part.begins]
+        steps += [span.stage for span in part.spans if span.stage == "processed"]
+    return steps
