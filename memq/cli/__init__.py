@@ -16,7 +16,7 @@ COMPLETE_VARIABLE = "_MEMQ_COMPLETE"  # set by the shell when it asks for comple
 
 # name: (module, attribute, what it does); in the order of help
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "dev": ("memq.cli.dev", "dev", "run broker, store and queue in one process, on one folder"),
+    "dev": ("memq.cli.dev", "dev", "run broker, store, queue and auditor in one process, on one folder"),
     "broker": ("memq.cli.broker", "broker", "run one broker of a cluster; list and drain those that run"),
     "governor": ("memq.cli.governor", "governor", "show what the governor would change"),
     "topic": ("memq.cli.topic", "topic", "list, create, describe, alter and delete topics"),

@@ -7,8 +7,6 @@ import csv
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -19,21 +17,19 @@ from memq.audit.live.rows import QUEUE
 from memq.audit.live.store import AuditStore
 from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary
-from memq.cli.dashboard import Beside, dashboard_beside
-from memq.cli.live_audit import SQLITE, live_audit, open_database
+from memq.cli.audit_state import state_of
+from memq.cli.beside import Beside, dashboard_beside
+from memq.cli.live_audit import live_audit
 from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import json_option, setting_options, settings_of
 from memq.cli.output import print_json, print_table, talk, time_text
 from memq.cli.ready import say_ready
 from memq.cli.run import FAILED, OK
-from memq.errors import InvalidSettingError, MemqError
-from memq.logs import EventLog
 from memq.network import Runtime, parse_address
 from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, rules_of
 
 Answer = TypeVar("Answer")
 METRICS_PORT = 9880
-STATE_FILE = "audit.sqlite"  # in the data folder of `memq dev`
 MINUTE_MS = 60_000
 _COLUMNS = (
     *("id", "kind", "stage", "group", "topic", "topic_id", "partition", "minute", "producer", "records", "ranges"),
@@ -54,10 +50,10 @@ def auditor(context: click.Context, /, config: str | None, profile: str | None, 
         return OK
     settings = settings_of(config, profile, **flags)
     log_to_stderr(settings.broker().log_level, settings.broker().log_format)
-    state = _state_of(settings)
-    dashboard = dashboard_beside(settings, lambda: _state_of(settings))
+    open_state = state_of(settings.auditor())
+    dashboard = dashboard_beside(settings, open_state)
     with asyncio.Runner() as runner:
-        return runner.run(_serve(settings.client().brokers, state, settings.auditor().audit_keep_ms, dashboard))
+        return runner.run(_serve(settings.client().brokers, open_state(), settings.auditor().audit_keep_ms, dashboard))
 
 
 @auditor.command("show")
@@ -152,38 +148,7 @@ def verify(finding: str, config: str | None, profile: str | None, **flags: Value
     return OK if told.sound else FAILED
 
 
-def state_beside(settings: AuditorSettings, data: Path) -> Callable[[], Database]:
-    """Return what opens the state of `memq dev`, in its data folder unless a setting says where."""
-    return partial(open_database, settings.audit_state or f"{SQLITE}{data / STATE_FILE}")
-
-
-def beside_broker(state: Database, keep_ms: int) -> Callable[[str], Coroutine[Any, Any, None]]:
-    """Return what audits beside the broker of `memq dev`; what stops it is logged, and the broker goes on."""
-
-    async def run(address: str) -> None:
-        runtime = Runtime()
-        events = EventLog(runtime.clock)
-        try:
-            async with AsyncExitStack() as stack:
-                stack.push_async_callback(state.close)
-                audit = await stack.enter_async_context(live_audit(address, state, keep_ms, runtime))
-                await audit.run()
-        except MemqError as error:
-            events.error("audit.failed", f"the auditor has stopped: {error}", error)
-
-    return run
-
-
 # ---- inside --------------------------------------------------------------------------------------
-
-
-def _state_of(settings: Settings) -> Database:
-    state = settings.auditor().audit_state
-    if not state:
-        raise InvalidSettingError(
-            "no audit state is named", hint=f"give --audit-state {SQLITE}memq-data/{STATE_FILE}, or postgresql://…"
-        )
-    return open_database(state)
 
 
 async def _serve(brokers: str, state: Database, keep_ms: int, dashboard: Beside | None) -> int:
@@ -221,7 +186,7 @@ async def _until(signal: asyncio.Event, work: Coroutine[Any, Any, None]) -> None
 
 def _asked(settings: Settings, ask: Callable[[AuditView, AuditStore], Coroutine[Any, Any, Answer]]) -> Answer:
     async def run() -> Answer:
-        state = _state_of(settings)
+        state = state_of(settings.auditor())()
         try:
             return await ask(AuditView(state), AuditStore(state))
         finally:

@@ -18,7 +18,7 @@ from memq.settings import AuditorSettings, BrokerSettings, DashboardSettings, Va
 @click.command()
 @setting_options(*rules_of(BrokerSettings), *rules_of(AuditorSettings), *rules_of(DashboardSettings))
 def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Run broker, store and queue in one process, and with `--audit` an auditor.
+    """Run broker, store, queue and, unless `--no-audit` is given, an auditor in one process.
 
     Prints `memq ready: HOST:PORT` on stdout when clients can connect; the log says where the dashboard is, which
     needs the extra [dashboard]. SIGTERM and Ctrl-C drain: nothing new is taken, what is held is stored and acked; a
@@ -34,16 +34,14 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     from memq.broker.dev import serve
     from memq.broker.limit_settings import client_limits
     from memq.broker.process import calm_collector
-    from memq.cli.dashboard import Beside, dashboard_beside
+    from memq.cli.audit_state import state_beside
+    from memq.cli.beside import Beside, auditor_beside, dashboard_beside
 
     limits = client_limits(loaded.parts().section("clients"))
     beside: list[Beside] = []
-    open_state = None
-    if settings.audit:
-        from memq.cli.auditor import beside_broker, state_beside
-
-        open_state = state_beside(loaded.auditor(), Path(settings.data))
-        beside.append(beside_broker(open_state(), loaded.auditor().audit_keep_ms))
+    open_state = state_beside(loaded.auditor(), Path(settings.data)) if settings.audit else None
+    if open_state is not None:
+        beside.append(auditor_beside(open_state, loaded.auditor().audit_keep_ms))
     dashboard = dashboard_beside(loaded, open_state)
     if dashboard is not None:
         beside.append(dashboard)

@@ -1,12 +1,11 @@
-"""The live audit over brokers: an ordinary member of the group `_memq_auditor`, and its state where a URL says."""
+"""The live audit over brokers: an ordinary member of the group `_memq_auditor`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
-from memq.audit.live.database import Database, SqliteDatabase
+from memq.audit.live.database import Database
 from memq.audit.live.service import LiveAudit, Page
 from memq.audit.live.store import AuditStore
 from memq.client.aio_admin import AsyncAdmin
@@ -14,7 +13,7 @@ from memq.client.aio_consumer import AsyncConsumer
 from memq.client.any_broker import AnyBroker
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.record import TopicPartition
-from memq.errors import InvalidSettingError, MemqError, NotFoundError
+from memq.errors import MemqError, NotFoundError
 from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC
 from memq.limits import POLL_BYTES_MAX
@@ -22,26 +21,6 @@ from memq.network import Runtime
 from memq.notification import Entry
 from memq.notification.remote import RemoteQueue
 from memq.topic import AUDIT_GROUP, Position, ReadPartition, Topic
-
-POSTGRES = ("postgresql://", "postgres://")
-SQLITE = "sqlite:"
-
-
-def open_database(url: str) -> Database:
-    """Return the database at `sqlite:FILE` or `postgresql://…`. Raises: InvalidSettingError."""
-    if url.startswith(POSTGRES):
-        try:
-            from memq.audit.live.postgres import PostgresDatabase
-        except ImportError as error:
-            raise InvalidSettingError(
-                "the audit's state in PostgreSQL needs a driver", hint="install memq[audit]"
-            ) from error
-        return PostgresDatabase(url)
-    if not url.startswith(SQLITE) or url == SQLITE:
-        raise InvalidSettingError(
-            f"audit state '{url[:60]}' is no database", hint="write sqlite:FILE or postgresql://USER@HOST/NAME"
-        )
-    return SqliteDatabase(Path(url.removeprefix(SQLITE)))
 
 
 class GroupReports:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import memq
-from memq.audit.dashboard.guard import is_loopback
+from memq.audit.dashboard.exposure import is_loopback
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.dashboard.stream import TAILS_MAX
 from memq.audit.dashboard.view import FindingRow

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 import memq
-from memq.audit.live.database import Database
+from memq.audit.live.database import Database, SqliteDatabase
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.service import LiveAudit
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.cli import main
-from memq.cli.live_audit import live_audit, open_database
+from memq.cli.audit_state import database_at
+from memq.cli.beside import auditor_beside
+from memq.cli.live_audit import live_audit
 from memq.network import Runtime
 from memq.testing import Cluster
 from memq.topic import Position
@@ -71,7 +73,7 @@ def counts(summary: TopicSummary) -> tuple[int, int, int]:
 
 def with_database(url: str, work: Callable[[Database], Awaitable[None]]) -> None:
     async def run() -> None:
-        database = open_database(url)
+        database = database_at(url)()
         try:
             await work(database)
         finally:
@@ -151,7 +153,7 @@ def test_an_auditor_that_comes_later_says_the_same(cluster: Cluster, tmp_path: P
         with_database(second, later)
 
         async def compare(one: Database) -> None:
-            other = open_database(second)
+            other = database_at(second)()
             try:
                 here, there = [await AuditView(each).minutes("clicks", 0, 1 << 40) for each in (one, other)]
             finally:
@@ -167,7 +169,7 @@ def test_several_auditors_share_one_state(cluster: Cluster) -> None:
     with cluster, postgres_url() as url:
 
         async def work(database: Database) -> None:
-            second = open_database(url)
+            second = database_at(url)()
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(second.close)
                 audits = [
@@ -184,3 +186,32 @@ def test_several_auditors_share_one_state(cluster: Cluster) -> None:
             assert (summary.findings, summary.word("g")) == (0, "ok")
 
         with_database(url, work)
+
+
+def test_the_auditor_beside_a_broker_begins_again_when_its_state_could_not_be_opened(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder, again = tmp_path / "later", asyncio.Event()
+    calls: list[Callable[[], None]] = [lambda: None, folder.mkdir]
+
+    def open_state() -> Database:
+        if calls:
+            calls.pop(0)()
+        if not calls:
+            again.set()
+        return SqliteDatabase(folder / "audit.sqlite")
+
+    async def work() -> None:
+        auditing = asyncio.create_task(auditor_beside(open_state, KEEP_MS)(cluster.address))
+        async with asyncio.timeout(WAIT_S):
+            await again.wait()
+        await asyncio.to_thread(produce, cluster)
+        database = SqliteDatabase(folder / "audit.sqlite")
+        await until([], database, lambda summary: summary.row.side("")["acked"] == RECORDS)
+        await database.close()
+        auditing.cancel()
+        await asyncio.wait([auditing])
+        assert auditing.cancelled()
+
+    with cluster:
+        asyncio.run(work())

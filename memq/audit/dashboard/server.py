@@ -13,7 +13,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from memq.audit.dashboard.desk import Desk
-from memq.audit.dashboard.guard import Guard, check_exposure, is_loopback, read_token, tls_of
+from memq.audit.dashboard.exposure import check_exposure, is_loopback, read_token, tls_of
+from memq.audit.dashboard.guard import Guard
 from memq.audit.dashboard.objects import ObjectReader
 from memq.audit.dashboard.pages import Pages
 from memq.audit.dashboard.records import RecordReader
@@ -30,13 +31,6 @@ REQUEST_HEAD_BYTES_MAX = 16 * 1024
 END_S = 2.0  # for answers that are under way at the stop
 
 logging.getLogger("uvicorn").addHandler(logging.NullHandler())
-
-
-def check_settings(settings: DashboardSettings) -> None:
-    """Refuse settings that would expose the dashboard, or can't be read. Raises: InvalidSettingError."""
-    check_exposure(settings)
-    read_token(settings)
-    tls_of(settings)
 
 
 class Dashboard:

@@ -1,23 +1,59 @@
-"""The dashboard beside a broker or an auditor: made of the settings, where its extra is installed."""
+"""What runs beside the broker of `memq dev`, or beside an auditor: an auditor, the dashboard where it is installed.
+
+Both are imported only once clients can come: they take half as long to import as the broker.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from typing import Any
 
-from memq.audit.live.database import Database
+from memq.audit.dashboard.exposure import check_settings
+from memq.backoff import backoff_s
+from memq.cli.audit_state import OpenState
 from memq.clock import SystemClock
 from memq.errors import InvalidSettingError, MemqError
 from memq.logs import EventLog
+from memq.network import Runtime
 from memq.settings import Settings
 
 Beside = Callable[[str], Coroutine[Any, Any, None]]  # what runs beside others, given the address of a broker
 NEEDED = ("starlette", "uvicorn")
+_RETRY_S_BASE = 0.5
+_RETRY_S_MAX = 30.0
 
 
-def dashboard_beside(loaded: Settings, open_state: Callable[[], Database] | None) -> Beside | None:
+def auditor_beside(open_state: OpenState, keep_ms: int) -> Beside:
+    """Return what audits the cluster of a broker: what ends it is logged, and it begins again from what it stored."""
+
+    async def run(address: str) -> None:
+        from memq.cli.live_audit import live_audit
+
+        runtime = Runtime()
+        outage = EventLog(runtime.clock).outage("audit.stopped", "audit.goes-on")
+        failures = 0
+        while True:
+            try:
+                async with AsyncExitStack() as stack:
+                    state = open_state()
+                    stack.push_async_callback(state.close)
+                    audit = await stack.enter_async_context(live_audit(address, state, keep_ms, runtime))
+                    await audit.step()
+                    outage.passed()
+                    failures = 0
+                    await audit.run()
+            except MemqError as error:
+                outage.failed(str(error))
+                failures += 1
+            await asyncio.sleep(backoff_s(runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
+
+    return run
+
+
+def dashboard_beside(loaded: Settings, open_state: OpenState | None) -> Beside | None:
     """Return what serves the dashboard for the brokers at an address; None where it is off, or not installed.
 
     `open_state` opens what auditors store, None where nobody audits.
@@ -25,7 +61,7 @@ def dashboard_beside(loaded: Settings, open_state: Callable[[], Database] | None
     A port that is taken is logged, and the broker goes on. Raises: InvalidSettingError when settings ask for it, and
     its extra is not installed, or it would be exposed.
     """
-    settings = loaded.dashboard()
+    settings, events = loaded.dashboard(), EventLog(SystemClock())
     if settings.dashboard_port < 0:
         return None
     asked = [name for name, origin in loaded.origins.items() if name.startswith("dashboard_") and origin != "default"]
@@ -36,14 +72,14 @@ def dashboard_beside(loaded: Settings, open_state: Callable[[], Database] | None
             hint="pip install 'memq[dashboard]', or set dashboard_port = -1",
         )
     if missing:
+        events.info("dashboard.not-installed", "there is no dashboard: pip install 'memq[dashboard]'")
         return None
-    from memq.audit.dashboard.audited import LiveSource
-    from memq.audit.dashboard.server import Dashboard, check_settings
-
     check_settings(settings)
-    events = EventLog(SystemClock())
 
     async def run(address: str) -> None:
+        from memq.audit.dashboard.audited import LiveSource
+        from memq.audit.dashboard.server import Dashboard
+
         state = open_state() if open_state is not None else None
         audit = LiveSource(state, SystemClock()) if state is not None else None
         try:
