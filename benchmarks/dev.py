@@ -34,7 +34,7 @@ def dev_broker(folder: Path) -> Iterator[Dev]:
         "--http-port",
         "-1",
         "--dashboard-port",
-        "-1",
+        "0",
         "--log-level",
         "warning",
     ]

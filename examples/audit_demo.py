@@ -39,7 +39,7 @@ def main() -> int:
     shutil.rmtree(options.data, ignore_errors=True)
     print("reading the flight records …", flush=True)
     lines = [item for item, _ in zip(flights(), range(options.records), strict=False)]
-    with broker(options.data, "--audit", "--audit-interval-ms", str(INTERVAL_MS)) as address:
+    with broker(options.data, "--audit-interval-ms", str(INTERVAL_MS)) as address:
         send(address, lines, sum(len(line) for _, line in lines))
         asyncio.run(until(options.data, lambda view: all_queued(view, len(lines))))
         print(f"the auditor has seen all {len(lines):,} records sent, acked and queued: {TOPIC} is ok", flush=True)

@@ -100,7 +100,7 @@ class BrokerSettings:
     delete_objects: bool = _setting(True, "retention and sweep delete objects; off: only memq sweep does")
     auto_create_topics: bool = _setting(True, "make a topic when somebody first sends to it")
     partitions: int = _setting(1, "partitions of a topic that is made without a number", 1, PARTITIONS_MAX)
-    audit: bool = _setting(False, "clients report to the topic _memq_audit what they send and read")
+    audit: bool = _setting(True, "clients report to the topic _memq_audit what they send and read")
     audit_interval_ms: int = _setting(5_000, "how often a client reports while it has something to say", 50, 60_000)
     audit_partitions: int = _setting(4, "partitions of _memq_audit, when it is made", 1, PARTITIONS_MAX)
     audit_retention_ms: int = _setting(3 * 86_400_000, "how long reports are kept, from when on it is made", 600_000)

@@ -33,11 +33,12 @@ Result = TypeVar("Result")
 class Cluster:
     """A cluster for tests: nothing of it outlives `close`. `settings` are those of the broker, by name.
 
-    Topics are made when somebody first sends to them, with one partition, unless settings say otherwise.
+    Topics are made when somebody first sends to them, with one partition, and nothing is reported to the audit, unless
+    settings say otherwise: a failure that was planned shall meet what the test does.
     """
 
     def __init__(self, **settings: int | str | bool) -> None:
-        values = {"host": "127.0.0.1", "port": 0, "http_port": -1, "cluster": "test"} | settings
+        values = {"host": "127.0.0.1", "port": 0, "http_port": -1, "cluster": "test", "audit": False} | settings
         self._settings = BrokerSettings(**values)  # type: ignore[arg-type]  # the dataclass checks the names
         self._runtime = Runtime()
         self.faults = Faults()

@@ -116,7 +116,7 @@ def test_a_loss_a_doubling_and_damage_on_memq_dev_are_seen(
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     injure = import_module("injury").injure
-    options = ("--audit", "--audit-interval-ms", "200", "--dashboard-port", "0")
+    options = ("--audit-interval-ms", "200", "--dashboard-port", "0")
     server = DevServer(tmp_path / "data", *options)
     try:
         server.start()

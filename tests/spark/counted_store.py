@@ -60,7 +60,8 @@ def counted_store(folder: Path) -> Iterator[CountedStore]:
         async with faulty_s3() as server:
             runtime, store = Runtime(), place_of(server).open("f")
             coordinator = MemoryCoordinator(MemoryCluster())
-            broker = Broker(BrokerSettings(port=0), runtime, {"main": store}, MemoryQueue(runtime.clock), coordinator)
+            settings = BrokerSettings(port=0, audit=False)  # reports are objects, too, and all are counted
+            broker = Broker(settings, runtime, {"main": store}, MemoryQueue(runtime.clock), coordinator)
             await broker.start()
             try:
                 running.append(CountedStore(broker.address, server, config))

@@ -19,6 +19,7 @@ from memq.client.producer import Producer
 from memq.governor.zookeeper.settings import ZookeeperSettings
 from memq.notification.kafka.settings import OWN, KafkaSettings
 from memq.settings import (
+    AuditorSettings,
     BrokerSettings,
     ClientSettings,
     DashboardSettings,
@@ -58,6 +59,7 @@ PARTS: tuple[tuple[str, str, type[Any]], ...] = (
     ("Section [s3]", "In a file `[s3]`, in the environment `MEMQ_S3_…`.", S3Settings),
     ("Section [kafka]", KAFKA, KafkaSettings),
     ("Section [zookeeper]", "In a file `[zookeeper]`, in the environment `MEMQ_ZOOKEEPER_…`.", ZookeeperSettings),
+    ("Auditor", "What `memq auditor`, and the auditor in `memq dev`, keep.", AuditorSettings),
     ("Dashboard", "What `memq dev` and `memq auditor` serve to browsers.", DashboardSettings),
     ("Clients of the command line", "`memq produce`, `consume` and the like.", ClientSettings),
 )
