@@ -64,24 +64,32 @@ class Offsets:
     async def _request(self, kind: int | str) -> None:
         async with self._slots:
             asked = self._waiting.pop(kind)  # who asks from here on shares the next request
-            spec = _spec(kind)
-            partitions = {TopicPartition(topic, number): spec for topic, number in asked}
             try:
-                answers = self._admin.list_offsets(partitions, request_timeout=self._timeout_s)
-                for partition, answer in answers.items():
-                    await self._take(kind, answer, asked[partition.topic, partition.partition], partition)
+                unknown = await self._list(kind, asked)
+                if unknown:
+                    await self._list_again(kind, {place: asked[place] for place in unknown})
             finally:
                 for waiting in asked.values():
                     waiting.cancel()  # nothing, unless this task is being stopped
 
-    async def _take(self, kind: int | str, answer: Any, waiting: Answer, partition: TopicPartition) -> None:
-        found = await self._found(answer, partition)
-        if isinstance(found, KafkaError):
-            found = await self._ask_again(kind, found, partition)
-        if not waiting.done():
-            waiting.set_result(found)
+    async def _list(self, kind: int | str, asked: dict[Place, Answer]) -> dict[Place, KafkaError]:
+        """Answer each as Kafka does; return those whose partition is not known, unanswered, with what was said."""
+        spec, unknown = _spec(kind), dict[Place, KafkaError]()
+        partitions = {TopicPartition(*place): spec for place in asked}
 
-    async def _found(self, answer: Any, partition: TopicPartition) -> int | KafkaError | MemqError:
+        async def take(partition: TopicPartition, answer: Any) -> None:
+            place = (partition.topic, partition.partition)
+            found = await self._found(answer, place)
+            if isinstance(found, KafkaError):
+                unknown[place] = found
+            else:
+                _settle(asked[place], found)
+
+        answers = self._admin.list_offsets(partitions, request_timeout=self._timeout_s)
+        await asyncio.gather(*(take(partition, answer) for partition, answer in answers.items()))
+        return unknown
+
+    async def _found(self, answer: Any, place: Place) -> int | KafkaError | MemqError:
         """Return the offset, an error that says that the partition is not known, or any other error."""
         try:
             offset = (await asyncio.wrap_future(answer)).offset
@@ -90,27 +98,36 @@ class Offsets:
             if error.args[0].code() in _NOT_KNOWN:
                 cause: KafkaError = error.args[0]
                 return cause
-            return self._complaints.failure(error, _doing(partition))
+            return self._complaints.failure(error, _doing(place))
         self._complaints.settled()
         return int(offset)
 
-    async def _ask_again(self, kind: int | str, cause: KafkaError, partition: TopicPartition) -> int | MemqError:
-        """Look whether the partition is there: the library may know the topic as it was before it was widened."""
-        topics = TopicCollection([partition.topic])
-        answer: Any = self._admin.describe_topics(topics, request_timeout=self._timeout_s)[partition.topic]
-        try:
-            described = await asyncio.wrap_future(answer)
-        except KafkaException as error:
-            return self._complaints.failure(error, _doing(partition))
-        if partition.partition >= len(described.partitions):
-            return NotFoundError(f"{_doing(partition)}: the topic has {len(described.partitions)} partitions")
-        answers = self._admin.list_offsets({partition: _spec(kind)}, request_timeout=self._timeout_s)
-        found = await self._found(answers[partition], partition)
-        return self._complaints.failure(found, _doing(partition)) if isinstance(found, KafkaError) else found
+    async def _list_again(self, kind: int | str, asked: dict[Place, Answer]) -> None:
+        """Look which partitions are there: the library may know a topic as it was before it was made or widened."""
+        topics = TopicCollection(list(dict.fromkeys(topic for topic, _ in asked)))
+        answers: dict[str, Any] = self._admin.describe_topics(topics, request_timeout=self._timeout_s)
+        there: dict[Place, Answer] = {}
+        for place, waiting in asked.items():
+            try:
+                count = len((await asyncio.wrap_future(answers[place[0]])).partitions)
+            except KafkaException as error:
+                _settle(waiting, self._complaints.failure(error, _doing(place)))
+                continue
+            if place[1] < count:
+                there[place] = waiting
+            else:
+                _settle(waiting, NotFoundError(f"{_doing(place)}: the topic has {count} partitions"))
+        for place, cause in (await self._list(kind, there) if there else {}).items():
+            _settle(asked[place], self._complaints.failure(cause, _doing(place)))
 
 
-def _doing(partition: TopicPartition) -> str:
-    return f"asking for offsets of partition {partition.partition} of Kafka topic '{partition.topic}'"
+def _settle(waiting: Answer, found: int | MemqError) -> None:
+    if not waiting.done():
+        waiting.set_result(found)
+
+
+def _doing(place: Place) -> str:
+    return f"asking for offsets of partition {place[1]} of Kafka topic '{place[0]}'"
 
 
 def _spec(kind: int | str) -> OffsetSpec:

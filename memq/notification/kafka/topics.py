@@ -33,8 +33,8 @@ REQUIRED = {
     "retention.ms": "-1",  # memq trims by itself: what Kafka took on its own would leave objects without a name
     "retention.bytes": "-1",
 }
-READY_TRIES = 60
-READY_PAUSE_S = 0.05
+READY_TRIES = 200  # 20 s: with many thousands of partitions Kafka shows a new topic seconds after it made it
+READY_PAUSE_S = 0.1
 LOOK_S = 0.2  # how often a check looks for what the library complains of
 
 
