@@ -25,6 +25,7 @@ ROWS = (
     "memory",
     "start",
     "audit",
+    "dashboard",
     "cluster",
     "puts",
     "spark",
