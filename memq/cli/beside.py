@@ -1,6 +1,7 @@
 """What runs beside the broker of `memq dev`, or beside an auditor: an auditor, the dashboard where it is installed.
 
-Both are imported only once clients can come: they take half as long to import as the broker.
+Both are imported only once clients can come, and in a thread: they take half as long to import as the broker, which
+would answer nobody meanwhile.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,6 +32,7 @@ def auditor_beside(open_state: OpenState, keep_ms: int) -> Beside:
     """Return what audits the cluster of a broker: what ends it is logged, and it begins again from what it stored."""
 
     async def run(address: str) -> None:
+        await asyncio.to_thread(import_module, "memq.cli.live_audit")
         from memq.cli.live_audit import live_audit
 
         runtime = Runtime()
@@ -77,6 +80,7 @@ def dashboard_beside(loaded: Settings, open_state: OpenState | None) -> Beside |
     check_settings(settings)
 
     async def run(address: str) -> None:
+        await asyncio.to_thread(import_module, "memq.audit.dashboard.server")
         from memq.audit.dashboard.audited import LiveSource
         from memq.audit.dashboard.server import Dashboard
 

@@ -21,7 +21,7 @@ import memq
 from memq.audit.dashboard.sources import MinuteRow, TopicVerdict
 from memq.audit.dashboard.view import FindingRow, TopicRow
 from memq.testing import Cluster
-from tests.browsers import Tab, chromium, need_chromium
+from tests.browsers import WAIT_MS, Tab, chromium, need_chromium
 from tests.dashboards import WrittenAudit, served
 from tests.servers import DevServer
 
@@ -52,7 +52,7 @@ def test_search_tail_keyboard_and_dark_on_memq_dev(browser: Browser, tmp_path: P
     server = DevServer(tmp_path / "data", "--dashboard-port", "0", "--dashboard-contents")
     try:
         server.start()
-        with memq.Producer(server.address) as producer:
+        with memq.Producer(server.address, connect_timeout_ms=WAIT_MS) as producer:
             producer.send("clicks", "<img src=x onerror=alert(1)>", key="ada", tag="web")
             producer.send("clicks", "second", key="bob", headers=[("trace", "7")])
             producer.flush(60)
@@ -120,9 +120,9 @@ def test_a_loss_a_doubling_and_damage_on_memq_dev_are_seen(
     server = DevServer(tmp_path / "data", *options)
     try:
         server.start()
-        with memq.Admin(server.address) as admin:
+        with memq.Admin(server.address, connect_timeout_ms=WAIT_MS) as admin:
             admin.create_topic("flights", partitions=2)
-            with memq.Producer(server.address) as producer:
+            with memq.Producer(server.address, connect_timeout_ms=WAIT_MS) as producer:
                 for _ in range(6):
                     producer.send_many("flights", [b"flight"] * 100, keys=[f"{key}" for key in range(100)])
                     producer.flush(60)

@@ -122,6 +122,7 @@ def test_minutes_are_folded_into_columns_and_the_gravest_word_holds() -> None:
     assert (history.words[0], history.words[1], len(history.words)) == ("lost", None, 72)
     assert history.counts["sent"][1] is None  # nothing is known, which is not 0
     assert (history.heat[0][0], history.heat[1][0], history.heat[0][1]) == (5, 6, None)
+    assert history.marks == {1: {0: "lost"}}
     p50, _, p99 = history.latency_ms["committed"][0] or (0, 0, 0)
     assert 4 <= p50 <= 16
     assert 8 <= p99 <= 16

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from memq.audit.dashboard.exposure import is_loopback
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.dashboard.stream import TAILS_MAX
 from memq.audit.dashboard.view import FindingRow
+from memq.audit.live.finding import LiveFinding
 from memq.errors import InvalidSettingError, UnreachableError
 from memq.settings import DashboardSettings
 from memq.testing import Cluster
@@ -156,6 +158,43 @@ def test_a_damaged_block_is_named(cluster: Cluster) -> None:
         (block,) = pages.json(f"/api/object?key={key}")["blocks"]
         assert block["error"]
         assert pages.json(f"/api/block?key={key}&block=0")["error"]
+
+
+def named(topic_id: str, **of_it: Any) -> LiveFinding:
+    place = {"topic": "broken", "topic_id": topic_id, "partition": 0, "minute": 0, "producer": 1, "kind": "corrupt"}
+    return LiveFinding(**{"id": "f", "stage": "object", "offset": 0} | place | of_it)  # type: ignore[arg-type]
+
+
+def test_a_finding_is_verified_by_what_lies_in_the_store_now(cluster: Cluster) -> None:
+    cluster.create_topic("checked", partitions=1)
+    with memq.Producer(cluster.address) as producer:
+        ack = producer.send("checked", b"x" * 100).result(60)
+    place = memq.Position(0, cluster.records("checked")[0].position.pointer_offset, 0)
+    with memq.Admin(cluster.address) as admin:
+        topic_id = admin.topic("checked").topic.id
+    about = {"topic": "checked", "producer": ack.producer_id, "records": 1, "ranges": ((0, 1),)}
+    found = {
+        "here": named(topic_id, offset=place.pointer_offset, **about),
+        "gone": named(topic_id, offset=1_000, **about),
+        "other": named("00" * 16, offset=place.pointer_offset, **about),
+        "nowhere": named(topic_id, id="nowhere", offset=-1, **about),
+    }
+    with served(cluster.address, WrittenAudit(named=found)) as pages:
+        told = pages.json("/api/findings/here/verify")
+        assert (told["sound"], told["held"], told["damaged"]) == (True, 1, 0)
+        assert told["says"].endswith(
+            "every block is sound; sound blocks hold 1 of the 1 records that the finding names"
+        )
+        cluster.damage(place, "checked")
+        told = pages.json("/api/findings/here/verify")
+        assert (told["sound"], told["held"], told["damaged"]) == (False, 0, 1)
+        assert told["blocks"][0]["named"]
+        assert told["blocks"][0]["cause"]
+        assert not pages.json("/api/findings/gone/verify")["object"]
+        for name, words in (("other", "is not the one"), ("nowhere", "is in no pointer"), ("none", "no finding")):
+            answer, body = pages.ask(f"/api/findings/{name}/verify")
+            assert answer.status == 404
+            assert words in json.loads(body)["error"]
 
 
 def test_the_tail_shows_what_comes_within_its_rate(pages: Served, cluster: Cluster) -> None:

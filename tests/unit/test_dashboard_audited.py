@@ -1,0 +1,106 @@
+"""What the dashboard reads of the live audit's state, as auditors store it: verdicts, minutes, clients, findings."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from memq.audit.dashboard import audited
+from memq.audit.dashboard.audited import LiveSource
+from memq.audit.live.books import Books
+from memq.audit.live.database import SqliteDatabase
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.home import Client
+from memq.audit.live.rows import QUEUE, Row
+from memq.audit.live.store import AuditStore, Changes, Step
+from memq.audit.minutes import MINUTE_MS
+from memq.clock import SystemClock
+from memq.errors import NotFoundError
+
+NOW = SystemClock().wall_ms() // MINUTE_MS
+
+
+def row(records: int, **wrong: int) -> Row:
+    found = Row()
+    for name in ("sent", "acked", "committed"):
+        found.side(QUEUE).count(name, records)
+    for name, count in wrong.items():
+        found.side(QUEUE).count(name, count)
+    return found
+
+
+def lost(topic: str, records: int) -> LiveFinding:
+    return LiveFinding(
+        id="aa", kind="lost", stage="queue", topic=topic, topic_id=f"id-{topic}", partition=0, minute=NOW, producer=1,
+        records=records,
+    )  # fmt: skip
+
+
+def changes(topic: str, rows: dict[int, Row], *findings: LiveFinding) -> Changes:
+    return Changes(topic, Books(), rows, list(findings))
+
+
+def test_topics_come_in_portions_and_findings_hold_until_they_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audited, "TOPICS_MAX", 2)
+
+    async def run() -> None:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        store, source = AuditStore(database), LiveSource(database, SystemClock())
+        await store.take_home(0, "me")
+        client = Client("consumer", "group", "host", 1, 0, 0, heard_ms=5, skew_ms=-3, silent=True)
+        step = Step(0, "me", "", {7: client})
+        for topic in ("a", "b", "c"):
+            step.changes[f"id-{topic}", 0] = changes(topic, {NOW - 1: row(10), NOW: row(5), NOW - 100: row(99)})
+        step.changes["id-a", 0].findings.append(lost("a", 3))
+        await store.save(step)
+
+        first = await source.news(0)
+        assert len(first.topics) == 2
+        assert [finding.id for finding in first.findings] == ["aa"]
+        second = await source.news(first.version)
+        assert (second.version, second.findings) == (first.version, [])
+        told = first.topics | second.topics
+        assert {name: (each.word, each.lost, each.committed) for name, each in told.items()} == {
+            "a": ("lost", 3, {NOW - 1: 10, NOW: 5}),
+            "b": ("ok", 0, {NOW - 1: 10, NOW: 5}),
+            "c": ("ok", 0, {NOW - 1: 10, NOW: 5}),
+        }
+        assert [each.minute for each in await source.minutes("b", NOW - 200, NOW)] == [NOW - 100, NOW - 1]
+        (heard,) = await source.clients()
+        assert (heard.client, heard.name, heard.silent, heard.skew_ms) == (f"{7:016x}", "group", True, -3)
+        assert (await source.finding("aa")).records == 3
+        with pytest.raises(NotFoundError, match="no finding 'bb'"):
+            await source.finding("bb")
+
+        over = lost("a", 0)
+        over.resolved_ms = 1
+        step = Step(0, "me", "", {})
+        step.changes["id-a", 0] = changes("a", {}, over)
+        await store.save(step)
+        third = await source.news(first.version)
+        assert third.topics["a"].lost == 0
+        assert third.topics["a"].word == "ok"
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_minutes_of_a_topic_are_read_by_their_key(tmp_path: Path) -> None:
+    """By time it would be rows of all topics: at 1,000 topics, a thousand times as many."""
+
+    async def run() -> list[str]:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        values = ("a", 0, 10, -1, 5)
+        plan = await database.run(lambda execute: execute(f"EXPLAIN QUERY PLAN {view._MINUTES}", values))
+        await database.close()
+        return [str(each[3]) for each in plan]
+
+    from memq.audit.live import view
+
+    plan = asyncio.run(run())
+    assert any("SEARCH a USING" in each and "topic=?" in each for each in plan), plan
+    assert any("SEARCH m USING" in each and "topic_id=? AND part=? AND minute>?" in each for each in plan), plan
