@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from memq.audit.dashboard.server import Dashboard
-from memq.audit.dashboard.sources import AuditNews, MinuteRow, TopicVerdict
+from memq.audit.dashboard.sources import AuditNews, AuditSource, MinuteRow, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
 from memq.audit.live.finding import LiveFinding
 from memq.errors import NotFoundError
@@ -105,7 +105,7 @@ class Served:
 
 
 @contextmanager
-def served(address: str, audit: WrittenAudit | None = None, **settings: int | str | bool) -> Iterator[Served]:
+def served(address: str, audit: AuditSource | None = None, **settings: int | str | bool) -> Iterator[Served]:
     """Serve a dashboard of the cluster at an address, on loopback and a free port."""
     chosen = DashboardSettings(**{"dashboard_port": 0} | settings)  # type: ignore[arg-type]
     loop = asyncio.new_event_loop()
