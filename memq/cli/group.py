@@ -19,12 +19,13 @@ def group() -> None:
 
 
 @group.command("list")
+@click.option("--all", "internal", is_flag=True, help="Also memq's own groups, as _memq_auditor.")
 @broker_options
 @json_option
-def list_groups(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+def list_groups(internal: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """List all groups."""
     with Admin(brokers_of(config, profile, flags)) as admin:
-        names = admin.groups()
+        names = admin.groups(internal=internal)
     if as_json:
         print_json(names)
     else:

@@ -99,9 +99,9 @@ class Admin:
         """Delete a topic with its pointers; its objects go with the sweep. Raises: NotFoundError."""
         self._background.run(self._core.delete_topic(name))
 
-    def groups(self) -> list[str]:
-        """Return the names of all groups, by name."""
-        return self._background.run(self._core.groups())
+    def groups(self, *, internal: bool = False) -> list[str]:
+        """Return the names of all groups, by name; with `internal` memq's own, too."""
+        return self._background.run(self._core.groups(internal=internal))
 
     def group(self, name: str) -> GroupDescription:
         """Return a group: members, positions and lag. Raises: NotFoundError."""

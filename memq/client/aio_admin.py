@@ -148,10 +148,10 @@ class AsyncAdmin:
 
     # ---- groups --------------------------------------------------------------------------------
 
-    async def groups(self) -> list[str]:
-        """Return the names of all groups, by name."""
+    async def groups(self, *, internal: bool = False) -> list[str]:
+        """Return the names of all groups, by name; with `internal` memq's own, too."""
         await self._pool.reach(self._connect_timeout_s)
-        return list(await self._queue.groups())
+        return [name for name in await self._queue.groups() if internal or not is_internal(name)]
 
     async def group(self, name: str) -> GroupDescription:
         """Return a group: members, positions and lag. Raises: NotFoundError."""
@@ -260,7 +260,7 @@ class AsyncAdmin:
         try:
             return await self._queue.describe(group)
         except NotFoundError as error:
-            names = await self._queue.groups()
+            names = await self.groups()
             there = ", ".join(names[:GROUPS_NAMED_MAX]) + (", …" if len(names) > GROUPS_NAMED_MAX else "")
             hint = f"the groups are: {there}" if names else "there are no groups"
             raise NotFoundError(str(error), hint=hint) from error

@@ -209,6 +209,8 @@ def test_the_auditor_beside_a_broker_begins_again_when_its_state_could_not_be_op
         database = SqliteDatabase(folder / "audit.sqlite")
         await until([], database, lambda summary: summary.row.side("")["acked"] == RECORDS)
         await database.close()
+        async with memq.aio.Admin(cluster.address) as admin:
+            assert (await admin.groups(), await admin.groups(internal=True)) == ([], ["_memq_auditor"])
         auditing.cancel()
         await asyncio.wait([auditing])
         assert auditing.cancelled()
