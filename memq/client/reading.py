@@ -196,13 +196,13 @@ class Reading:
         self._fetch_more()
 
     async def _take_polled(self, polled: Polled, offsets: dict[ReadPartition, int]) -> None:
-        assigned = self._assigned.get(polled.partition)
-        if assigned is None or assigned.flow.poll_offset != offsets.get(polled.partition):
+        assigned, offset = self._assigned.get(polled.partition), offsets.get(polled.partition)
+        if assigned is None or offset is None or assigned.flow.poll_offset != offset:
             return  # it was given back, or sought elsewhere, while the poll was under way
         flow, entries = assigned.flow, polled.entries
         if not entries and flow.end is not None and polled.span.end >= flow.end.pointer_offset:
             # An answer for many partitions may leave one out for lack of room: make sure before this is the end.
-            entries = tuple(await self._queue.read(polled.partition, offsets[polled.partition], POLL_BYTES_MAX))
+            entries = tuple(await self._queue.read(polled.partition, offset, POLL_BYTES_MAX))
             if assigned.removed:
                 return
         first = flow.misses(polled.span, entries)
