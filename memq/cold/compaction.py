@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from memq.clock import Clock
 from memq.cold.copying import Copied, Copier
 from memq.cold.files import ColdFiles
-from memq.cold.plan import ColdRule, cold_spans, following
+from memq.cold.plan import ColdRule, cold_spans, following, without
 from memq.errors import NotReadyError
 from memq.format.cold import ColdManifest
 from memq.notification import PointerReader, Span
@@ -55,14 +57,19 @@ async def publish_parts(
 ) -> ColdManifest | None:
     """Make the parts visible that were copied behind a manifest; None when another compaction or retention was faster.
 
+    Where they do not follow on its end, retention has taken what lay between, and so all that is older: its parts go.
     Raises: NotReadyError when it took too long to name what was copied first.
     """
     parts = tuple(sorted((each.part for each in copied), key=lambda part: part.first))
-    if clock.wall_ms() - min(part.created_ms for part in parts) >= named_within_ms:
+    now_ms = clock.wall_ms()
+    if now_ms - min(part.created_ms for part in parts) >= named_within_ms:
         raise NotReadyError(
             f"copying took over {named_within_ms} ms, and a sweep may take what no manifest names",
             hint="run it again, with fewer objects at once",
         )
+    if parts[0].first > manifest.next:
+        taken = without(manifest, len(manifest.parts), now_ms, 2 * named_within_ms)
+        manifest = replace(taken, number=manifest.number)
     successor = following(manifest, parts)
     return successor if await files.publish(successor) else None
 

@@ -4,6 +4,9 @@ Theory. A manifest is stored before its pointers leave the queue. So who finds t
 knows of the cold part finds the manifest that has the rest, and what lies below a manifest's end is the same in both
 as long as it is in both. A manifest that is not the highest any more is still true but for what retention took, and
 what it names stays for the sweep's safety age: it is looked at anew now and then.
+
+Where the queue begins behind a manifest's end, retention was faster than the compaction: it has taken what lies
+between, and with it all that is older, though a manifest that it has not met still names that. No reader begins there.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class ColdReader:
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
         """See `PointerReader.read`."""
         known = self._known.get(partition)
-        if known is not None and known.manifest is not None and offset < known.manifest.next:
+        if known is not None and known.manifest is not None and offset < known.manifest.next == known.reach:
             if self._clock.monotonic() >= known.seen_s + REFRESH_S:
                 known = await self._look(partition, known.reach)
             found = await self._read_cold(known.manifest, offset, bytes_max)
@@ -54,19 +57,19 @@ class ColdReader:
         if not entries or entries[0].offset <= max(offset, 0):
             return entries
         begin = (await self._queue.span(partition)).begin
-        found = await self._read_cold(await self._manifest(partition, begin), offset, bytes_max)
+        found = await self._read_cold(await self._joined(partition, begin), offset, bytes_max)
         return found or entries
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
         span = await self._queue.span(partition)
-        manifest = await self._manifest(partition, span.begin)
-        return Span(manifest.begin, span.end) if manifest is not None and manifest.parts else span
+        manifest = await self._joined(partition, span.begin)
+        return Span(manifest.begin, span.end) if manifest is not None else span
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
         begin = (await self._queue.span(partition)).begin
-        manifest = await self._manifest(partition, begin)
+        manifest = await self._joined(partition, begin)
         for part in manifest.parts if manifest is not None else ():
             if part.greatest_ms >= time_ms:
                 content = await self._files.part(part)
@@ -90,6 +93,11 @@ class ColdReader:
     def forget(self, partition: ReadPartition) -> None:
         """Look anew, since there is a newer manifest."""
         self._known.pop(partition, None)
+
+    async def _joined(self, partition: ReadPartition, begin: int) -> ColdManifest | None:
+        """Return a manifest with parts that the queue goes on from, which begins at `begin`."""
+        manifest = await self._manifest(partition, begin)
+        return manifest if manifest is not None and manifest.parts and manifest.next >= begin else None
 
     async def _manifest(self, partition: ReadPartition, begin: int) -> ColdManifest | None:
         """Return a manifest that reaches the queue's first offset; None when retention alone can have moved that."""
