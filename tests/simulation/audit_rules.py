@@ -115,7 +115,8 @@ class AuditRules:
 
     async def _check_damaged(self, partition: ReadPartition, entry: LogEntry, now_ms: int, draw: random.Random) -> None:
         """Take an object, a byte or a pointer away: the audit must say so, and name the place."""
-        queue, objects, location = self._queue, dict(self._objects), entry.pointer.locations[0]
+        queue, objects = self._queue, dict(self._objects)
+        location = self._logs[partition].locations(entry)[0]
         how, kind = draw.choice([("object", Kind.CORRUPT), ("byte", Kind.CORRUPT), ("pointer", Kind.POINTER)])
         if how == "object":
             del objects[location.key]

@@ -7,7 +7,8 @@ nor the consumer's positions. What it checks, and when:
   `owner_rules`); no record is delivered twice, none that nobody sent;
 - as a record is acked with `all`: its pointer and object are there;
 - as a record is consumed, or a position is stored: see `group_rules`; as a report lands: see `report_rules`;
-- as retention takes pointers: they are old enough; as an object is deleted: no pointer names it;
+- as retention takes pointers: they are old enough; as an object is deleted: no pointer names it; as a manifest of
+  a cold part lands: see `cold_rules`;
 - at the end: what was acked with 1 is in the log, unless an owner was killed that had it in memory; acked records stand
   in each producer's order; who resumes anywhere reads the same stream; no object is left that no pointer names; and
   lag is exact (see `lag`).
@@ -24,6 +25,7 @@ from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC
 from memq.notification import Publication
 from memq.topic import Position, ReadPartition, TopicSettings
+from tests.simulation.cold_rules import ColdRules
 from tests.simulation.group_rules import GroupRules
 from tests.simulation.lag import LagCheck
 from tests.simulation.node import FOREVER, Node
@@ -78,6 +80,8 @@ class Checker:
         self._parts: dict[tuple[str, int], OwnerRules] = {}
         self._named: dict[str, int] = {}  # key: how many pointers name it
         self._freed_s: dict[str, float] = {}  # key: when its last pointer was taken
+        self._begins: dict[ReadPartition, int] = {}  # as it was when it was looked at the last time
+        self.cold = ColdRules(self.logs, objects, self.fetch, now)
 
     # ---- producers ---------------------------------------------------------------------------
 
@@ -120,17 +124,26 @@ class Checker:
 
     def stored(self, key: str) -> None:
         """See `cloud.Observer`."""
+        try:
+            partition = self.cold.stored(key)
+        except (FindingError, MemqError) as error:
+            self._fail(f"manifest '{key}': {error}")
+        else:
+            if partition is not None:
+                self._check_taken(partition, self._begins.get(partition, 0))
 
     def deleted(self, key: str) -> None:
         """See `cloud.Observer`."""
         if self._named.get(key):
             self._fail(f"object '{key}' is deleted while {self._named[key]} pointers name it")
+        if self.cold.names(key):
+            self._fail(f"object '{key}' is deleted while a cold part names it")
 
     def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
         """See `cloud.Observer`."""
         try:
             pointer = decode_pointer(publication.body)
-            entry = read_entry(offset, publication.time_ms, pointer, self._fetch)
+            entry = read_entry(offset, publication.time_ms, pointer, self.fetch)
             rules = self._parts.setdefault((pointer.topic_id, pointer.partition), OwnerRules(self._refuse))
             rules.take(entry, publication, node, read_to, handed_over_s)
             if publication.partition.topic == AUDIT_TOPIC:
@@ -144,15 +157,24 @@ class Checker:
     def trimmed(self, partition: ReadPartition, before: int) -> None:
         """See `cloud.Observer`: from now on the objects of what was taken may go."""
         log = self.logs[partition]
-        taken, left = log.entries[log.begin : before], log.entries[before:]
-        if taken and self.retention is not None:
-            for words in self.retention.findings(taken, left, self._now()):
-                self._fail(f"retention of {partition}: {words}")
-        for entry in taken:
+        for entry in log.entries[log.queue_begin : before]:
             for location in entry.pointer.locations:
                 self._named[location.key] -= 1
                 self._freed_s[location.key] = self._now()
-        log.begin = max(log.begin, before)
+        log.leave_queue(before)
+        self._check_taken(partition, self._begins.get(partition, 0))
+
+    def _check_taken(self, partition: ReadPartition, begin: int) -> None:
+        """Check what is gone of a read partition, from its last beginning on: neither in the queue nor in a cold part.
+
+        A compaction that was slower than retention may bring something back, for a while.
+        """
+        log = self.logs[partition]
+        self._begins[partition] = log.begin
+        taken, left = log.entries[begin : log.begin], log.entries[log.begin :]
+        if taken and self.retention is not None:
+            for words in self.retention.findings(taken, left, self._now()):
+                self._fail(f"retention of {partition}: {words}")
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """See `cloud.Observer`."""
@@ -163,7 +185,8 @@ class Checker:
         """See `cloud.Observer`."""
         self.groups.fetched(group, partition, position)
 
-    def _fetch(self, key: str, offset: int, length: int) -> bytes:
+    def fetch(self, key: str, offset: int, length: int) -> bytes:
+        """Return bytes of an object. Raises: FindingError."""
         body = self._objects.get(key)
         if body is None or offset + length > len(body):
             raise FindingError(f"object '{key}' has no bytes {offset}+{length}: pointer before object")
@@ -217,6 +240,7 @@ class Checker:
             "skipped": skipped,
             "doubles": stored - sum(len(log.stream) for log in self.logs.values()),
             "retired": sum(log.begin for log in self.logs.values()),
+            "cold": sum(len(log.moved) for log in self.logs.values()),
             "commits": self.groups.commits,
             "expired_seeks": self.groups.expired_seeks,
         }
@@ -253,7 +277,9 @@ class Checker:
     def check_store(self, sweep_s: float) -> None:
         """Check that every object is named by a pointer, or was until less than the sweep's time ago."""
         since_s = self._now() - sweep_s
-        left = [key for key in self._objects if not self._named.get(key) and self._freed_s.get(key, since_s) <= since_s]
+        unnamed = [key for key in self._objects if not self._named.get(key) and not self.cold.names(key)]
+        freed_s = self._freed_s | self.cold.freed_s
+        left = [key for key in unnamed if freed_s.get(key, since_s) <= since_s]
         left = [key for key in left if "/staged/" not in key]  # it has an age of its own, longer than any run
         if left:
             self._fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")

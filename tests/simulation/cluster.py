@@ -13,6 +13,7 @@ import msgspec
 from memq.broker.broker import Broker
 from memq.broker.metrics import Counters
 from memq.broker.retention import look_after
+from memq.cold.plan import ColdRule
 from memq.errors import MemqError, VersionConflictError
 from memq.governor import BrokerEntry
 from memq.governor.widening import join, neighbours, split
@@ -28,6 +29,7 @@ from tests.simulation.node import EPOCH_MS, Node
 from tests.simulation.retention_rules import RetentionRules
 from tests.simulation.world import World
 
+CLUSTER = "sim"
 PORT = 9876
 CLOCK_ERROR_MS = 2 * 10_000  # of two nodes, see `_draw_offset_ms`
 TOPIC_ID = "5eed" * 8
@@ -60,6 +62,7 @@ class Shape:
     sweep_age_ms: int = 3_600_000
     shared_age_ms: int = 250
     audit_interval_ms: int = 0  # how often clients report; 0: never
+    cold: ColdRule | None = None  # what becomes large objects; none: nothing
 
 
 class SimCluster:
@@ -140,7 +143,7 @@ class SimCluster:
             port=PORT,
             http_port=-1,
             broker_id=node.name,
-            cluster="sim",
+            cluster=CLUSTER,
             memory_bytes_max=2 * MIB,
             capacity_bytes_s=CAPACITY_BYTES_S,
             sweep_age_ms=self.shape.sweep_age_ms,

@@ -74,8 +74,9 @@ class GroupRules:
         """A consumer was told that retention was faster, and goes on at the first that is left."""
         self.expired_seeks += 1
         log = self._log(partition)
-        if first.pointer_offset > log.begin:
-            self._fail(f"{consumer} is told to go on at {first} of {partition}, retention left all from {log.begin} on")
+        if first.pointer_offset > log.begin_max:
+            words = f"retention left all from {log.begin_max} on"
+            self._fail(f"{consumer} is told to go on at {first} of {partition}, {words}")
         self.seek(consumer, partition, (first.pointer_offset, first.record_index))
 
     def pause(self, consumer: str, partition: ReadPartition, *, paused: bool) -> None:
@@ -103,7 +104,7 @@ class GroupRules:
         self._check_next(log, reader, at)
         self._sought.pop(reader, None)
         reached = self._reached.get((group, partition), 0)
-        if at > max(reached, log.begin_index):
+        if at > max(reached, log.gone_index):
             self._fail(f"group {group} skips records {reached} to {at} of {partition}")
         self._reached[group, partition] = max(reached, at + 1)
         self._cursors[reader] = at + 1
@@ -121,7 +122,7 @@ class GroupRules:
     def _is_late_copy(self, log: ReadLog, place: Place, value: bytes) -> bool:
         """Whether it is a copy of a record that retention took: who looks back does not see the first one any more."""
         first = self._first_place(value)
-        return first is not None and log.value_at(*place) == value and log.is_expired(first[1])
+        return first is not None and log.value_at(*place) == value and log.was_expired(first[1])
 
     # ---- what the queue stores ---------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class GroupRules:
         self.commits += 1
         log = self._log(partition)
         at = log.index_of(position.pointer_offset, position.record_index)
-        reached = max(self._reached.get((group, partition), 0), log.begin_index)
+        reached = max(self._reached.get((group, partition), 0), log.gone_index)
         if at > reached:
             self._fail(f"group {group} stores {position} of {partition}: record {at}, it has iterated {reached}")
 
@@ -159,4 +160,4 @@ def _place(log: ReadLog, at: int) -> Place:
 
 def _may_start(log: ReadLog, start: int, at: int) -> bool:
     """Whether who starts at a stored place begins with record `at`; at the beginning is what retention has left."""
-    return at == max(start, 0) or (start == NOTHING and at <= log.begin_index)
+    return at == max(start, 0) or (start == NOTHING and at <= log.gone_index)

@@ -11,12 +11,26 @@ from typing import Literal
 
 import msgspec
 
+from memq.cold.plan import ColdRule
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
 from tests.simulation.disk import DiskFaults
 from tests.simulation.faults import LEVELS, Faults
 
-ASPECTS = ("house", "levels", "jumps", "wander", "shared", "seize", "widen", "named", "staged", "disk", "reports")
+ASPECTS = (
+    "house",
+    "levels",
+    "jumps",
+    "wander",
+    "shared",
+    "seize",
+    "widen",
+    "named",
+    "staged",
+    "disk",
+    "reports",
+    "cold",
+)
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
@@ -262,6 +276,27 @@ def _with_reports(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, producers=plan.producers if reporting else (*plan.producers, "product"))
 
 
+def _with_cold_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Compact what is older than the dedup window, well before retention takes it, and let consumers go back to it.
+
+    Producers rest until that has happened to what they sent before. Not where no retention may be, see there.
+    """
+    if not plan.shape.housekeeping_s:
+        if plan.shape.settings.ack1 == "disk" or plan.faults.chaos.seize_every_s:
+            return plan
+        plan = _with_house(plan, level, draw)
+    settings = plan.shape.settings
+    cold_ms = settings.dedup_window_ms + CLOCK_ERROR_MS
+    if settings.retention_ms:
+        retention_ms = max(settings.retention_ms, cold_ms + draw.randrange(20_000, 50_000))
+        settings = msgspec.structs.replace(settings, retention_ms=retention_ms)
+    rule = ColdRule(cold_ms, draw.choice([300, 3_000]), draw.random() < 0.9)
+    rest_s = (cold_ms + CLOCK_ERROR_MS) / 1000 + draw.uniform(10.0, 40.0)
+    shape = replace(plan.shape, settings=settings, cold=rule, housekeeping_s=5.0)
+    active_s = max(plan.active_s, rest_s + 60.0)
+    return replace(plan, shape=shape, rest_s=rest_s, active_s=active_s, wanders=True)
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -274,4 +309,5 @@ _CHANGES = {
     "staged": _with_staging,
     "disk": _with_disk,
     "reports": _with_reports,
+    "cold": _with_cold_parts,
 }

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.simulation.bug import Planted
+from tests.simulation.cold_bugs import COLD_BUGS
 from tests.simulation.keeping_bugs import KEEPING_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
 from tests.simulation.scenario import run_plan
@@ -235,6 +236,7 @@ BUGS = (
         seed=1002,
     ),
     *KEEPING_BUGS,
+    *COLD_BUGS,
 )
 
 

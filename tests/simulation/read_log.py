@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from memq.format.pointer import Location
 from tests.simulation.reader import Delivered, LogEntry, ReferenceReader
 
 Place = tuple[int, int]  # pointer offset, record index
@@ -12,12 +13,39 @@ Place = tuple[int, int]  # pointer offset, record index
 
 @dataclass(slots=True)
 class ReadLog:
-    """One read partition: its entries by offset, the reference stream so far, and the first offset that is left."""
+    """One read partition: its entries by offset, the reference stream so far, and the first offset that is left.
+
+    What lies before `queue_begin` has left the queue; from offset `cold` up to `cold_next` a manifest has it.
+    """
 
     entries: list[LogEntry] = field(default_factory=list)
     stream: list[Delivered] = field(default_factory=list)
     reader: ReferenceReader = field(default_factory=ReferenceReader)
-    begin: int = 0
+    queue_begin: int = 0
+    cold: int = 0
+    cold_next: int = 0
+    begin_max: int = 0  # the greatest `begin` so far: a compaction that was slower than retention brings some back
+    moved: dict[int, tuple[Location, ...]] = field(default_factory=dict)  # by offset: where the last copy lies
+
+    @property
+    def begin(self) -> int:
+        """The first offset that is left."""
+        joined = self.cold < self.cold_next and self.queue_begin <= self.cold_next
+        return min(self.cold, self.queue_begin) if joined else self.queue_begin
+
+    def leave_queue(self, before: int) -> None:
+        """All before an offset has left the queue."""
+        self.queue_begin = max(self.queue_begin, before)
+        self.begin_max = max(self.begin_max, self.begin)
+
+    def keep_cold(self, begin: int, next_: int) -> None:
+        """A manifest has what lies from `begin` up to `next_`."""
+        self.cold, self.cold_next = begin, next_
+        self.begin_max = max(self.begin_max, self.begin)
+
+    def locations(self, entry: LogEntry) -> tuple[Location, ...]:
+        """Return where a reader finds the batch of an entry that is left: what is in the queue lies as it was."""
+        return entry.pointer.locations if entry.offset >= self.queue_begin else self.moved[entry.offset]
 
     def index_of(self, offset: int, record_index: int) -> int:
         """Return the place of the first record at or behind a position."""
@@ -28,9 +56,18 @@ class ReadLog:
         """The place of the first record that retention left."""
         return self.index_of(self.begin, 0)
 
+    @property
+    def gone_index(self) -> int:
+        """The place of the first record that retention never took."""
+        return self.index_of(self.begin_max, 0)
+
     def is_expired(self, index: int) -> bool:
         """Whether retention took the record at this place of the stream."""
         return self.stream[index].offset < self.begin
+
+    def was_expired(self, index: int) -> bool:
+        """Whether retention ever took it, though it may be back."""
+        return self.stream[index].offset < self.begin_max
 
     def value_at(self, offset: int, record_index: int) -> bytes | None:
         """Return the value that is stored at a position, a copy or not; None when there is none."""

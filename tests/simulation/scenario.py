@@ -12,12 +12,15 @@ from typing import Any
 from memq.client.aio_producer import AsyncProducer
 from memq.client.delivery import AsyncDelivery
 from memq.client.producer_settings import AcksLike
+from memq.cold.files import ColdFiles
+from memq.cold.reader import ColdReader
 from memq.errors import MemqError
 from memq.network import Runtime
 from tests.simulation.audit_rules import AuditRules
 from tests.simulation.chaos import Chaos
 from tests.simulation.cloud import Doors
-from tests.simulation.cluster import CLOCK_ERROR_MS, PORT, SimCluster
+from tests.simulation.cluster import CLOCK_ERROR_MS, CLUSTER, PORT, SimCluster
+from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
 from tests.simulation.faults import LEVELS
 from tests.simulation.live_rules import LiveRules
@@ -26,6 +29,7 @@ from tests.simulation.named_rules import NamedRules
 from tests.simulation.node import Node
 from tests.simulation.plain_producer import PlainProducer
 from tests.simulation.plan import Plan
+from tests.simulation.restore_rules import RestoreRules
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.world import World
@@ -84,6 +88,8 @@ class Scenario:
             self._start_producer(name)
         for number in range(len(self.plan.consumers)):
             self._start_consumer(f"consumer-{number}")
+        if self.plan.shape.cold:
+            self._start_compactor()
         self.chaos.start()
         world.run(self.plan.active_s, done=self._all_done)
         self.chaos.end()
@@ -97,6 +103,8 @@ class Scenario:
         self.batches.finish()
         self._check_sweep()
         self._check_audit()
+        if self.plan.shape.cold and "staged" not in self.plan.producers:
+            self._check_restore()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)
         world.collect()
         world.check()
@@ -125,17 +133,22 @@ class Scenario:
         """Give the sweep its time, without the consumers, and check that it left nothing behind."""
         shape = self.plan.shape
         if shape.housekeeping_s:
-            for number in range(len(self.plan.consumers)):
-                self.world.nodes[f"consumer-{number}"].kill()
-            sweep_s = (shape.sweep_age_ms + CLOCK_ERROR_MS) / 1000 + 3 * shape.housekeeping_s
+            others = [f"consumer-{number}" for number in range(len(self.plan.consumers))]
+            for name in (*others, *([COMPACTOR] if shape.cold else [])):
+                self.world.nodes[name].kill()
+            # The sweep's clock is off, and so was the compactor's by which originals have their age.
+            errors_ms = CLOCK_ERROR_MS * (3 if shape.cold else 1)
+            sweep_s = (shape.sweep_age_ms + errors_ms) / 1000 + 3 * shape.housekeeping_s
             self.world.run(sweep_s)
             self.checker.check_store(sweep_s)
 
     def _check_audit(self) -> None:
         """Let the audit look at what is left, and compare what it says with what is known."""
         cluster = self.cluster
-        rules = AuditRules(cluster.topic, cluster.cloud.queue, cluster.objects, self.checker.logs, self.world.fail)
-        work = cluster.cloud.node.loop.create_task(rules.check(self.world.now, self.world.random("audit")))
+        cloud = cluster.cloud
+        queue = ColdReader(cloud.queue, ColdFiles(CLUSTER, cloud.handler), cloud.node.clock)
+        rules = AuditRules(cluster.topic, queue, cluster.objects, self.checker.logs, self.world.fail)
+        work = cloud.node.loop.create_task(rules.check(self.world.now, self.world.random("audit")))
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the audit does not end"
         work.result()
@@ -143,6 +156,18 @@ class Scenario:
             live = LiveRules(cluster.topic, self.checker.reports.history, cluster.objects, self.world.fail)
             live.check(self.world.random("live audit"))
             self._live_faults = live.injected
+
+    def _check_restore(self) -> None:
+        """Let all pointers be lost, and restore them: what lies in cold parts, too, and each record once."""
+        cluster = self.cluster
+        rules = RestoreRules(
+            CLUSTER, cluster.topic, cluster.objects, self.checker.logs, self.checker.fetch, self.world.fail
+        )
+        node = cluster.cloud.node
+        work = node.loop.create_task(rules.check(node.clock, self.world.random("restore")))
+        self.world.run(AUDIT_S, done=work.done)
+        assert work.done(), "the restore does not end"
+        work.result()
 
     def _report(self) -> Report:
         checker = self.checker
@@ -172,6 +197,8 @@ class Scenario:
             self.cluster.start_broker(name)
         elif name.startswith("consumer"):
             self._start_consumer(name)
+        elif name == COMPACTOR:
+            self._start_compactor()
         elif not self.done[name]:
             self._start_producer(name)
 
@@ -183,6 +210,12 @@ class Scenario:
             await run_consumer(node, runtime, self.cluster, group, wanders=self.plan.wanders)
 
         self.cluster.spawn(name, main)
+
+    def _start_compactor(self) -> None:
+        async def main(node: Node, runtime: Runtime, doors: Doors) -> None:
+            await run_compactor(node, runtime, self.cluster, doors)
+
+        self.cluster.spawn(COMPACTOR, main)
 
     def _start_producer(self, name: str) -> None:
         kind = self.plan.producers[int(name.rpartition("-")[2])]

@@ -329,7 +329,7 @@ def retained_and_not_told(log: Log) -> None:
     for number, value in enumerate(values):
         log.batch([block(number, [value])], number)
     consume(log, "c", values[:1])
-    log.checker.logs[PARTITION].begin = 3
+    log.checker.logs[PARTITION].leave_queue(3)
     log.checker.groups.consume("c", "g", PARTITION, (3, 0), values[2])
 
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memq.audit.live.partition import SPARK_READER, SPARK_TASK, PartitionAudit, Told
+from memq.audit.live.partition import PartitionAudit, Told
 from memq.audit.minutes import MINUTE_MS
 from memq.format.report import Report
 
 CLIENTS_MAX = 20_000
 GRACE_MS = 30_000  # beyond the promise: a failover of the brokers may hold reports up
 SILENT_MINUTES_MAX = 24 * 60
-READERS = ("consumer", SPARK_READER, SPARK_TASK)
-# Of a stream nothing is unknown while nobody drives it: its checkpoint stands, and says the next time how far it came.
-MAY_END_SILENTLY = (SPARK_READER, SPARK_TASK)
+READERS = ("consumer", "spark-reader")
 Key = tuple[str, int]  # topic id, write partition
 
 
@@ -71,19 +69,15 @@ class HomeAudit:
             audit = self._audit_of(key)
             if audit is not None:
                 client.keys[key] = None
-                audit.tell(Told(report.client, client.group, part, now_ms, client.kind))
+                audit.tell(Told(report.client, client.group, part, now_ms))
         if report.last:
             del self.clients[report.client]
 
     def settle(self, now_ms: int) -> None:
         """Look for clients that have broken their promise; call it when all reports up to now were taken."""
-        for number, client in list(self.clients.items()):
-            if client.silent or now_ms <= client.heard_ms + client.promised_ms + GRACE_MS:
-                continue
-            client.silent = True
-            if client.kind == SPARK_TASK:
-                del self.clients[number]
-            else:
+        for client in self.clients.values():
+            if not client.silent and now_ms > client.heard_ms + client.promised_ms + GRACE_MS:
+                client.silent = True
                 self._silence(client, client.silent_minutes(client.until_ms + client.promised_ms), 1)
         for number in sorted(self.clients, key=lambda each: self.clients[each].heard_ms)[:-CLIENTS_MAX]:
             del self.clients[number]
@@ -94,7 +88,6 @@ class HomeAudit:
         client = self.clients.get(report.client)
         promised_ms = report.next_ms - report.until_ms
         if client is None:
-            self._forget_driver(report)
             client = Client(report.kind, report.name, report.host, 0, report.since_ms, promised_ms)
             self.clients[report.client] = client
         if report.number < client.next_number:
@@ -109,12 +102,6 @@ class HomeAudit:
         client.skew_ms = max(client.skew_ms, report.until_ms - now_ms)
         return client
 
-    def _forget_driver(self, report: Report) -> None:
-        """Forget who drove a stream before, and fell silent."""
-        for number, client in list(self.clients.items()):
-            if client.silent and report.kind == client.kind == SPARK_READER and client.name == report.name:
-                del self.clients[number]
-
     def _miss(self, report: Report, client: Client) -> None:
         """Note that reports are missing: of all that the client is known to work on, if it only says now on what."""
         for part in report.parts:
@@ -124,11 +111,9 @@ class HomeAudit:
         for key in client.keys:
             audit = self._audit_of(key)
             if audit is not None and client.group is not None:
-                audit.distrust(report.client, client.group, client.kind)
+                audit.distrust(report.client, client.group)
 
     def _silence(self, client: Client, minutes: range, change: int) -> None:
-        if client.kind in MAY_END_SILENTLY:
-            return
         for key in client.keys:
             audit = self._audit_of(key)
             if audit is not None:

@@ -1,0 +1,28 @@
+"""Planted bugs of compaction, and of those who look after what it makes; see `tests.simulation.planted`."""
+
+from __future__ import annotations
+
+from tests.simulation.bug import Planted
+
+COLD_BUGS = (
+    Planted(
+        "a manifest ends one too far",
+        "memq.cold.compaction",
+        "following",
+        "next=parts[-1].next",
+        "next=parts[-1].next + 1",
+        level="calm",
+        seed=3,
+        aspects=("cold",),
+    ),
+    Planted(
+        "sweep takes large objects that manifests name",
+        "memq.broker.sweep",
+        "Sweep._cold_keys",
+        "for part in (*manifest.parts, *left):",
+        "for part in (*manifest.parts[1:], *left):",
+        level="calm",
+        seed=3,
+        aspects=("cold",),
+    ),
+)

@@ -1,0 +1,40 @@
+"""A process that compacts the cold parts of a topic, again and again; whoever kills it need not clean up after it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from memq.cold.compaction import compact
+from memq.cold.copying import Copier
+from memq.cold.files import ColdFiles
+from memq.errors import MemqError
+from memq.network import Runtime
+from tests.simulation.cloud import Doors
+from tests.simulation.cluster import CLUSTER, SimCluster
+from tests.simulation.node import Node
+
+COMPACTOR = "compactor"
+STORE = "main"
+PAUSE_S_MAX = 10.0
+
+
+async def run_compactor(node: Node, runtime: Runtime, cluster: SimCluster, doors: Doors) -> None:
+    """Compact all read partitions in turn; what fails is tried anew, as a job that runs every night does."""
+    rule = cluster.shape.cold
+    assert rule is not None
+    copier = Copier(CLUSTER, doors.queue, {STORE: doors.store}.__getitem__, (STORE, doors.store), runtime)
+    while True:
+        await asyncio.sleep(node.random.uniform(0.0, PAUSE_S_MAX))
+        for partition in cluster.read_partitions:
+            with suppress(MemqError):
+                await compact(
+                    doors.queue,
+                    ColdFiles(CLUSTER, doors.store),
+                    copier,
+                    partition,
+                    cluster.topic.settings,
+                    rule,
+                    runtime.clock,
+                    named_within_ms=cluster.shape.sweep_age_ms // 2,
+                )

@@ -1,0 +1,99 @@
+"""What a restore is promised, tried on a copy of the store: killed half-way and run again, each record is there once.
+
+Objects that retention has let go and no sweep has taken so far may come back with it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from awscrt.checksums import crc32c
+
+from memq.broker.restore import Restorer
+from memq.clock import Clock
+from memq.cold.files import ColdFiles
+from memq.cold.reader import ColdReader
+from memq.format.pointer import decode_pointer
+from memq.notification import Publication
+from memq.notification.memory import MemoryQueue
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import ReadPartition, Topic
+from tests.simulation.read_log import ReadLog
+from tests.simulation.reader import Fetch, FindingError, ReferenceReader, read_entry
+
+STORE = "main"
+READ_BYTES = 1 << 16
+
+
+class KilledError(Exception):
+    """The restore is killed."""
+
+
+class LentQueue(MemoryQueue):
+    """A queue whose publisher is killed behind so many publications; -1: never."""
+
+    left = -1
+
+    async def publish(self, publication: Publication) -> int:
+        """See `PointerWriter.publish`."""
+        if not self.left:
+            raise KilledError
+        self.left -= 1
+        return await super().publish(publication)
+
+
+class RestoreRules:
+    """Restores one topic of a cluster; `logs` are what it had, `fetch` reads the store as it is."""
+
+    def __init__(
+        self,
+        cluster: str,
+        topic: Topic,
+        objects: Mapping[str, bytes],
+        logs: Mapping[ReadPartition, ReadLog],
+        fetch: Fetch,
+        fail: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._objects = objects
+        self._logs = logs
+        self._fetch = fetch
+        self._fail = fail
+
+    async def check(self, clock: Clock, draw: random.Random) -> None:
+        """Restore into a new queue, and read it as one reads a log with cold parts."""
+        store, queue = MemoryHandler(clock), LentQueue(clock)
+        for key, body in self._objects.items():
+            await store.put(key, [body], crc32c(body))
+        queue.left = draw.randrange(1 + sum(len(log.entries) for log in self._logs.values()))
+        try:
+            told = await Restorer(self._cluster, STORE, store, queue, clock).restore(self._topic)
+        except KilledError:
+            queue.left = -1
+            told = await Restorer(self._cluster, STORE, store, queue, clock).restore(self._topic)
+        if told.findings:
+            self._fail(f"a restore finds {told.findings[0]}")
+        reader = ColdReader(queue, ColdFiles(self._cluster, store), clock)
+        for partition, log in self._logs.items():
+            if partition.topic_id == self._topic.id:
+                try:
+                    await self._check_partition(partition, log, reader)
+                except FindingError as error:
+                    self._fail(f"restored {partition}: {error}")
+
+    async def _check_partition(self, partition: ReadPartition, log: ReadLog, reader: ColdReader) -> None:
+        found: dict[bytes, None] = {}
+        records, at = ReferenceReader(), 0
+        while entries := await reader.read(partition, at, READ_BYTES):
+            at = entries[-1].offset + 1
+            for entry in entries:
+                pointer = decode_pointer(entry.body)
+                for each in records.take(read_entry(entry.offset, entry.time_ms, pointer, self._fetch)):
+                    if each.value in found:
+                        raise FindingError(f"record {each.value[:40]!r} is there twice")
+                    found[each.value] = None
+        missing = [each.value for each in log.stream[log.begin_index :] if each.value not in found]
+        if missing:
+            raise FindingError(f"{len(missing)} records are not there, the first is {missing[0][:40]!r}")
