@@ -127,6 +127,7 @@ class Account:
     burned: RangeSet = field(default_factory=RangeSet)
     burned_cut: bool = False
     end: int | None = None
+    end_ms: int = 0  # when it was told last
     seen_ms: int = 0
     copies: int = 0
 
@@ -154,6 +155,7 @@ class Account:
     def close(self, end: ProducerEnd, time_ms: int) -> None:
         """Take what the producer said when it ended; when it said so twice, the higher end holds."""
         self.seen_ms = max(self.seen_ms, time_ms)
+        self.end_ms = max(self.end_ms, time_ms)
         self.end = max(self.end or 0, end.next_sequence)
         self.burned_cut |= len(end.burned) >= BURNED_RANGES_CUT
         for piece in end.burned:

@@ -24,8 +24,9 @@ class Stream:
     `acked` are sequences acked with `all`; `weak` those acked with 1 or sent with 0. `waiting` has what was sent, with
     the time (ms) when its producer must have given up; then it is `overdue`. `minutes` says by event-time minute which
     sequences belong to it; `unplaced` has those that the queue showed before anybody named their minute: the time (ms)
-    up to which to wait for that, first, next, the minute that the pointer suggests, whether it was late. `corrupt` are
-    those that a reader or a verification found damaged.
+    up to which to wait for that, first, next, the minute that the pointer suggests, whether it was late. `guessed` has
+    those that were counted in that minute in the end: first, next, minute, whether late. `corrupt` are those that a
+    reader or a verification found damaged.
     """
 
     account: Account
@@ -39,6 +40,7 @@ class Stream:
     minutes: dict[int, RangeSet] = field(default_factory=dict)
     waiting: list[tuple[int, int, int]] = field(default_factory=list)
     unplaced: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
+    guessed: list[tuple[int, int, int, bool]] = field(default_factory=list)
     doubled_at: int = -1  # the last pointer with records that readers deliver twice
 
 

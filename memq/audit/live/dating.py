@@ -1,7 +1,7 @@
 """Which minute of event time a record belongs to: as its block's header has it, told by whoever reports it. Pure.
 
 The queue's pointers know the times of a batch, not those of its blocks. So what they show waits a little for a report
-that names its minute, and is counted in the batch's own when none comes.
+that names its minute, and is counted in the batch's own until one comes.
 """
 
 from __future__ import annotations
@@ -36,22 +36,35 @@ class Dating:
             else:
                 waiting.append((due_ms, first, next_, minute, late))
 
+    def tell(self, minute: int, pieces: Sequence[Range], row: Callable[[int], Row]) -> None:
+        """Take what somebody reports of a minute; what was guessed to be of another one is counted there no more."""
+        stream = self._stream
+        known = stream.minutes.setdefault(minute, RangeSet())
+        if stream.guessed:
+            told, left = RangeSet(pieces), []
+            for first, next_, guess, late in stream.guessed:
+                for piece in common([(first, next_)], told):
+                    _count(row(guess), piece, -1, late=late)
+                    _count(row(minute), piece, 1, late=late)
+                left += [(*piece, guess, late) for piece in apart([(first, next_)], told)]
+            stream.guessed[:] = left
+        for piece in pieces:
+            known.add(*piece)
+
     def place(self, row: Callable[[int], Row], now_ms: int) -> None:
         """Count what waits and can be dated, or has waited long enough."""
         left: list[tuple[int, int, int, int, bool]] = []
         room = len(self._stream.unplaced) - PIECES_MAX
-        for due_ms, first, next_, fallback, late in self._stream.unplaced:
+        for due_ms, first, next_, guess, late in self._stream.unplaced:
             told, unknown = self._told([(first, next_)])
-            if due_ms > now_ms and room <= 0:
-                left += [(due_ms, *piece, fallback, late) for piece in unknown]
-            else:
-                told += [(fallback, *piece) for piece in unknown]
-                for piece in unknown:  # its minute is this one from now on, whoever asks
-                    self._stream.minutes.setdefault(fallback, RangeSet()).add(*piece)
             for minute, low, high in told:
-                side = row(minute).side(QUEUE)
-                side.count("committed", high - low)
-                side.count("late", high - low if late else 0)
+                _count(row(minute), (low, high), 1, late=late)
+            for hole in unknown:
+                if due_ms > now_ms and room <= 0:
+                    left.append((due_ms, *hole, guess, late))
+                else:
+                    _count(row(guess), hole, 1, late=late)
+                    self._guess(hole, guess, late=late)
             room -= 1
         self._stream.unplaced[:] = left
         self._forget_minutes()
@@ -59,8 +72,9 @@ class Dating:
     def dated(self, pieces: Sequence[Range], fallback: int) -> list[Dated]:
         """Return minute, first and next of all of `pieces`: as told, else as their pointer has it, else `fallback`."""
         told, left = self._told(pieces)
-        waiting = ((minute, RangeSet([(first, next_)])) for _, first, next_, minute, _ in self._stream.unplaced)
-        shown, left = _dated_by(waiting, left)
+        waiting = [(minute, RangeSet([(first, next_)])) for _, first, next_, minute, _ in self._stream.unplaced]
+        guessed = [(minute, RangeSet([(first, next_)])) for first, next_, minute, _ in self._stream.guessed]
+        shown, left = _dated_by([*guessed, *waiting] if left else [], left)
         return [*told, *shown, *((fallback, *piece) for piece in left)]
 
     def minute_of(self, sequence: int, fallback: int) -> int:
@@ -71,11 +85,29 @@ class Dating:
         """Return what of `pieces` has a minute that is known, and what is left."""
         return _dated_by(self._stream.minutes.items(), pieces)
 
+    def _guess(self, piece: Range, minute: int, *, late: bool) -> None:
+        guessed = self._stream.guessed
+        if guessed and guessed[-1][1:] == (piece[0], minute, late):
+            guessed[-1] = (guessed[-1][0], piece[1], minute, late)
+        else:
+            guessed.append((*piece, minute, late))
+        del guessed[:-PIECES_MAX]
+
     def _forget_minutes(self) -> None:
-        minutes = self._stream.minutes
+        minutes, guessed = self._stream.minutes, self._stream.guessed
         newest = max(minutes, default=0)
         for minute in [each for each in minutes if each <= newest - MINUTES_KEPT]:
             del minutes[minute]
+        if guessed:
+            newest = max(newest, guessed[-1][2])
+            guessed[:] = [each for each in guessed if each[2] > newest - MINUTES_KEPT]
+
+
+def _count(row: Row, piece: Range, times: int, *, late: bool) -> None:
+    """Count what the queue has, or take it back with -1 for `times`."""
+    records = times * (piece[1] - piece[0])
+    row.side(QUEUE).count("committed", records)
+    row.side(QUEUE).count("late", records if late else 0)
 
 
 def _dated_by(minutes: Iterable[tuple[int, RangeSet]], pieces: Sequence[Range]) -> tuple[list[Dated], list[Range]]:

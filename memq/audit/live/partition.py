@@ -244,10 +244,8 @@ class PartitionAudit:
 
     def _take_span(self, span: Span, told: Told, processed_before: dict[int, int]) -> None:
         stream = self._stream(span.producer)
-        dated = stream.minutes.setdefault(span.minute, RangeSet())
+        Dating(stream).tell(span.minute, span.ranges, self._row)
         records = sum(next_ - first for first, next_ in span.ranges)
-        for piece in span.ranges:
-            dated.add(*piece)
         name = QUEUE
         if span.stage in _GROUP_STAGES:
             name = told.group or QUEUE
@@ -312,7 +310,7 @@ class PartitionAudit:
     def _undecided(self, stream: Stream, now_ms: int) -> bool:
         """Whether time alone may change the verdict: a producer has told its end, and late pointers may still land."""
         account = stream.account
-        return account.end is not None and account.seen_ms >= watermark_ms(self.topic.settings, now_ms)
+        return account.end is not None and account.end_ms >= watermark_ms(self.topic.settings, now_ms)
 
     def _judge(self, producer: int, stream: Stream, now_ms: int) -> None:
         """Say which sequences of a producer are lost, doubled or unproven in the queue."""
