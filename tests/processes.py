@@ -107,14 +107,14 @@ class BrokerProcess:
 
 @contextmanager
 def broker_processes(
-    folder: Path, zookeeper: Server, kafka: Server, s3: S3Server, *, count: int = 3, **session: str
+    folder: Path, zookeeper: Server, kafka: Server, s3: S3Server, *, count: int = 3, top: str = "", **session: str
 ) -> Iterator[list[BrokerProcess]]:
     """Run brokers on real servers, with objects, topics and nodes of their own there; all are ended.
 
-    `session`: more of the section `[zookeeper]`.
+    `top`: more settings, before all sections; `session`: more of the section `[zookeeper]`.
     """
     config = folder / "memq.toml"
-    config.write_text(settings_text(folder, zookeeper, kafka, s3, session))
+    config.write_text(top + settings_text(folder, zookeeper, kafka, s3, session))
     brokers = [BrokerProcess(config, f"b{number + 1}") for number in range(count)]
     try:
         for broker in brokers:

@@ -7,6 +7,7 @@ import csv
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -160,13 +161,16 @@ async def _serve(brokers: str, state: Database, keep_ms: int, dashboard: Beside 
             stack.callback(signals.close)
             stack.push_async_callback(state.close)
             audit = await stack.enter_async_context(live_audit(brokers, state, keep_ms, Runtime()))
-            await audit.step()
-            click.echo(f"memq auditing: {brokers}")
-            sys.stdout.flush()
-            await _until(signals.first, _together(audit.run(), *([dashboard(brokers)] if dashboard else [])))
+            works = [audit.run(partial(_say_auditing, brokers)), *([dashboard(brokers)] if dashboard else [])]
+            await _until(signals.first, _together(*works))
     finally:
         await state.close()
     return OK
+
+
+def _say_auditing(brokers: str) -> None:
+    click.echo(f"memq auditing: {brokers}")
+    sys.stdout.flush()
 
 
 async def _together(*works: Coroutine[Any, Any, None]) -> None:

@@ -8,7 +8,7 @@ read. So a death at any moment costs only time: whoever comes next reads on from
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -118,12 +118,19 @@ class LiveAudit:
         self._topics: dict[str, Topic] = {}
         self._round = 0
 
-    async def run(self) -> None:
-        """Audit until cancelled. Raises: what does not pass by itself, as a database that is damaged."""
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Audit until cancelled; `ready` is called when the first round is done.
+
+        Raises: what does not pass by itself, as a database that is damaged.
+        """
+        told = False
         while True:
             try:
                 await self.step()
                 self._outage.passed()
+                if not told:
+                    told = True
+                    ready()
             except FencedError as error:  # this member was away: it begins anew with what is stored
                 self._homes.clear()
                 self._outage.failed(str(error))

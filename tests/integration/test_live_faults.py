@@ -1,0 +1,295 @@
+"""The live audit on the real servers: what was done to a cluster that crashes is named, exactly, and nothing else.
+
+Two auditors watch, each with a state of its own: one works all the time, the other one is killed, started again, paused
+and resumed. They say the same, of every record and of every minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import memq
+from localstack.servers import S3Server, Server
+from memq.audit.live.view import AuditView
+from memq.cli.audit_state import database_at
+from memq.client.flow import Delivery
+from memq.client.reading import Assigned
+from memq.format.ranges import RangeSet
+from memq.format.report import AUDIT_TOPIC
+from memq.topic import Topic
+from tests.auditors import AuditorProcess
+from tests.integration.injuries import Batch, Injuries, Named, injuries_of, note
+from tests.load import TOPIC, addresses_of
+from tests.owners import owner_of, owners_of
+from tests.postgres import postgres_url
+from tests.processes import BrokerProcess, broker_processes
+from tests.soak import SOAKING, repetitions, report
+
+pytestmark = pytest.mark.soak
+PARTITIONS = 2
+ROUND_BURSTS, BURST_RECORDS = 6, 40  # of each producer; between two rounds something dies
+RECORD_BYTES = 100  # so that a block has about ten
+SOUND, FAULTY = "sound", "faulty"  # groups
+PRETENDED = 5  # records of which a client reports an ack, and never sent them
+TIMEOUT_S = 120.0
+LOOKS_MAX = 400  # for what is to be said; each is a process, so this is minutes
+AUDIT = 'audit = "on"\naudit_interval_ms = 200\naudit_partitions = 2\n'
+SETTINGS = {"seal_when_idle": False, "batch_age_ms_max": 30}  # so that batches have several blocks
+Place = tuple[int, int]  # read partition, pointer offset
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server) -> Iterator[list[BrokerProcess]]:
+    """Two brokers whose clients report, and a topic."""
+    with broker_processes(tmp_path, zookeeper, kafka, reads_s3, count=2, top=AUDIT) as brokers:
+        with memq.Admin(addresses_of(brokers)) as admin:
+            admin.create_topic(TOPIC, partitions=PARTITIONS, settings=dict(SETTINGS))
+        yield brokers
+
+
+class Load:
+    """Two producers that send to all partitions, round by round; all is acked with `all`."""
+
+    def __init__(self, brokers: Sequence[BrokerProcess], stack: ExitStack) -> None:
+        self.sent = 0
+        self._counts: dict[tuple[int, int], int] = {}  # by producer and partition
+        self.producers = [
+            stack.enter_context(memq.Producer(addresses_of(brokers), linger_ms=1, block_bytes=1024)) for _ in range(2)
+        ]
+
+    def round(self) -> None:
+        """Send some bursts, each of which is acked before the next one: so there are many batches."""
+        for _ in range(ROUND_BURSTS):
+            for number in range(BURST_RECORDS):
+                for at, producer in enumerate(self.producers):
+                    partition = number % PARTITIONS
+                    producer.send(TOPIC, (b"%d of %d" % (self.sent, at)).ljust(RECORD_BYTES), partition=partition)
+                    self._counts[at, partition] = self._counts.get((at, partition), 0) + 1
+                    self.sent += 1
+            for producer in self.producers:
+                producer.flush(timeout=TIMEOUT_S)
+
+    def pretend(self, topic: Topic, named: Named) -> None:
+        """Let a producer report an ack of records that it never sent."""
+        core = self.producers[0]._core
+        first = self._counts[0, 0] + 100
+
+        async def pretend() -> None:
+            assert core._reporter is not None
+            tally, now_ms = core._reporter.part(topic, 0), core._reporter.now_ms()
+            assert tally is not None
+            tally.pass_stage("acked", core.producer_id, first, first + PRETENDED, now_ms, now_ms, 2)
+
+        self.producers[0]._background.run(pretend())
+        note(named, ("lost", "queue", ""), 0, core.producer_id, first, first + PRETENDED)
+
+
+class Reader:
+    """A member of a group that reads to the end, passes over damage, and commits; a faulty one loses and repeats."""
+
+    def __init__(
+        self,
+        brokers: Sequence[BrokerProcess],
+        group: str,
+        stack: ExitStack,
+        lost: Sequence[Place] = (),
+        twice: Sequence[Place] = (),
+    ) -> None:
+        self._lost = lost
+        self._twice = twice
+        self._again: list[tuple[Assigned, Delivery]] = []
+        self._consumer = stack.enter_context(
+            memq.Consumer(
+                *(addresses_of(brokers), [TOPIC]),
+                group=group,
+                end="end",
+                on_damaged="skip",
+                read="direct",
+                session_timeout_ms=60_000,
+            )
+        )
+        reading: Any = self._consumer._core._reading
+        self._deliver: Callable[..., tuple[Assigned, Delivery] | None] = reading.deliver
+        reading.deliver = self._faulty
+
+    def read(self) -> None:
+        """Read and commit; the consumer stays open, and says what it did when it is time."""
+        for batch in self._consumer:
+            batch.values()
+        self._consumer.commit()
+
+    def _faulty(self, *, whole: bool = False) -> tuple[Assigned, Delivery] | None:
+        if self._again:
+            return self._again.pop()
+        found = self._deliver(whole=whole)
+        while found is not None and _place_of(found) in self._lost:
+            found = self._deliver(whole=whole)
+        if found is not None and _place_of(found) in self._twice:
+            self._again.append(found)
+        return found
+
+
+def _place_of(found: tuple[Assigned, Delivery]) -> Place:
+    first = found[1].first
+    return first.read_partition, first.pointer_offset
+
+
+@contextmanager
+def auditors(folder: Path, brokers: Sequence[BrokerProcess], seed: int) -> Iterator[list[AuditorProcess]]:
+    """Run two auditors, each with a state of its own; some of `make soak` in PostgreSQL."""
+    with ExitStack() as stack:
+        first = f"sqlite:{folder / 'first.sqlite'}"
+        if SOAKING and seed % 2:
+            first = stack.enter_context(postgres_url())
+        second = f"sqlite:{folder / 'second.sqlite'}"
+        found = [
+            AuditorProcess(folder, "first", addresses_of(brokers), first),
+            AuditorProcess(folder, "second", addresses_of(brokers), second, group="another"),
+        ]
+        for auditor in found:
+            stack.callback(auditor.close)
+        for auditor in found:
+            auditor.launch()
+        for auditor in found:
+            auditor.wait_ready()
+        yield found
+
+
+def wait_for_the_audit(brokers: Sequence[BrokerProcess]) -> None:
+    """Wait until the topic of reports is made."""
+    with memq.Admin(addresses_of(brokers)) as admin:
+        for _ in range(100_000):
+            if any(topic.name == AUDIT_TOPIC for topic in admin.topics(internal=True)):
+                return
+    raise AssertionError("the cluster does not audit")
+
+
+def kill_an_owner(brokers: list[BrokerProcess]) -> BrokerProcess:
+    """Kill the owner of a partition."""
+    owner, _ = owner_of(0, owners_of(brokers[0]), brokers)
+    owner.kill()
+    return owner
+
+
+async def injure(
+    folder: Path, kafka: Server, topic: Topic, draw: Random
+) -> tuple[Named, list[Place], list[Place], int]:
+    """Do faults at store and queue; return what must be named, and what a faulty reader passes over and repeats.
+
+    And how many records there are more in the queue.
+    """
+    async with injuries_of(folder, kafka, topic, (SOUND, FAULTY), draw) as injuries:
+        batches = await injuries.batches()
+        partitions = draw.sample(range(PARTITIONS), draw.randint(1, PARTITIONS))
+        for partition in partitions:
+            await injuries.overlap(partition)
+        for do in (injuries.lose, injuries.cut, injuries.flip, injuries.copy):
+            for _ in range(draw.randint(1, 2)):
+                await do(batches.pop())
+        lost = [_misread(injuries, batches.pop(), "lost") for _ in range(draw.randint(1, 2))]
+        twice = [_misread(injuries, batches.pop(), "doubled") for _ in range(draw.randint(1, 2))]
+        return injuries.named, lost, twice, len(partitions)
+
+
+def _misread(injuries: Injuries, batch: Batch, kind: str) -> Place:
+    for block in batch.blocks:
+        place = (batch.pointer.partition, block.producer_id)
+        note(injuries.named, (kind, "consumer", FAULTY), *place, block.first_sequence, block.next_sequence)
+    return batch.pointer.partition, batch.offset  # partitions are never split here
+
+
+def named_by(auditor: AuditorProcess) -> Named:
+    """Return the records that an auditor names."""
+    found: Named = {}
+    for each in auditor.findings():
+        key = (each["kind"], each["stage"], each["group"], each["partition"], each["producer"])
+        found.setdefault(key, RangeSet())
+        for first, next_ in each["ranges"]:
+            found[key].add(first, next_)
+    return found
+
+
+def wait_for_counts(auditor: AuditorProcess, wanted: dict[str, dict[str, int]]) -> None:
+    """Wait until an auditor has heard of everything: its counts by group, "" for the queue."""
+    known: dict[str, dict[str, int]] = {}
+    for _ in range(LOOKS_MAX):
+        sides = auditor.topic(TOPIC).get("sides", {})
+        known = {side: {name: sides.get(side, {}).get(name, 0) for name in counts} for side, counts in wanted.items()}
+        if known == wanted:
+            return
+    raise AssertionError(f"after {LOOKS_MAX} looks {auditor.state} knows {known}, not {wanted}: {auditor.findings()}")
+
+
+def counts_of(sent: int, more: int, named: Named) -> dict[str, dict[str, int]]:
+    """Return what an auditor counts that has heard of everything; there are `more` records in the queue than sent."""
+
+    def count(kind: str, stage: str, group: str) -> int:
+        return sum(ranges.total for key, ranges in named.items() if key[:3] == (kind, stage, group))
+
+    found = {"": {"sent": sent, "acked": sent + count("lost", "queue", ""), "committed": sent + more}}
+    for group in (SOUND, FAULTY):
+        gone = count("corrupt", "object", "") + count("lost", "consumer", group)
+        found[group] = {"processed": sent + more - gone + count("doubled", "consumer", group)}
+    return found
+
+
+def words_of(auditor: AuditorProcess) -> dict[tuple[int, int, str], str]:
+    """Return the verdict on each minute, partition and group."""
+
+    async def ask() -> dict[tuple[int, int, str], str]:
+        database = database_at(auditor.state)()
+        try:
+            minutes = await AuditView(database).minutes(TOPIC, 0, 1 << 40)
+        finally:
+            await database.close()
+        return {(each.minute, each.partition, side): each.word(side) for each in minutes for side in each.row.sides}
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("seed", range(repetitions(1, 20)))
+@pytest.mark.parametrize("faults", [True, False] if SOAKING else [True], ids=["faults", "sound"][: 1 + SOAKING])
+def test_what_was_done_to_a_cluster_that_crashes_is_named_and_nothing_else(
+    faults: bool, seed: int, tmp_path: Path, cluster: list[BrokerProcess], kafka: Server
+) -> None:
+    draw, named = Random(f"{seed}/{faults}"), Named()
+    lost: list[Place] = []
+    twice: list[Place] = []
+    more = 0
+    wait_for_the_audit(cluster)
+    with auditors(tmp_path, cluster, seed) as (shaken, steady), ExitStack() as stack:
+        load = Load(cluster, stack)
+        load.round()
+        shaken.kill()
+        victim = kill_an_owner(cluster)
+        load.round()
+        shaken.start()
+        victim.start()
+        load.round()
+        shaken.pause()
+        victim = kill_an_owner(cluster)
+        load.round()
+        with memq.Admin(addresses_of(cluster)) as admin:
+            topic = admin.topic(TOPIC).topic
+        if faults:
+            named, lost, twice, more = asyncio.run(injure(tmp_path, kafka, topic, draw))
+            load.pretend(topic, named)
+        readers = {SOUND: Reader(cluster, SOUND, stack), FAULTY: Reader(cluster, FAULTY, stack, lost, twice)}
+        for reader in readers.values():
+            reader.read()
+        victim.start()
+        shaken.resume()
+        wanted = counts_of(load.sent, more, named)
+        for auditor in (shaken, steady):
+            wait_for_counts(auditor, wanted)
+            assert named_by(auditor) == named
+        assert words_of(shaken) == words_of(steady)
+    kinds = sorted({f"{kind} {stage}" for kind, stage, *_ in named})
+    report(f"run {seed + 1}: {load.sent} records, two owners and an auditor killed, one paused; named: {kinds}")
