@@ -13,7 +13,6 @@ from memq.format.report import AUDIT_TOPIC, Kind, Report, encode_report
 from memq.logs import EventLog
 from memq.network import Runtime
 from memq.tasks import TaskOwner
-from memq.topic import Topic
 
 CLOSE_S_MAX = 1.0  # what the last reports may add to a close
 
@@ -31,6 +30,20 @@ class Carrier(Protocol):
 
     async def close(self, timeout_s: float) -> None:
         """Write what was sent to the sockets, within `timeout_s`, and let go; connections stay."""
+        ...
+
+
+class Named(Protocol):
+    """A topic, as far as reports name it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """Its id in 32 hex digits."""
         ...
 
 
@@ -64,7 +77,7 @@ class Reporter:
         self._early = asyncio.Event()
         self._closed = False
 
-    def part(self, topic: Topic, partition: int) -> PartTally | None:
+    def part(self, topic: Named, partition: int) -> PartTally | None:
         """Return what notes the work in a write partition; None when nobody wants to know of it."""
         if not self.wanted(topic):
             return None
@@ -75,7 +88,7 @@ class Reporter:
             self._tasks.start(self._run(self._tally, interval_ms / 1000), "report to the audit")
         return self._tally.part(topic.name, topic.id, partition, self.now_ms())
 
-    def wanted(self, topic: Topic) -> bool:
+    def wanted(self, topic: Named) -> bool:
         """Whether the cluster wants to know of the work in a topic."""
         return self._pool.audit_ms > 0 and topic.name != AUDIT_TOPIC and not self._closed
 

@@ -22,6 +22,7 @@ from memq.format.report import (
     Report,
     Span,
     Stage,
+    Stretch,
     fitting,
     home_of,
 )
@@ -96,6 +97,7 @@ class PartTally:
         "_current",
         "_damages",
         "_parts",
+        "_read",
         "_room",
         "_spans",
         "lacks",
@@ -162,10 +164,15 @@ class PartTally:
         self._room.take()
         self._committed = position
 
+    def end(self, begin: str, end: str) -> None:
+        """Note that a task has read all from a position up to, not with, another."""
+        self._room.take()
+        self._read: Stretch | None = (begin, end)
+
     def take(self) -> list[Part]:
         """Return what was noted, in the order in which it was done, and forget it."""
         self.lacks = False
-        if self._spans or self._damages or self._begins or self._committed:
+        if self._spans or self._damages or self._begins or self._committed or self._read:
             self._end_part()
         parts, self._parts = self._parts, []
         return parts
@@ -179,6 +186,7 @@ class PartTally:
             damages=tuple(self._damages.values()),
             begins=tuple(self._begins),
             committed=self._committed,
+            read=self._read,
         )
         self._parts.append(part)
         self._forget()
@@ -189,6 +197,7 @@ class PartTally:
         self._damages: dict[tuple[int, int], Damage] = {}
         self._begins: list[Begin] = []
         self._committed = ""
+        self._read = None
 
 
 class Tally:

@@ -30,13 +30,16 @@ MINUTE_MS = 60_000
 _HEX_MAX = (1 << 64) - 1
 _HEX_OF_DAMAGE = ("producer", "first", "next")
 
-Kind = Literal["producer", "consumer", "spark-reader", "spark-writer"]
+# Of a stream of Spark two report: its driver (`spark-reader`) where it stands, each task what it fetched.
+Kind = Literal["producer", "consumer", "spark-reader", "spark-task", "spark-writer"]
 # Of producers: written to a socket; acked at `level`; given up, whether it was sent or not. Of readers: given to the
 # user; left out as a copy; committed by the group, after the commit succeeded.
 Stage = Literal["sent", "acked", "gave-up", "fetched", "dropped", "processed"]
 BeginReason = Literal["stored", "start", "seek"]
 Bucket = Annotated[int, Meta(ge=0, le=64)]
 PositionText = Annotated[str, Meta(pattern=r"^([0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16})?$", max_length=50)]
+PlaceText = Annotated[str, Meta(pattern=r"^[0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16}$", max_length=50)]
+Stretch = tuple[PlaceText, PlaceText]
 _HexRange = tuple[Hex, Hex]
 
 
@@ -89,7 +92,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     `begins` come before all that the part says was processed and committed.
     `committed` is the position that the group has stored last, as its commits were answered; "" when it stored none
-    since the last report.
+    since the last report. `read` is what a task of Spark has come to the end of, from a position up to, not with,
+    another: with this part it has told all that it fetched there.
     """
 
     topic: str
@@ -99,6 +103,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     damages: tuple[Damage, ...] = ()
     begins: tuple[Begin, ...] = ()
     committed: str = ""
+    read: Stretch | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +156,7 @@ class _WirePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     damages: tuple[_WireDamage, ...] = ()
     begins: tuple[Begin, ...] = ()
     committed: PositionText = ""
+    read: Stretch | None = None
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -245,22 +251,23 @@ def _halves(report: Report) -> tuple[Report, ...]:
 def _halves_of_part(part: Part) -> tuple[Part, ...]:
     """Cut a part in two between spans, damages, begins or ranges, whichever it has several of.
 
-    Who begins does so before what is processed, and commits behind it: a commit tells that all before it was told.
+    Who begins does so before what is processed, and commits, or has read, behind it: that tells that all was told.
     """
-    rest = Part(topic=part.topic, topic_id=part.topic_id, partition=part.partition, committed=part.committed)
+    rest = msgspec.structs.replace(part, spans=(), damages=(), begins=())
     if len(part.begins) > 1:
         early, late = _halved(part.begins)
-        return msgspec.structs.replace(rest, begins=early, committed=""), msgspec.structs.replace(part, begins=late)
-    part = msgspec.structs.replace(part, committed="")
+        first = msgspec.structs.replace(rest, begins=early, committed="", read=None)
+        return first, msgspec.structs.replace(part, begins=late)
+    part = msgspec.structs.replace(part, committed="", read=None)
     for name in ("spans", "damages"):
         if len(getattr(part, name)) > 1:
             low, high = _halved(getattr(part, name))
             return msgspec.structs.replace(part, **{name: low}), msgspec.structs.replace(rest, **{name: high})
     if part.spans and len(part.spans[0].ranges) > 1:
         low, high = _halved(part.spans[0].ranges)
-        first = msgspec.structs.replace(part.spans[0], ranges=low)
-        second = msgspec.structs.replace(part.spans[0], ranges=high, latency=())
-        return msgspec.structs.replace(part, spans=(first,)), msgspec.structs.replace(rest, spans=(second,))
+        lower = msgspec.structs.replace(part.spans[0], ranges=low)
+        higher = msgspec.structs.replace(part.spans[0], ranges=high, latency=())
+        return msgspec.structs.replace(part, spans=(lower,)), msgspec.structs.replace(rest, spans=(higher,))
     return ()
 
 

@@ -74,12 +74,47 @@ class Reading:
 
 
 @dataclass(slots=True)
+class TaskRead:
+    """What one task of a Spark stream fetched, by minute and producer, and from where up to where it read.
+
+    `end` is "" until it has come there. It is not `sure` when a report of it is missing. Once it is `counted` what it
+    fetched was processed, and is not kept.
+    """
+
+    fetched: dict[int, dict[int, RangeSet]] = field(default_factory=dict)
+    begin: str = ""
+    end: str = ""
+    sure: bool = True
+    counted: bool = False
+
+
+@dataclass(slots=True)
+class StreamRead:
+    """A Spark stream: the place that its checkpoint has come `to`, and its tasks by client.
+
+    Up to `counted` what tasks fetched is processed: who fetched it, too, was tried again, and doubles nothing. Up to
+    `covered` the stream was held to its word; the report of a task that read what comes next is awaited until `due_ms`.
+    """
+
+    to: str = ""
+    counted: str = ""
+    covered: str = ""
+    due_ms: int = 0
+    reading: Reading = field(default_factory=Reading)
+    tasks: dict[int, TaskRead] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Group:
-    """A consumer group in the write partition: by producer what it did, by client who reads for it."""
+    """A consumer group in the write partition: by producer what it did, by client who reads for it.
+
+    A stream of Spark is a group, too, with `stream` in place of members: whoever drives it goes on with its checkpoint.
+    """
 
     progress: dict[int, Progress] = field(default_factory=dict)
     members: dict[int, Reading] = field(default_factory=dict)
     committed: str = ""  # the last position that a member reported
+    stream: StreamRead | None = None
 
 
 @dataclass(slots=True)

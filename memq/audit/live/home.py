@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memq.audit.live.partition import PartitionAudit, Told
+from memq.audit.live.partition import SPARK_READER, SPARK_TASK, PartitionAudit, Told
 from memq.audit.minutes import MINUTE_MS
 from memq.format.report import Report
 
 CLIENTS_MAX = 20_000
 GRACE_MS = 30_000  # beyond the promise: a failover of the brokers may hold reports up
 SILENT_MINUTES_MAX = 24 * 60
-READERS = ("consumer", "spark-reader")
+READERS = ("consumer", SPARK_READER, SPARK_TASK)
+# Of a stream nothing is unknown while nobody drives it: its checkpoint stands, and says the next time how far it came.
+MAY_END_SILENTLY = (SPARK_READER, SPARK_TASK)
 Key = tuple[str, int]  # topic id, write partition
 
 
@@ -69,14 +71,18 @@ class HomeAudit:
             audit = self._audit_of(key)
             if audit is not None:
                 client.keys[key] = None
-                audit.tell(Told(report.client, client.group, part, now_ms))
+                audit.tell(Told(report.client, client.group, part, now_ms, client.kind))
         if report.last:
             del self.clients[report.client]
 
     def settle(self, now_ms: int) -> None:
         """Look for clients that have broken their promise; call it when all reports up to now were taken."""
-        for client in self.clients.values():
-            if not client.silent and now_ms > client.heard_ms + client.promised_ms + GRACE_MS:
+        for number, client in list(self.clients.items()):
+            if client.silent or now_ms <= client.heard_ms + client.promised_ms + GRACE_MS:
+                continue
+            if client.kind in MAY_END_SILENTLY:
+                del self.clients[number]
+            else:
                 client.silent = True
                 self._silence(client, client.silent_minutes(client.until_ms + client.promised_ms), 1)
         for number in sorted(self.clients, key=lambda each: self.clients[each].heard_ms)[:-CLIENTS_MAX]:
@@ -107,11 +113,12 @@ class HomeAudit:
         for part in report.parts:
             if self._audit_of((part.topic_id, part.partition)) is not None:
                 client.keys[part.topic_id, part.partition] = None
-        self._silence(client, client.silent_minutes(report.since_ms), 1)
+        if client.kind not in MAY_END_SILENTLY:
+            self._silence(client, client.silent_minutes(report.since_ms), 1)
         for key in client.keys:
             audit = self._audit_of(key)
             if audit is not None and client.group is not None:
-                audit.distrust(report.client, client.group)
+                audit.distrust(report.client, client.group, client.kind)
 
     def _silence(self, client: Client, minutes: range, change: int) -> None:
         for key in client.keys:

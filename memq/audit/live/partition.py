@@ -19,6 +19,7 @@ from memq.audit.live.finding import IN_GROUP, IN_QUEUE, LiveFinding
 from memq.audit.live.open_findings import OpenFindings, Wrong
 from memq.audit.live.reading import distrust_reading, take_reading
 from memq.audit.live.rows import QUEUE, Row
+from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, active_ms, late_ms, watermark_ms, window_ms
 from memq.audit.totals import RunningTotals
 from memq.audit.verdict import Kind
@@ -33,6 +34,7 @@ ALL = 2  # the ack level
 STREAMS_MAX = 20_000  # producers of one write partition; those that were seen longest ago are forgotten
 DAMAGED_MAX = 4_096
 OBJECTS_MAX = 256  # newest pointers of a write partition whose objects a finding can name
+SPARK_READER, SPARK_TASK = "spark-reader", "spark-task"
 _GROUP_STAGES = ("fetched", "dropped", "processed")
 _LOST_ACKED = "acked with all, in no pointer"
 _LOST_WEAK = "acked with 1 or sent without acks, in no pointer: a dead broker takes such records with it"
@@ -47,13 +49,14 @@ _UNPROVEN_MEMBER = "committed beyond it, and the report of that time is missing"
 class Told:
     """What a client said about the write partition, in a report that came at `time_ms`. Reports keep their order.
 
-    `group` is None for a producer and for a reader without a group.
+    `group` is None for a producer and for a reader without a group; `kind` is as in `Report`.
     """
 
     client: int
     group: str | None
     part: Part
     time_ms: int
+    kind: str = ""
 
 
 class PartitionAudit:
@@ -183,9 +186,9 @@ class PartitionAudit:
         for minute in minutes:
             self._row(minute).side(group or QUEUE).count("silent", change)
 
-    def distrust(self, client: int, group: str) -> None:
+    def distrust(self, client: int, group: str, kind: str = "") -> None:
         """Hold nothing against a member up to its next commit: a report of it is missing."""
-        self._pending.append(Told(client, group, Part(topic="", topic_id="", partition=-1), 0))
+        self._pending.append(Told(client, group, Part(topic="", topic_id="", partition=-1), 0, kind))
 
     def settle(self, now_ms: int) -> None:
         """Judge, now that the queue was read up to an end that was asked for after all that was told."""
@@ -198,6 +201,10 @@ class PartitionAudit:
                 Dating(stream).place(self._row, now_ms)
                 self._judge(producer, stream, now_ms)
         for group, books in self.books.groups.items():
+            if books.stream is not None:
+                covered = books.stream.covered
+                self._dirty.update(dict.fromkeys(self._stream_of(group, books).settle(now_ms)))
+                self._changed |= books.stream.covered != covered
             self._judge_group(group, books, now_ms)
         self._dirty = {p: None for p, stream in self.books.streams.items() if self._undecided(stream, now_ms)}
         self._forget()
@@ -229,20 +236,33 @@ class PartitionAudit:
         part, books = told.part, self.books
         group = books.groups.setdefault(told.group, Group()) if told.group is not None else None
         if part.partition != self.partition:  # see `distrust`
-            if group is not None:
+            if group is not None and told.kind == SPARK_TASK:
+                self._stream_of(told.group or "", group).distrust(told.client)
+            elif group is not None:
                 distrust_reading(group, told.client)
             return
         for damage in part.damages:
             self.take_damage(damage, told.time_ms)
-        before = {}
-        if group is not None:
-            before = {producer: progress.ever.total for producer, progress in group.progress.items()}
-            for producer in take_reading(books, group, told.client, part):
-                self._dirty[producer] = None
         for span in part.spans:
-            self._take_span(span, told, before)
+            self._take_span(span, told)
+        if group is not None:
+            self._dirty.update(dict.fromkeys(self._take_reading(group, told)))
 
-    def _take_span(self, span: Span, told: Told, processed_before: dict[int, int]) -> None:
+    def _take_reading(self, group: Group, told: Told) -> Iterable[int]:
+        """Take what a reader says; return the producers whose verdict may change."""
+        if told.kind == SPARK_TASK:
+            return self._stream_of(told.group or "", group).take_task(told.client, told.part, told.time_ms)
+        if told.kind == SPARK_READER:
+            return self._stream_of(told.group or "", group).take_driver(told.part, told.time_ms)
+        return take_reading(self.books, group, told.client, told.part)
+
+    def _stream_of(self, name: str, group: Group) -> StreamAudit:
+        def count(minute: int, records: int) -> None:
+            self._row(minute).side(name).count("processed", records)
+
+        return StreamAudit(self.books, group, count)
+
+    def _take_span(self, span: Span, told: Told) -> None:
         stream = self._stream(span.producer)
         Dating(stream).tell(span.minute, span.ranges, self._row)
         records = sum(next_ - first for first, next_ in span.ranges)

@@ -21,17 +21,17 @@ def take_reading(books: Books, group: Group, client: int, part: Part) -> Iterato
     reading = group.members.setdefault(client, Reading())
     for begin in part.begins:
         reading.sure = True
-        reading.at = _from(begin.at)
+        reading.at = first_judged(Position.parse(begin.at)) if begin.at else -1
         reading.reached.clear()
         if begin.at:
-            _go_back(books, group, Position.parse(begin.at).pointer_offset)
+            go_back(books, group, Position.parse(begin.at).pointer_offset)
     for span in part.spans:
         if span.stage == "processed":
             take_processed(group, span)
             yield span.producer
     if part.committed:
         group.committed = part.committed
-        yield from _judge(books, group, reading, Position.parse(part.committed).pointer_offset)
+        yield from hold(books, group, reading, Position.parse(part.committed).pointer_offset)
 
 
 def distrust_reading(group: Group, client: int) -> None:
@@ -54,15 +54,12 @@ def take_processed(group: Group, span: Span) -> int:
     return new
 
 
-def _from(at: str) -> int:
+def first_judged(begin: Position) -> int:
     """Return the first pointer that a member answers for which begins at a position: a part of one is not judged."""
-    if not at:
-        return -1
-    position = Position.parse(at)
-    return position.pointer_offset + (position.record_index > 0)
+    return begin.pointer_offset + (begin.record_index > 0)
 
 
-def _go_back(books: Books, group: Group, offset: int) -> None:
+def go_back(books: Books, group: Group, offset: int) -> None:
     """Let all from a pointer on be processed again: a group begins only where it stands, or was told to go."""
     for producer, progress in group.progress.items():
         stream = books.streams.get(producer)
@@ -73,7 +70,7 @@ def _go_back(books: Books, group: Group, offset: int) -> None:
             progress.now = RangeSet(apart(kept, behind))
 
 
-def _judge(books: Books, group: Group, reading: Reading, offset: int) -> Iterator[int]:
+def hold(books: Books, group: Group, reading: Reading, offset: int) -> Iterator[int]:
     """Hold a member to its word up to a pointer, and let it answer for what comes from there on."""
     begin, sure = reading.at, reading.sure
     reading.at, reading.sure = max(offset, begin), True

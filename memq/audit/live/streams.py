@@ -1,0 +1,146 @@
+"""What Spark streams answer for: places of a checkpoint against what tasks fetched before them. Pure.
+
+The driver of a stream knows no records, only where its checkpoint stands: all before that is processed. Tasks say what
+they fetched, from where up to where; but not whether Spark has taken it: a micro-batch that failed is tried again, by
+other tasks, perhaps cut otherwise. So what tasks fetched counts as processed when the checkpoint has come to where they
+ended, and twice only where two of them read different stretches. Tasks are many and short-lived, and the report of one
+may be missing: the stream is held to its word where the stretches of its tasks cover the way, and where after some time
+there still is a gap what is missing is unproven. Whoever drives the stream next goes on with the same checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from memq.audit.account import common
+from memq.audit.live.books import Books, Group, Progress, StreamRead, TaskRead
+from memq.audit.live.reading import first_judged, go_back, hold
+from memq.format.ranges import RangeSet
+from memq.format.report import Part
+from memq.topic import Position
+
+TASKS_MAX = 4_096  # of a stream in a write partition that wait for its checkpoint; the oldest are forgotten
+WAIT_MS = 60_000  # for the report of a task, once the checkpoint is behind it
+
+
+class StreamAudit:
+    """One stream, as a group, in one write partition. `count` is told of records that are processed, by minute.
+
+    All methods yield the producers whose verdict may change.
+    """
+
+    def __init__(self, books: Books, group: Group, count: Callable[[int, int], None]) -> None:
+        self._books = books
+        self._group = group
+        self._count = count
+        self._read = group.stream = group.stream or StreamRead()
+
+    def take_task(self, client: int, part: Part, now_ms: int) -> Iterator[int]:
+        """Take what a task says."""
+        tasks = self._read.tasks
+        task = tasks.setdefault(client, TaskRead())
+        for span in part.spans:
+            if span.stage == "fetched":
+                ranges = task.fetched.setdefault(span.minute, {}).setdefault(span.producer, RangeSet())
+                for piece in span.ranges:
+                    ranges.add(*piece)
+        if part.read is not None:
+            task.begin, task.end = part.read
+        while len(tasks) > TASKS_MAX:
+            del tasks[next(iter(tasks))]
+        yield from self.settle(now_ms)
+
+    def take_driver(self, part: Part, now_ms: int) -> Iterator[int]:
+        """Take what the driver says: where it began, then how far its checkpoint has come."""
+        for begin in part.begins:
+            if begin.reason == "stored" and begin.at and not self._is_behind(begin.at):
+                self._come(begin.at)  # the checkpoint has come here, whoever drove the stream
+                yield from self.settle(now_ms)
+            elif begin.at:
+                self._begin(begin.at)
+        if part.committed and not self._is_behind(part.committed):
+            self._come(part.committed)
+            yield from self.settle(now_ms)
+
+    def distrust(self, client: int) -> None:
+        """Note that a report of a task is missing."""
+        self._read.tasks.setdefault(client, TaskRead()).sure = False
+
+    def settle(self, now_ms: int) -> Iterator[int]:
+        """Count what is processed, and hold the stream to its word as far as that can be told."""
+        read = self._read
+        if read.to and (read.tasks or read.covered != read.to):
+            to = Position.parse(read.to)
+            yield from self._process(to)
+            yield from self._hold(to, now_ms)
+
+    # ---- inside --------------------------------------------------------------------------------------
+
+    def _is_behind(self, at: str) -> bool:
+        """Whether the checkpoint was once beyond a place, or nothing is known of it."""
+        return not self._read.to or Position.parse(at) < Position.parse(self._read.to)
+
+    def _begin(self, at: str) -> None:
+        read, position = self._read, Position.parse(at)
+        read.to = read.counted = read.covered = self._group.committed = at
+        read.reading.at, read.reading.sure = first_judged(position), True
+        read.reading.reached.clear()
+        go_back(self._books, self._group, position.pointer_offset)
+
+    def _come(self, to: str) -> None:
+        self._read.to = self._group.committed = to
+
+    def _process(self, to: Position) -> Iterator[int]:
+        """Count what tasks fetched that ended before the checkpoint's place."""
+        counted = Position.parse(self._read.counted)
+        for begin, end, client in sorted(self._ended()):
+            task = self._read.tasks[client]
+            if end > to or task.counted:
+                continue
+            for minute, producers in task.fetched.items():
+                for producer, ranges in producers.items():
+                    self._count(minute, self._take(producer, ranges, first=begin >= counted))
+                    yield producer
+            task.fetched, task.counted = {}, True
+            counted = max(counted, end)
+        self._read.counted = str(counted)
+
+    def _take(self, producer: int, ranges: RangeSet, *, first: bool) -> int:
+        """Take what was processed; return how many records are new. Only who read a place `first` can double there."""
+        progress = self._group.progress.setdefault(producer, Progress())
+        new = 0
+        for piece in ranges:
+            for again in common([piece], progress.now) if first else ():
+                progress.doubled.add(*again)
+            progress.now.add(*piece)
+            new += progress.ever.add(*piece)
+        return new
+
+    def _hold(self, to: Position, now_ms: int) -> Iterator[int]:
+        """Judge stretch by stretch, as far as tasks cover the way; a gap is waited for, then passed unproven."""
+        read, reading = self._read, self._read.reading
+        covered = Position.parse(read.covered)
+        sure = [(begin, end) for begin, end, client in self._ended() if end <= to and read.tasks[client].sure]
+        while covered < to:
+            ends = [end for begin, end in sure if begin <= covered < end]
+            if not ends:
+                read.due_ms = read.due_ms or now_ms + WAIT_MS
+                if now_ms < read.due_ms:
+                    break
+            read.due_ms = 0
+            reading.sure = bool(ends)
+            covered = max(ends) if ends else min([to, *(begin for begin, _ in sure if begin > covered)])
+            yield from hold(self._books, self._group, reading, covered.pointer_offset)
+            if not ends:
+                reading.at = max(reading.at, first_judged(covered))
+        read.covered = str(covered)
+        for _, end, client in self._ended():
+            if end <= covered and read.tasks[client].counted:
+                del read.tasks[client]
+
+    def _ended(self) -> list[tuple[Position, Position, int]]:
+        """Return begin, end and client of the tasks that came to their end, of the read partition that it reads now."""
+        place = Position.parse(self._read.to).read_partition
+        found = [(task.begin, task.end, client) for client, task in self._read.tasks.items() if task.end]
+        parsed = [(Position.parse(begin), Position.parse(end), client) for begin, end, client in found]
+        return [each for each in parsed if each[0].read_partition == place]

@@ -1,0 +1,296 @@
+"""Streams of Spark in the live audit: checkpoints against what tasks fetched, with restarts, gaps and faults."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from memq.audit.live.streams import TASKS_MAX, WAIT_MS
+from memq.format.ranges import RangeSet
+from memq.format.report import Begin, Damage, Part, Span
+from tests.soak import repetitions
+from tests.unit.audited import KEY, TOPIC
+from tests.unit.live_desk import PRODUCER, Desk, span
+
+STREAM = "spark"
+LOST = ("lost", "consumer", STREAM, PRODUCER)
+HOLE = ("unproven hole", "consumer", STREAM, PRODUCER)
+
+
+class StreamDesk(Desk):
+    """A desk at which a stream reports: its drivers, and tasks that are a client each."""
+
+    def __init__(self, batches: int = 0) -> None:
+        super().__init__()
+        self.tasks = 1_000
+        for number in range(batches):
+            self.queue((PRODUCER, number * 10, number * 10 + 10))
+
+    def task(self, read: tuple[str, str] | None, *spans: Span, **fields: object) -> int:
+        """Report as a task that read from a place to another, and return its client."""
+        self.tasks += 1
+        self.report(self.tasks, "spark-task", STREAM, made(*spans, read=read), {"last": True, **fields})
+        return self.tasks
+
+    def driver(self, begin: str = "", reason: str = "stored", committed: str = "", client: int = 300) -> None:
+        """Report as a driver."""
+        begins = [Begin(at=begin, reason=reason)] if begin else []  # type: ignore[arg-type]
+        self.report(client, "spark-reader", STREAM, made(begins=tuple(begins), committed=committed), {})
+
+    def processed(self) -> int:
+        return sum(row.side(STREAM)["processed"] for row in self.rows.values())
+
+
+def made(*spans: Span, **fields: object) -> Part:
+    return Part(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=spans, **fields)  # type: ignore[arg-type]
+
+
+def fetched(*ranges: tuple[int, int]) -> Span:
+    return span("fetched", *ranges, level=0)
+
+
+def test_what_tasks_fetched_is_processed_when_the_checkpoint_is_behind_it() -> None:
+    desk = StreamDesk(4)
+    desk.driver("0:0:0", "start")
+    desk.task(("0:0:0", "0:2:0"), fetched((0, 20)))
+    desk.task(("0:2:0", "0:4:0"), fetched((20, 40)))
+    desk.settle()
+    assert (desk.processed(), desk.word(STREAM)) == (0, "in flight")
+    desk.driver(committed="0:2:0")
+    desk.settle()
+    assert (desk.processed(), desk.word(STREAM)) == (20, "in flight")
+    desk.driver(committed="0:4:0")
+    desk.settle()
+    assert (desk.processed(), desk.word(STREAM)) == (40, "ok")
+    desk.settle(WAIT_MS)
+    assert desk.found(grave=False) == []
+
+
+def test_what_a_task_passed_over_is_lost() -> None:
+    desk = StreamDesk(4)
+    desk.driver("0:0:0", "start")
+    desk.task(("0:0:0", "0:3:0"), fetched((0, 10), (20, 30)))
+    desk.task(("0:3:0", "0:4:0"), fetched((30, 40)))
+    desk.driver(committed="0:4:0")
+    desk.settle()
+    assert desk.found(grave=False) == [(*LOST, ((10, 20),))]
+    assert desk.word(STREAM) == "lost"
+
+
+def test_a_report_that_comes_late_is_waited_for_and_one_that_is_missing_leaves_a_doubt() -> None:
+    desk = StreamDesk(4)
+    desk.driver("0:0:0", "start")
+    desk.task(("0:0:0", "0:1:0"), fetched((0, 10)))
+    desk.task(("0:3:0", "0:4:0"), fetched((35, 40)))
+    desk.driver(committed="0:4:0")
+    desk.settle()
+    desk.settle(WAIT_MS - 1)
+    assert desk.found(grave=False) == []
+    desk.task(("0:1:0", "0:2:0"), fetched((10, 20)))
+    desk.settle()
+    desk.settle(WAIT_MS - 1)  # of the next gap
+    assert (desk.found(grave=False), desk.processed()) == ([], 25)
+    desk.settle(1)
+    assert desk.found(grave=False) == [(*LOST, ((30, 35),)), (*HOLE, ((20, 30),))]
+    desk.task(("0:2:0", "0:3:0"), fetched((20, 30)))
+    desk.settle()
+    assert (desk.found(grave=False), desk.processed()) == ([(*LOST, ((30, 35),))], 35)
+
+
+def test_a_task_one_of_whose_reports_is_lost_proves_nothing_and_what_it_said_counts() -> None:
+    desk = StreamDesk(2)
+    desk.driver("0:0:0", "start")
+    desk.task(("0:0:0", "0:2:0"), fetched((10, 20)), number=1)
+    desk.driver(committed="0:2:0")
+    desk.settle()
+    desk.settle(WAIT_MS)
+    assert (desk.found(grave=False), desk.processed()) == ([(*HOLE, ((0, 10),))], 10)
+
+
+def test_a_task_may_say_what_it_did_in_several_reports() -> None:
+    desk = StreamDesk(2)
+    desk.driver("0:0:0", "start")
+    client = desk.task(None, fetched((0, 10)), last=False)
+    desk.settle()
+    part = made(fetched((10, 20)), read=("0:0:0", "0:2:0"))
+    desk.report(client, "spark-task", STREAM, part, {"last": True, "number": 1})
+    desk.driver(committed="0:2:0")
+    desk.settle()
+    assert (desk.found(grave=False), desk.word(STREAM)) == ([], "ok")
+
+
+def test_a_micro_batch_that_is_run_again_counts_once_however_it_is_cut() -> None:
+    desk = StreamDesk(4)
+    desk.driver("0:0:0", "start")
+    desk.task(("0:0:0", "0:1:0"), fetched((0, 10)))
+    desk.task(("0:1:0", "0:4:0"), fetched((10, 40)))
+    desk.task(None, fetched((0, 5)))  # one that failed
+    desk.settle()
+    desk.driver("0:0:0", client=301)  # the first was killed before its checkpoint came on
+    desk.task(("0:0:0", "0:3:0"), fetched((0, 30)))
+    desk.task(("0:3:0", "0:4:0"), fetched((30, 40)))
+    desk.driver(committed="0:4:0", client=301)
+    desk.settle()
+    desk.task(("0:0:0", "0:3:0"), fetched((0, 30)))  # a straggler of the same
+    desk.settle(WAIT_MS)
+    assert (desk.found(grave=False), desk.word(STREAM), desk.processed()) == ([], "ok", 40)
+
+
+def test_a_driver_that_died_is_succeeded_by_the_next_one_with_its_checkpoint() -> None:
+    desk = StreamDesk(4)
+    desk.driver("0:0:0", "start")
+    desk.task(("0:0:0", "0:4:0"), fetched((0, 10), (20, 40)))
+    desk.settle(10 * WAIT_MS)  # nobody hears of it any more
+    assert (desk.found(grave=False), desk.word(STREAM), desk.processed()) == ([], "in flight", 0)
+    desk.driver("0:4:0", client=301)  # the checkpoint had come on
+    desk.settle()
+    assert (desk.found(), desk.processed()) == ([(*LOST, ((10, 20),))], 30)
+
+
+def test_a_stream_that_goes_back_doubles_nothing_and_one_that_reads_twice_does() -> None:
+    desk = StreamDesk(4)
+    desk.driver("0:0:0", "start")
+    desk.task(("0:0:0", "0:4:0"), fetched((0, 40)))
+    desk.driver(committed="0:4:0")
+    desk.settle()
+    desk.driver("0:2:0", client=301)  # an older copy of the checkpoint
+    desk.task(("0:2:0", "0:4:0"), fetched((20, 40)))
+    desk.driver(committed="0:4:0", client=301)
+    desk.driver("0:0:0", "start", client=302)  # a new one
+    desk.task(("0:0:0", "0:4:0"), fetched((0, 40)))
+    desk.driver(committed="0:4:0", client=302)
+    desk.settle(WAIT_MS)
+    assert (desk.found(grave=False), desk.word(STREAM)) == ([], "ok")
+    desk.queue((PRODUCER, 40, 50))
+    desk.task(("0:4:0", "0:5:0"), fetched((35, 50)))
+    desk.driver(committed="0:5:0", client=302)
+    desk.settle()
+    assert desk.found() == [("doubled", "consumer", STREAM, PRODUCER, ((35, 40),))]
+
+
+def test_micro_batches_end_within_batches() -> None:
+    desk = StreamDesk(3)
+    desk.driver("0:0:4", "start")  # what lies before it was never asked for
+    desk.task(("0:0:4", "0:1:3"), fetched((4, 13)))
+    desk.driver(committed="0:1:3")
+    desk.settle()
+    desk.task(("0:1:3", "0:2:5"), fetched((13, 25)))
+    desk.driver(committed="0:2:5")
+    desk.settle()
+    desk.task(("0:2:5", "0:3:0"), fetched((25, 28)))
+    desk.driver(committed="0:3:0")
+    desk.settle()
+    assert desk.found(grave=False) == [(*LOST, ((28, 30),))]
+    assert desk.processed() == 24
+
+
+def test_damage_is_told_by_who_failed_at_it_and_is_not_lost() -> None:
+    desk = StreamDesk(3)
+    damage = Damage(object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20)
+    desk.driver("0:0:0", "start")
+    desk.report(400, "spark-task", STREAM, made(damages=(damage,)), {"last": True})
+    desk.task(("0:0:0", "0:3:0"), fetched((0, 10), (20, 30)))
+    desk.driver(committed="0:3:0")
+    desk.settle()
+    assert [(kind, ranges) for kind, _, _, _, ranges in desk.found(grave=False)] == [("corrupt", ((10, 20),))]
+
+
+def test_a_stream_that_nobody_drives_makes_nothing_unknown() -> None:
+    desk = StreamDesk(1)
+    desk.driver("0:0:0", "start")
+    desk.task(("0:0:0", "0:1:0"), fetched((0, 10)))
+    desk.driver(committed="0:1:0")
+    desk.settle()
+    desk.settle(10 * WAIT_MS)
+    assert (desk.word(STREAM), desk.home.clients) == ("ok", {})
+
+
+def test_tasks_that_wait_are_bounded() -> None:
+    desk = StreamDesk(1)
+    for _ in range(TASKS_MAX + 5):
+        desk.task(("0:0:0", "0:1:0"), fetched((0, 10)))
+    desk.settle()
+    stream = desk.audit.books.groups[STREAM].stream
+    assert stream is not None
+    assert len(stream.tasks) == TASKS_MAX
+
+
+@pytest.mark.soak
+def test_random_streams_under_kills_lose_and_double_what_was_injected_and_nothing_else() -> None:
+    for seed in range(repetitions(few=60, many=2_000)):
+        run = RandomStream(random.Random(seed))
+        run.go()
+        found = run.desk.found(grave=False)
+        assert found == run.expected(), f"seed {seed}"
+
+
+class RandomStream:
+    """A stream of micro-batches over a queue of 10 records each; drivers die at any point, cuts and reports vary."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.records = 10 * draw.randint(3, 20)
+        self.desk = StreamDesk(self.records // 10)
+        self.lost = RangeSet()
+        self.at = 0
+        self.client = 300
+        self.begun = False
+
+    def go(self) -> None:
+        self.desk.driver("0:0:0", "start")
+        while self.at < self.records:
+            end = min(self.records, self.at + self.draw.randint(1, 35))
+            self.micro_batch(self.at, end, injected=self.injected(self.at, end))
+            self.at = end
+            if self.draw.random() < 0.8:
+                self.come()
+            else:
+                self.restart()
+            if self.draw.random() < 0.3:
+                self.desk.settle(self.draw.choice((0, WAIT_MS // 3)))
+        self.come()
+        self.desk.settle()
+        self.desk.settle(WAIT_MS)
+
+    def injected(self, first: int, end: int) -> RangeSet:
+        """Let a whole batch within the micro-batch be passed over, now and then."""
+        wholes = [at for at in range(0, self.records, 10) if first <= at and at + 10 <= end]
+        chosen = RangeSet([(at, at + 10) for at in wholes if self.draw.random() < 0.1])
+        for piece in chosen:
+            self.lost.add(*piece)
+        return chosen
+
+    def micro_batch(self, first: int, end: int, *, injected: RangeSet) -> None:
+        """Run it, perhaps some times in vain before."""
+        while self.draw.random() < 0.3:
+            self.tasks(first, end, injected, whole=False)
+            if self.draw.random() < 0.5:
+                self.restart(first)
+        self.tasks(first, end, injected, whole=True)
+
+    def tasks(self, first: int, end: int, injected: RangeSet, *, whole: bool) -> None:
+        cuts = sorted({first, end, *(self.draw.randint(first, end) for _ in range(self.draw.randint(0, 3)))})
+        stretches = list(pairwise(cuts))
+        self.draw.shuffle(stretches)
+        for low, high in stretches:
+            read = (place(low), place(high))
+            if whole or self.draw.random() < 0.5:
+                self.desk.task(read, *(fetched(hole) for hole in injected.holes(low, high)))
+            else:
+                self.desk.task(None, fetched((low, self.draw.randint(low + 1, high))))
+
+    def come(self) -> None:
+        self.desk.driver(committed=place(self.at), client=self.client)
+
+    def restart(self, at: int | None = None) -> None:
+        self.client += 1
+        self.desk.driver(place(self.at if at is None else at), client=self.client)
+
+    def expected(self) -> list[object]:
+        return [(*LOST, tuple(self.lost))] if self.lost else []
+
+
+def place(sequence: int) -> str:
+    return f"0:{sequence // 10}:{sequence % 10}"
