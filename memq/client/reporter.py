@@ -92,6 +92,11 @@ class Reporter:
         """Whether the cluster wants to know of the work in a topic."""
         return self._pool.audit_ms > 0 and topic.name != AUDIT_TOPIC and not self._closed
 
+    @property
+    def noted(self) -> bool:
+        """Whether there was anything to report."""
+        return self._tally is not None
+
     def now_ms(self) -> int:
         """Return the wall time (Unix ms)."""
         return self._runtime.clock.wall_ms()

@@ -56,6 +56,7 @@ class Access:
     fetcher: Fetcher  # reads the indexes of those few batches whose pointers don't name all their producers
     groups: Groups
     compactor: CompactorPlace | None = None  # brokers alone know the settings that it goes by
+    pool: LinkPool | None = None  # the connections to them
 
     @property
     def places(self) -> Places:
@@ -90,7 +91,7 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
         stores = TaskStores(urls, runtime)
         queue = RemoteQueue(ask)
         place = CompactorPlace(metadata.cluster, metadata.stores[0].name, queue)
-        yield Access(queue, topics, urls, Fetcher("auto", ask.read, stores.open_here), queue, place)
+        yield Access(queue, topics, urls, Fetcher("auto", ask.read, stores.open_here), queue, place, pool)
     finally:
         if stores is not None:
             await stores.close()

@@ -43,14 +43,15 @@ DESCRIPTIONS = {
     "maxbytespertrigger": "stored bytes of one micro-batch, at least one batch of memq",
     "maxrecordspertrigger": "stored records of one micro-batch",
     "onexpired": "retention took what a stream was to read next: fail, or skip",
+    "auditname": "name by which a stream reports to the live audit, as a group; else it does not",
 }
 _SPELLED: tuple[str, ...] = ("valueFormat", "avroSchema", "onMalformed", "onDamaged", "partitionBytes", "prefetchBytes")
-_SPELLED += ("maxBytesPerTrigger", "maxRecordsPerTrigger", "onExpired")
+_SPELLED += ("maxBytesPerTrigger", "maxRecordsPerTrigger", "onExpired", "auditName")
 SPELLING = {name: name for name in DESCRIPTIONS} | {name.lower(): name for name in _SPELLED}  # for people
 Kind = Literal["batch", "streaming"]
 _NOT_FOR: dict[Kind, tuple[str, ...]] = {
     "streaming": ("end", "path"),
-    "batch": ("maxbytespertrigger", "maxrecordspertrigger", "onexpired"),
+    "batch": ("maxbytespertrigger", "maxrecordspertrigger", "onexpired", "auditname"),
 }
 
 Point = str | int | dict[tuple[str, int], Position]  # beginning, end; Unix ms; positions by topic and read partition
@@ -81,6 +82,7 @@ class ReadOptions:
     trigger_bytes_max: int = 0
     trigger_records_max: int = 0
     skip_expired: bool = False
+    audit_name: str = ""
 
 
 def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOptions:
@@ -116,6 +118,7 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
         trigger_bytes_max=_size(told, "maxbytespertrigger", 0, 1),
         trigger_records_max=_number(told, "maxrecordspertrigger"),
         skip_expired=_choice(told, "onexpired", ("fail", "skip")) == "skip",
+        audit_name=check_name(told["auditname"], "group") if told.get("auditname") else "",
     )
 
 
@@ -127,6 +130,10 @@ def _check_together(told: Mapping[str, str]) -> None:
         raise InvalidSettingError("options 'brokers' and 'queue' exclude each other", hint="brokers know the queue")
     if told.get("queue") and not told.get("store"):
         raise InvalidSettingError("option 'queue' needs 'store': no broker is asked", hint="store = s3://BUCKET/PREFIX")
+    if told.get("auditname") and told.get("queue"):
+        raise InvalidSettingError("option 'auditName' needs 'brokers': reports go to them", hint="leave 'queue' out")
+    if told.get("auditname") and told.get("dedup") == "raw":
+        raise InvalidSettingError("option 'auditName' needs dedup = on: raw copies are doubled", hint="leave one out")
     if told.get("valueformat") == "avro" and not (told.get("avroschema") and told.get("schema")):
         raise InvalidSettingError("valueFormat = avro needs the options 'schema' and 'avroSchema'", hint="give both")
 

@@ -21,6 +21,7 @@ from memq.notification import Entry
 from memq.spark.earlier import EarlierBatches, Seen
 from memq.spark.pruning import Wanted
 from memq.spark.stores import StoreUrls
+from memq.spark.stretches import TaskAudit
 from memq.topic import Position
 
 PARTS_MAX = 4_096  # batches of one task
@@ -78,6 +79,7 @@ class Split(InputPartition):
         super().__init__(None)
         self.parts = tuple(parts)
         self.settings = settings
+        self.audit: TaskAudit | None = None  # what it reports, where somebody wants to know
 
 
 class PartitionPlan:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from memq.backoff import backoff_s
 from memq.client.expiry import expired_error
+from memq.client.link_pool import bootstrap_addresses
 from memq.errors import RetryableError
-from memq.network import Runtime
+from memq.format.report import BeginReason
+from memq.network import Runtime, format_address
 from memq.notification import Entry
 from memq.spark.access import Access, open_access
 from memq.spark.offsets import Admission, Place, Places, decode_offsets, encode_offsets
@@ -21,6 +23,8 @@ from memq.spark.planner import Part, PartitionPlan, Split, read_pointer
 from memq.spark.planning import Stretch, parts_of, place_of, plan_of
 from memq.spark.pruning import Wanted
 from memq.spark.reading import settings_of, splits_of
+from memq.spark.stream_report import StreamReport
+from memq.spark.stretches import ReadPlace, TaskAudit, stretches_of
 from memq.topic import ReadPartition
 
 Result = TypeVar("Result")
@@ -49,6 +53,8 @@ class Stream:
         self._access: Access | None = None
         self._ends: dict[ReadPartition, Place] | None = None
         self._plans: dict[ReadPartition, tuple[Place, PartitionPlan]] = {}
+        self._report: StreamReport | None = None
+        self._begins: BeginReason = "stored"
 
     async def initial(self) -> dict[str, Any]:
         """Return the offset of the start that was asked for."""
@@ -63,6 +69,7 @@ class Stream:
 
         async def latest(access: Access) -> Places:
             places = decode_offsets(start, _partitions(access))
+            self._stand(places)
             ends = self._ends or await self._found_ends(access, places)
             for partition, place in places.items():
                 await self._check_expired(access, partition, place)
@@ -84,18 +91,25 @@ class Stream:
         """Return what tasks read between two offsets, always the same. Raises: as `latest`."""
 
         async def plan(access: Access) -> list[Split]:
-            parts: list[Part] = []
+            parts: dict[ReadPartition, list[Part]] = {}
             first, last = (decode_offsets(offsets, _partitions(access)) for offsets in (start, end))
+            self._stand(first)
             for partition, place in first.items():
                 if place.position(partition) < last[partition].position(partition):
                     await self._check_expired(access, partition, place)
-                    parts += [part async for part in self._parts(access, partition, place, last[partition])]
-            return splits_of(parts, self._options, settings_of(self._options, access.urls, _WANTED))
+                    parts[partition] = [part async for part in self._parts(access, partition, place, last[partition])]
+            settings = settings_of(self._options, access.urls, _WANTED)
+            splits = splits_of([part for found in parts.values() for part in found], self._options, settings)
+            self._let_report(access, splits, parts, first, last)
+            return splits
 
         return await self._tried(plan)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Let go of the connections, with a last word to the audit."""
+        if self._report is not None:
+            await self._report.close()
+            self._report = None
         self._access = None
         await self._stack.aclose()
 
@@ -109,6 +123,7 @@ class Stream:
             try:
                 if self._access is None:
                     self._access = await self._stack.enter_async_context(open_access(self._options, self._runtime))
+                    self._report = self._report_of(self._access)
                 return await work(self._access)
             except RetryableError:
                 tries += 1
@@ -118,6 +133,7 @@ class Stream:
                 await asyncio.sleep(delay)
 
     async def _initial(self, access: Access) -> Places:
+        self._begins = "start"
         places: Places = {}
         for topic in access.topics.values():
             for partition, writers in topic.partitions.items():
@@ -125,6 +141,44 @@ class Stream:
                 totals = await access.places.totals_before(partition, start.pointer_offset, topic.settings, writers)
                 places[partition] = Place.of(start, totals)
         return places
+
+    # ---- the audit -----------------------------------------------------------------------------------
+
+    def _report_of(self, access: Access) -> StreamReport | None:
+        if not self._options.audit_name or access.pool is None:
+            return None
+        return StreamReport(self._options.audit_name, access.pool, access.topics, self._runtime)
+
+    def _stand(self, places: Places) -> None:
+        if self._report is not None:
+            self._report.stand(places, self._begins)
+
+    def _let_report(
+        self,
+        access: Access,
+        splits: Sequence[Split],
+        parts: Mapping[ReadPartition, Sequence[Part]],
+        first: Places,
+        last: Places,
+    ) -> None:
+        """Tell the tasks what to report, where somebody wants to know."""
+        if self._report is None or not self._report.interval_ms:
+            return
+        places = {
+            partition: ReadPlace(
+                partition,
+                tuple(access.topics[partition.topic].partitions[partition]),
+                first[partition].position(partition),
+                last[partition].position(partition),
+            )
+            for partition in parts
+        }
+        homes = (partition for partition, found in parts.items() for _ in found)
+        brokers = tuple(format_address(address) for address in bootstrap_addresses(self._options.brokers))
+        for split, stretches in zip(splits, stretches_of(splits, homes, places), strict=True):
+            split.audit = TaskAudit(self._options.audit_name, brokers, self._report.interval_ms, stretches)
+
+    # ---- places --------------------------------------------------------------------------------------
 
     async def _found_ends(self, access: Access, known: Places) -> Places:
         """Return the ends now; of a partition in which nothing is new the place that is `known`."""

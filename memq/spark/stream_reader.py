@@ -68,7 +68,7 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(partition, self._options, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's checkpoint keeps the place; there is nothing to do here."""
+        """Spark's checkpoint keeps the place; the audit has heard of it when Spark asked what lies behind it."""
 
     def stop(self) -> None:
         """Let go of the connections."""

@@ -16,12 +16,15 @@ from memq.client.pieces import Piece, missing_batch
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.columns import BlockReader
 from memq.format.pointer import Pointer
+from memq.format.report import Stage
 from memq.memory import keep_freed_blocks
 from memq.network import Runtime
 from memq.spark.arrow_rows import BlockPlace, RowMaker
 from memq.spark.earlier import Seen, sound_copies
 from memq.spark.planner import Part, Split, TaskSettings
 from memq.spark.stores import TaskStores
+from memq.spark.stretches import TaskAudit
+from memq.spark.task_report import TaskReport
 from memq.topic import Position
 
 if TYPE_CHECKING:
@@ -42,12 +45,15 @@ def read_split(split: Split, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
     _leave_imports_out()
     thread = io_thread()
     stores = TaskStores(settings.urls, Runtime())
+    report = thread.run(_report_of(split.audit)) if split.audit is not None else None
     ahead = _Ahead(stores.fetcher(), split.parts, settings)
+    whole = False
     try:
-        while (found := thread.run(ahead.next())) is not None:
-            yield from _rows_of(found, settings, rows)
+        while (found := thread.run(_next(ahead, report))) is not None:
+            yield from _rows_of(found, settings, rows, report)
+        whole = True
     finally:
-        thread.run(_close(ahead, stores))
+        thread.run(_close(ahead, stores, report, whole=whole))
 
 
 @cache
@@ -60,9 +66,21 @@ def _leave_imports_out() -> None:
     gc.freeze()
 
 
-async def _close(ahead: _Ahead, stores: TaskStores) -> None:
+async def _report_of(audit: TaskAudit) -> TaskReport:
+    return TaskReport(audit, Runtime())
+
+
+async def _next(ahead: _Ahead, report: TaskReport | None) -> _Fetched | None:
+    if report is not None:
+        await report.take()
+    return await ahead.next()
+
+
+async def _close(ahead: _Ahead, stores: TaskStores, report: TaskReport | None, *, whole: bool) -> None:
     await ahead.close()
     await stores.close()
+    if report is not None:
+        await report.close(whole=whole)
 
 
 class _Fetched(NamedTuple):
@@ -135,7 +153,9 @@ class _Ahead:
             return missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
 
 
-def _rows_of(fetched: _Fetched, settings: TaskSettings, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
+def _rows_of(
+    fetched: _Fetched, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
+) -> Iterator[pyarrow.RecordBatch]:
     """Yield the records of one batch, after what was seen before it and what its pointer says to pass over."""
     part, pieces = fetched.part, fetched.pieces
     seen = Lookback(1)
@@ -152,14 +172,18 @@ def _rows_of(fetched: _Fetched, settings: TaskSettings, rows: RowMaker) -> Itera
                 _judge(seen, writer, piece)
             continue
         if piece.header is None:
-            yield from _damaged(part, piece, settings, rows)
-        elif not settings.dedup or _judge(seen, writer, piece) is not Verdict.SEEN:
+            yield from _damaged(part, piece, settings, rows, report)
+            continue
+        stage: Stage = "dropped" if settings.dedup and _judge(seen, writer, piece) is Verdict.SEEN else "fetched"
+        if stage == "fetched":
             try:
                 batch = rows.block(_place_of(part, piece), BlockReader(piece.data, piece.header), low, high)
             except CorruptDataError as error:
-                yield from _damaged(part, piece._replace(header=None, cause=error), settings, rows)
-            else:
-                yield batch
+                yield from _damaged(part, piece._replace(header=None, cause=error), settings, rows, report)
+                continue
+            yield batch
+        if report is not None:
+            report.note(stage, part, piece.header, low, high)
 
 
 def _judge(seen: Lookback, writer: int, piece: Piece) -> Verdict:
@@ -168,11 +192,15 @@ def _judge(seen: Lookback, writer: int, piece: Piece) -> Verdict:
     return seen.judge(writer, header.producer_id, header.first_sequence, header.next_sequence)
 
 
-def _damaged(part: Part, piece: Piece, settings: TaskSettings, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
+def _damaged(
+    part: Part, piece: Piece, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
+) -> Iterator[pyarrow.RecordBatch]:
     """Pass over a damaged block, telling of it in the column `damage` if that is read. Raises: see `read_split`."""
     cause = piece.cause
     assert cause is not None
     place = _place_of(part, piece)
+    if report is not None:
+        report.damage(part, piece)
     if settings.skip_damaged and piece.first < part.low:
         return  # told by who read its first record, in the micro-batch before
     if not settings.skip_damaged or isinstance(cause, UnsupportedFormatError):

@@ -1,0 +1,59 @@
+"""What the driver of a stream tells the audit: where its checkpoint stood when it began, and how far it has come since.
+
+Spark asks what lies behind an offset once all before it is done and written down: so that is processed. The records
+are told by the tasks (`task_report`), the doubt about those that said nothing is the auditor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memq.client.link_pool import LinkPool
+from memq.client.report_carrier import ReportCarrier
+from memq.client.reporter import CLOSE_S_MAX, Reporter
+from memq.format.report import BeginReason
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.spark.access import TopicPlace
+from memq.spark.offsets import Places
+from memq.tasks import TaskOwner
+from memq.topic import Position, ReadPartition
+
+
+class StreamReport:
+    """The driver's reports, on its event loop and connections."""
+
+    def __init__(self, name: str, pool: LinkPool, topics: Mapping[str, TopicPlace], runtime: Runtime) -> None:
+        self._topics = topics
+        self._at: dict[ReadPartition, Position] = {}
+        self._pool = pool
+        events = EventLog(runtime.clock)
+        self._tasks = TaskOwner(
+            lambda error: events.info("audit.not-reported", f"nothing is reported any more: {error!r}"), events
+        )
+        self._reporter = Reporter("spark-reader", name, runtime, pool, self._tasks, ReportCarrier)
+
+    @property
+    def interval_ms(self) -> int:
+        """How often the cluster wants to hear of what is done; 0: not at all."""
+        return self._pool.audit_ms
+
+    def stand(self, places: Places, reason: BeginReason) -> None:
+        """Note that the checkpoint stands at `places`; where it was not known before, it begins there for `reason`."""
+        for partition, place in places.items():
+            position, before = place.position(partition), self._at.get(partition)
+            if position == before:
+                continue
+            self._at[partition] = position
+            topic = self._topics[partition.topic]
+            for writer in topic.partitions[partition]:
+                tally = self._reporter.part(topic, writer)
+                if tally is not None and before is not None and before < position:
+                    tally.commit(str(position))
+                elif tally is not None:
+                    tally.begin(str(position), reason)
+
+    async def close(self) -> None:
+        """Send the last report; connections stay."""
+        await self._reporter.close(CLOSE_S_MAX)
+        await self._tasks.stop()
