@@ -204,7 +204,13 @@ def test_a_stream_that_nobody_drives_makes_nothing_unknown() -> None:
     desk.driver(committed="0:1:0")
     desk.settle()
     desk.settle(10 * WAIT_MS)
-    assert (desk.word(STREAM), desk.home.clients) == ("ok", {})
+    assert desk.word(STREAM) == "ok"
+    assert [client.silent for client in desk.home.clients.values()] == [True]
+    desk.driver(committed="0:1:0")
+    assert [client.silent for client in desk.home.clients.values()] == [False]
+    desk.settle(10 * WAIT_MS)
+    desk.driver("0:1:0", client=301)
+    assert list(desk.home.clients) == [301]
 
 
 def test_tasks_that_wait_are_bounded() -> None:

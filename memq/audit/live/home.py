@@ -80,10 +80,10 @@ class HomeAudit:
         for number, client in list(self.clients.items()):
             if client.silent or now_ms <= client.heard_ms + client.promised_ms + GRACE_MS:
                 continue
-            if client.kind in MAY_END_SILENTLY:
+            client.silent = True
+            if client.kind == SPARK_TASK:
                 del self.clients[number]
             else:
-                client.silent = True
                 self._silence(client, client.silent_minutes(client.until_ms + client.promised_ms), 1)
         for number in sorted(self.clients, key=lambda each: self.clients[each].heard_ms)[:-CLIENTS_MAX]:
             del self.clients[number]
@@ -94,6 +94,7 @@ class HomeAudit:
         client = self.clients.get(report.client)
         promised_ms = report.next_ms - report.until_ms
         if client is None:
+            self._forget_driver(report)
             client = Client(report.kind, report.name, report.host, 0, report.since_ms, promised_ms)
             self.clients[report.client] = client
         if report.number < client.next_number:
@@ -108,19 +109,26 @@ class HomeAudit:
         client.skew_ms = max(client.skew_ms, report.until_ms - now_ms)
         return client
 
+    def _forget_driver(self, report: Report) -> None:
+        """Forget who drove a stream before, and fell silent."""
+        for number, client in list(self.clients.items()):
+            if client.silent and report.kind == client.kind == SPARK_READER and client.name == report.name:
+                del self.clients[number]
+
     def _miss(self, report: Report, client: Client) -> None:
         """Note that reports are missing: of all that the client is known to work on, if it only says now on what."""
         for part in report.parts:
             if self._audit_of((part.topic_id, part.partition)) is not None:
                 client.keys[part.topic_id, part.partition] = None
-        if client.kind not in MAY_END_SILENTLY:
-            self._silence(client, client.silent_minutes(report.since_ms), 1)
+        self._silence(client, client.silent_minutes(report.since_ms), 1)
         for key in client.keys:
             audit = self._audit_of(key)
             if audit is not None and client.group is not None:
                 audit.distrust(report.client, client.group, client.kind)
 
     def _silence(self, client: Client, minutes: range, change: int) -> None:
+        if client.kind in MAY_END_SILENTLY:
+            return
         for key in client.keys:
             audit = self._audit_of(key)
             if audit is not None:

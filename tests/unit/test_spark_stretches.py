@@ -1,0 +1,60 @@
+"""What tasks answer for: stretches that cover each read partition of a micro-batch once, without a gap."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.spark.planner import Part, Split, TaskSettings, split_parts
+from memq.spark.pruning import Wanted
+from memq.spark.stores import StoreUrls
+from memq.spark.stretches import ReadPlace, stretches_of
+from memq.topic import Position, ReadPartition
+
+SETTINGS = TaskSettings(StoreUrls({}), Wanted(), 0, skip_damaged=False, dedup=True)
+
+
+def place_of(number: int, topic: str) -> ReadPlace:
+    partition = ReadPartition(topic, topic * 32, number)
+    return ReadPlace(partition, (number, number + 10), Position(number, 2, 3), Position(number, 50, 1))
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), max_size=4))
+def test_stretches_cover_all_once(shapes: list[tuple[int, int]]) -> None:
+    """`shapes`: for each read partition how many batches, and after how many of all of them a new task begins."""
+    places = {place.partition: place for place in (place_of(at % 2, "ab"[at // 2]) for at in range(len(shapes)))}
+    parts: list[Part] = []
+    homes: list[ReadPartition] = []
+    splits: list[Split] = []
+    for place, (batches, step) in zip(places.values(), shapes, strict=True):
+        for batch in range(batches):
+            low = 3 if batch == 0 else 0
+            parts.append(Part(place.begin.read_partition, 2 + 5 * batch, None, low=low))
+            homes.append(place.partition)
+            if len(parts) >= step:
+                splits.append(Split(parts, SETTINGS))
+                parts = []
+    if parts:
+        splits.append(Split(parts, SETTINGS))
+    told = stretches_of(splits, homes, places)
+    assert len(told) == len(splits)
+    for place in places.values() if splits else ():
+        mine = [each for stretches in told for each in stretches if (each.id, each.writers) == key_of(place)]
+        mine.sort(key=lambda each: each.begin)
+        assert [each.begin for each in mine] == [place.begin, *(each.end for each in mine[:-1])]
+        assert mine[-1].end == place.end
+    numbered = iter(homes)
+    for split, stretches in zip(splits, told, strict=True):
+        for part in split.parts:
+            home = next(numbered)
+            at = Position(part.partition, part.offset, part.low)
+            assert sum(each.id == home.topic_id and each.begin <= at < each.end for each in stretches) == 1
+
+
+def key_of(place: ReadPlace) -> tuple[str, tuple[int, ...]]:
+    return place.partition.topic_id, place.writers
+
+
+def test_without_tasks_nobody_answers() -> None:
+    place = place_of(0, "a")
+    assert stretches_of(split_parts([], 1, SETTINGS), [], {place.partition: place}) == []
