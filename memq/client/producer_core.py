@@ -207,12 +207,16 @@ class ProducerCore:
 
     async def leave(self, timeout_s: float) -> None:
         """Write what is there, within `timeout_s`, and let go of everything: what is written need not be acked."""
+        await self.write(timeout_s)
+        await self._stop()
+
+    async def write(self, timeout_s: float) -> None:
+        """Write what is there to the sockets, as far as that goes within `timeout_s`."""
         self._seal_all()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for sender in list(self._senders.values()):
                     await sender.written.wait()
-        await self._stop()
 
     def stats(self) -> ProducerStats:
         """Return a copy of the counters."""

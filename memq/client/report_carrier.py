@@ -48,6 +48,10 @@ class ReportCarrier:
         assert self._route is not None, "who asks for the homes first has a route"
         self._core.buffer.put(self._route, check_fields(report, None, None, None, None), home)
 
+    async def write(self, timeout_s: float) -> None:
+        """See `Carrier.write`."""
+        await self._core.write(timeout_s)
+
     async def close(self, timeout_s: float) -> None:
         """See `Carrier.close`."""
         await self._core.leave(timeout_s)

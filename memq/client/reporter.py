@@ -28,6 +28,10 @@ class Carrier(Protocol):
         """Send a report to a partition of the audit topic. Raises: MemqError when there is no room for it."""
         ...
 
+    async def write(self, timeout_s: float) -> None:
+        """Write what was sent to the sockets, as far as that goes within `timeout_s`."""
+        ...
+
     async def close(self, timeout_s: float) -> None:
         """Write what was sent to the sockets, within `timeout_s`, and let go; connections stay."""
         ...
@@ -100,6 +104,18 @@ class Reporter:
     def now_ms(self) -> int:
         """Return the wall time (Unix ms)."""
         return self._runtime.clock.wall_ms()
+
+    async def tell(self, timeout_s: float) -> None:
+        """Send what was noted at once, within `timeout_s`: who calls may be killed at any moment behind it."""
+        if self._tally is None or self._closed:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._report(self._tally)
+                if self._carrier is not None:
+                    await self._carrier.write(timeout_s)
+        except (MemqError, TimeoutError) as error:
+            self._drop(f"{error!r}")
 
     async def close(self, timeout_s: float) -> None:
         """Send the last reports, within `timeout_s` and CLOSE_S_MAX in all; nothing is noted any more."""

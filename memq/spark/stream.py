@@ -69,7 +69,7 @@ class Stream:
 
         async def latest(access: Access) -> Places:
             places = decode_offsets(start, _partitions(access))
-            self._stand(places)
+            await self._stand(places)
             ends = self._ends or await self._found_ends(access, places)
             for partition, place in places.items():
                 await self._check_expired(access, partition, place)
@@ -93,7 +93,7 @@ class Stream:
         async def plan(access: Access) -> list[Split]:
             parts: dict[ReadPartition, list[Part]] = {}
             first, last = (decode_offsets(offsets, _partitions(access)) for offsets in (start, end))
-            self._stand(first)
+            await self._stand(first)
             for partition, place in first.items():
                 if place.position(partition) < last[partition].position(partition):
                     await self._check_expired(access, partition, place)
@@ -149,9 +149,9 @@ class Stream:
             return None
         return StreamReport(self._options.audit_name, access.pool, access.topics, self._runtime)
 
-    def _stand(self, places: Places) -> None:
+    async def _stand(self, places: Places) -> None:
         if self._report is not None:
-            self._report.stand(places, self._begins)
+            await self._report.stand(places, self._begins)
 
     def _let_report(
         self,

@@ -19,6 +19,8 @@ from memq.spark.offsets import Places
 from memq.tasks import TaskOwner
 from memq.topic import Position, ReadPartition
 
+TELL_S_MAX = 1.0  # what a report may add to a micro-batch
+
 
 class StreamReport:
     """The driver's reports, on its event loop and connections."""
@@ -38,8 +40,12 @@ class StreamReport:
         """How often the cluster wants to hear of what is done; 0: not at all."""
         return self._pool.audit_ms
 
-    def stand(self, places: Places, reason: BeginReason) -> None:
-        """Note that the checkpoint stands at `places`; where it was not known before, it begins there for `reason`."""
+    async def stand(self, places: Places, reason: BeginReason) -> None:
+        """Note that the checkpoint stands at `places`; where it was not known before, it begins there for `reason`.
+
+        How far it has come is told at once: when all is read, Spark ends this process without a word.
+        """
+        came = False
         for partition, place in places.items():
             position, before = place.position(partition), self._at.get(partition)
             if position == before:
@@ -50,8 +56,11 @@ class StreamReport:
                 tally = self._reporter.part(topic, writer)
                 if tally is not None and before is not None and before < position:
                     tally.commit(str(position))
+                    came = True
                 elif tally is not None:
                     tally.begin(str(position), reason)
+        if came:
+            await self._reporter.tell(TELL_S_MAX)
 
     async def close(self) -> None:
         """Send the last report; connections stay."""

@@ -56,12 +56,11 @@ class Query:
                 break
             self.seen += rows
             self.checkpoint = end
-        if fails:
-            self.die(reader)
+        self.die(reader)
         reader.stop()
 
     def die(self, reader: MemqStreamReader) -> None:
-        """Take the last word from the driver."""
+        """Take the last word from the driver, as Spark does, which kills it."""
         stream = reader._stream
         assert stream is not None
         assert stream._report is not None

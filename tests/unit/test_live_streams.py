@@ -186,6 +186,19 @@ def test_micro_batches_end_within_batches() -> None:
     assert desk.processed() == 24
 
 
+def test_a_batch_in_which_a_gap_ends_is_not_judged() -> None:
+    desk = StreamDesk(2)
+    desk.driver("0:0:0", "start")
+    desk.driver(committed="0:0:4")  # the report of the task that came there is missing
+    desk.settle()
+    desk.settle(WAIT_MS)
+    desk.task(("0:0:4", "0:2:0"), fetched((4, 15)))
+    desk.driver(committed="0:2:0")
+    desk.settle()
+    desk.settle(WAIT_MS)
+    assert desk.found(grave=False) == [(*LOST, ((15, 20),))]
+
+
 def test_damage_is_told_by_who_failed_at_it_and_is_not_lost() -> None:
     desk = StreamDesk(3)
     damage = Damage(object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20)
