@@ -106,7 +106,7 @@ def compare(lines: list[tuple[bytes, bytes]], received: Lines) -> bool:
 
 def show_objects(data: Path, size: int) -> None:
     """Say where the objects lie, and how to look into one."""
-    objects = sorted(path for path in (data / "objects").rglob("*") if path.is_file())
+    objects = sorted(path for path in (data / "objects").glob(f"*/topics/{TOPIC}/**/*") if path.is_file())
     stored = sum(path.stat().st_size for path in objects)
     print(f"objects: {len(objects)} files, {stored / 1e6:.1f} MB ({size / max(stored, 1):.1f}:1) under {data}/objects/")
     print(f"look into one:  .venv/bin/memq inspect {objects[0]}")

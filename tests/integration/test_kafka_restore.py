@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 import memq
 from localstack.servers import S3Server, Server
 from memq.clock import SystemClock
+from memq.format.report import AUDIT_TOPIC
 from tests.processes import BrokerProcess, broker_processes
 
 TOPIC = "clicks"
@@ -51,12 +52,18 @@ def expected(start: int, end: int) -> dict[int, list[int]]:
 def lose_pointers(kafka: Server, prefix: str) -> None:
     """Delete what Kafka holds of a cluster, and wait until it is gone."""
     admin = AdminClient({"bootstrap.servers": kafka.address})
-    mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{prefix}{TOPIC}.")]
-    assert len(mine) == 1
+    lost = tuple(f"{prefix}{topic}." for topic in (TOPIC, AUDIT_TOPIC))
+    mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(lost)]
+    assert len(mine) == 2
     for answer in admin.delete_topics(mine).values():
         answer.result()
-    while mine[0] in admin.list_topics(timeout=30).topics:
+    while not admin.list_topics(timeout=30).topics.keys().isdisjoint(mine):
         pass
+
+
+def of_topic(said: str) -> dict[str, Any]:
+    """Return what was said of the topic."""
+    return next(each for each in json.loads(said) if each["topic"] == TOPIC)
 
 
 def fill_over_two_epochs(brokers: list[BrokerProcess]) -> int:
@@ -88,9 +95,9 @@ def test_lost_pointers_in_kafka_are_restored_and_the_cluster_goes_on(
         assert dry.returncode == 0, dry.stderr
         found = command("restore", "--config", config, "--json")
         assert (found.returncode, found.stdout) == (0, dry.stdout), found.stderr
-        told = json.loads(found.stdout)[0]
+        told = of_topic(found.stdout)
         assert (told["records"], told["held"], told["findings"]) == (2 * ROUND, 0, [])
-        again = json.loads(command("restore", "--config", config, "--json").stdout)[0]
+        again = of_topic(command("restore", "--config", config, "--json").stdout)
         assert (again["pointers"], again["held"]) == (0, told["pointers"]), "a run that is repeated goes on"
 
         brokers[0].start()

@@ -62,7 +62,7 @@ def test_a_lost_queue_is_restored_and_goes_on(tmp_path: Path) -> None:
     found = restore(server.data, "--json")
     assert found.returncode == 0, found.stderr
     assert found.stdout == dry.stdout
-    told = json.loads(found.stdout)[0]
+    told = next(each for each in json.loads(found.stdout) if each["topic"] == TOPIC)
     assert (told["records"], told["copies"], told["findings"]) == (3_000, 0, [])
     assert told["pointers"] == told["objects"] >= 6
 
