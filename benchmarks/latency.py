@@ -32,7 +32,8 @@ def run(options: Options) -> list[Figure]:
         store = FilesystemHandler(objects, tmp)
         with dev_broker(Path(folder) / "data") as dev, memq.Producer(dev.address, acks="all") as producer:
             producer.send("latency", VALUE).result(30)
-            body = next(path for path in (Path(folder) / "data" / "objects").rglob("*") if path.is_file()).read_bytes()
+            stored = (Path(folder) / "data" / "objects").glob("*/topics/latency/**/*")
+            body = next(path for path in stored if path.is_file()).read_bytes()
             for number in range(count):
                 began_s = time.perf_counter()
                 producer.send("latency", VALUE).result(30)

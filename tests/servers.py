@@ -39,6 +39,11 @@ class DevServer:
         assert self._process is not None, "the server was not started"
         return self._process
 
+    def objects_of(self, topic: str) -> list[Path]:
+        """Return the files of a topic's own objects; reports to the audit lie in shared ones."""
+        found = (self.data / "objects").glob(f"*/topics/{topic}/**/*")
+        return sorted(path for path in found if path.is_file())
+
     def start(self) -> None:
         """Start and wait for the ready line."""
         command = [sys.executable, "-m", "memq.cli", "dev", "--data", str(self.data), "--port", str(self.port)]

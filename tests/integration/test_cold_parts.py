@@ -48,7 +48,7 @@ def produce(broker: DevServer, topic: str, batches: int, first: int = 0) -> None
 
 def objects_of(broker: DevServer) -> set[str]:
     root = broker.data / "objects"
-    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    return {path.relative_to(root).as_posix() for path in root.glob("*/topics/**/*") if path.is_file()}
 
 
 async def compact_old(broker: DevServer, topic: Topic) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def test_a_damaged_object_is_named_and_the_rest_restored(tmp_path: Path) -> None
     server.signal()
     assert server.wait() == 0
     remove_queue(server.data)
-    first, second = sorted(file for file in (server.data / "objects").rglob("*") if file.is_file())[:2]
+    first, second = server.objects_of(TOPIC)[:2]
     first.write_bytes(first.read_bytes()[:-1])  # cut: its trailer is gone
     body = bytearray(second.read_bytes())
     body[100] ^= 1  # within its first block
