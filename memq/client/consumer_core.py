@@ -25,6 +25,7 @@ from memq.client.places import Lag, Places
 from memq.client.reading import Assigned, Reading
 from memq.client.record import TopicPartition, place_of
 from memq.client.report_carrier import ReportCarrier
+from memq.client.reporter import CLOSE_S_MAX as REPORT_S_MAX
 from memq.client.reporter import Reporter
 from memq.client.stores import OpenStores
 from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
@@ -146,7 +147,7 @@ class ConsumerCore:
             await self._group.leave(timeout_s)
         await self._dead_letters.close()
         if self._reporter is not None:
-            await self._reporter.close(timeout_s)
+            await self._reporter.close(min(timeout_s, REPORT_S_MAX))
         await self._metadata.close()
         await self._pool.close()
         await self._stores.close()

@@ -382,7 +382,7 @@ class ProducerCore:
             self._watch = None
         self._abandon(ClosedError("the producer was closed before the block was acked"))
         if self._reporter is not None:
-            await self._reporter.close(CLOSE_S_MAX if report_s_max is None else report_s_max)
+            await self._reporter.close(CLOSE_S_MAX if report_s_max is None else min(report_s_max, CLOSE_S_MAX))
         await self._tasks.stop()
         await self._metadata.close()
         if not self._lent:

@@ -14,7 +14,9 @@ from memq.logs import EventLog
 from memq.network import Runtime
 from memq.tasks import TaskOwner
 
-CLOSE_S_MAX = 1.0  # what the last reports may add to a close
+CLOSE_S_MAX = 1.0  # what the last reports may add to a close of a client
+# What reports may add to a step of a job that nobody waits for by the second; only where brokers don't answer.
+STEP_S_MAX = 5.0
 
 
 class Carrier(Protocol):
@@ -118,12 +120,12 @@ class Reporter:
             self._drop(f"{error!r}")
 
     async def close(self, timeout_s: float) -> None:
-        """Send the last reports, within `timeout_s` and CLOSE_S_MAX in all; nothing is noted any more."""
+        """Send the last reports, within `timeout_s` in all; nothing is noted any more."""
         if self._closed:
             return
         self._closed = True
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + (min(timeout_s, CLOSE_S_MAX) if self._pool.sessions() else 0.0)
+        until_s = loop.time() + (timeout_s if self._pool.sessions() else 0.0)
         if self._tally is not None and until_s > loop.time():
             try:
                 async with asyncio.timeout_at(until_s):

@@ -16,7 +16,7 @@ from memq.client.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses, check_connect_timeout
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
-from memq.client.reporter import CLOSE_S_MAX, MakeCarrier, Reporter
+from memq.client.reporter import STEP_S_MAX, MakeCarrier, Reporter
 from memq.client.staged_object import StagedObjectBuilder
 from memq.client.staged_tally import StagedTally
 from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
@@ -160,7 +160,7 @@ class StagedCommits:
     async def close(self) -> None:
         """Disconnect, with a last word to the audit."""
         if self._reporter is not None:
-            await self._reporter.close(CLOSE_S_MAX)
+            await self._reporter.close(STEP_S_MAX)
         await self._tasks.stop()
         await self._metadata.close()
         await self._pool.close()

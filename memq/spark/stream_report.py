@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from memq.client.link_pool import LinkPool
 from memq.client.report_carrier import ReportCarrier
-from memq.client.reporter import CLOSE_S_MAX, Reporter
+from memq.client.reporter import CLOSE_S_MAX, STEP_S_MAX, Reporter
 from memq.format.report import BeginReason
 from memq.logs import EventLog
 from memq.network import Runtime
@@ -18,8 +18,6 @@ from memq.spark.access import TopicPlace
 from memq.spark.offsets import Places
 from memq.tasks import TaskOwner
 from memq.topic import Position, ReadPartition
-
-TELL_S_MAX = 1.0  # what a report may add to a micro-batch
 
 
 class StreamReport:
@@ -60,7 +58,7 @@ class StreamReport:
                 elif tally is not None:
                     tally.begin(str(position), reason)
         if came:
-            await self._reporter.tell(TELL_S_MAX)
+            await self._reporter.tell(STEP_S_MAX)
 
     async def close(self) -> None:
         """Send the last report; connections stay."""

@@ -1,8 +1,8 @@
 """What a task of a stream tells the audit by itself: what it gave out of which stretch, when it has come to its end.
 
 The task's thread makes notes, and the I/O thread takes them while that one waits for it. Connections are made for the
-last word, and before only where a task takes longer than a report may. No more than `REACH_S` and the time of a close
-are added to a task that reaches no broker; whose word is missing then is known to the auditor.
+last word, and before only where a task takes longer than a report may. Twice STEP_S_MAX at most is added to a task that
+reaches no broker; that its word is missing then is known to the auditor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.pieces import Piece
 from memq.client.report_carrier import ReportCarrier
-from memq.client.reporter import CLOSE_S_MAX, Reporter
+from memq.client.reporter import STEP_S_MAX, Reporter
 from memq.errors import MemqError, UnsupportedFormatError
 from memq.format.block import BlockHeader
 from memq.format.report import CAUSE_CHARS_MAX, Damage, Stage
@@ -22,8 +22,6 @@ from memq.network import Runtime
 from memq.spark.planner import Part
 from memq.spark.stretches import TaskAudit, TaskStretch
 from memq.tasks import TaskOwner
-
-REACH_S = 1.0
 
 
 class _Note(NamedTuple):
@@ -88,8 +86,8 @@ class TaskReport:
                     tally.end(str(stretch.begin), str(stretch.end))
         with suppress(MemqError):
             if self._reporter.noted:
-                await self._pool.reach(REACH_S)
-        await self._reporter.close(CLOSE_S_MAX)
+                await self._pool.reach(STEP_S_MAX)
+        await self._reporter.close(STEP_S_MAX)
         await self._tasks.stop()
         await self._pool.close()
 
