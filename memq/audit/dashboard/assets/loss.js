@@ -22,7 +22,7 @@ function state(finding) {
 
 const COLUMNS = [
   { title: "Finding", key: (row) => row.kind, cell: (row) => h("b", {}, row.kind) },
-  { title: "State", key: (row) => (row.resolved_ms ? 2 : row.acknowledged_by ? 1 : 0), cell: state },
+  { title: "State", mark: (row) => [row.resolved_ms, row.acknowledged_by, row.grave].join(), key: (row) => (row.resolved_ms ? 2 : row.acknowledged_by ? 1 : 0), cell: state },
   { title: "Topic", key: (row) => row.topic, cell: (row) => row.topic },
   { title: "Partition", num: true, key: (row) => row.partition, cell: (row) => row.partition },
   { title: "Records", num: true, key: (row) => row.records, cell: (row) => count(row.records) },

@@ -14,7 +14,7 @@ const WORDS = ["lost", "corrupt", "doubled", "unknown", "late", "in flight", "ok
 const COLUMNS = [
   { title: "Topic", key: (row) => row.name, cell: (row) => h("a", { class: "name", href: topicLink(row.name), title: row.name, tabIndex: -1 }, row.name) },
   { title: "Verdict", key: (row) => row.word && WORDS.indexOf(row.word), cell: (row) => badge(row.word) },
-  { title: "Last hour", cell: (row) => spark(row.spark) },
+  { title: "Last hour", mark: (row) => row.spark.join(), cell: (row) => spark(row.spark) },
   { title: "Records", num: true, key: (row) => row.records_s, cell: (row) => known(row.records_s, rate) },
   { title: "Bytes", num: true, key: (row) => row.bytes_s, cell: (row) => known(row.bytes_s, (value) => `${bytes(value)}/s`) },
   { title: "Lag", num: true, key: (row) => row.lag_records, cell: (row) => known(row.lag_records, count) },

@@ -6,12 +6,13 @@ const ROW = 40;  // px, as the style sheet has it
 const AROUND = 12;  // lines above and below the view
 
 /**
- * Make a table. Columns: {title, cell(row), key?(row) to sort by, num?, text?}. `keyOf` names a row, `open` is called
- * with the row that was chosen. Rows with an unknown value sort last, whichever way.
+ * Make a table. Columns: {title, cell(row), key?(row) to sort by, mark?(row), num?}. A cell is drawn anew only when its
+ * mark, else its key, is another. `keyOf` names a row, `open` is called with the row that was chosen. Rows with an unknown
+ * value sort last, whichever way.
  */
 export class Table {
   constructor({ label, columns, keyOf, open, sort = null, descending = false, empty = "Nothing here." }) {
-    Object.assign(this, { columns, keyOf, open, sort, descending, label, stop: null });
+    Object.assign(this, { columns, keyOf, open, sort, descending, label, stop: null, height: 0 });
     this.rows = [];
     this.shown = new Map();
     this.top = h("td", { colSpan: columns.length });
@@ -20,10 +21,11 @@ export class Table {
     this.heads = columns.map((column, at) => this.#head(column, at));
     this.table = h("table", { class: "virtual", "aria-label": label }, h("thead", {}, h("tr", {}, this.heads)), this.body);
     this.none = h("p", { class: "empty", hidden: true }, empty);
-    this.element = h("div", { class: "scroll", onscroll: () => this.#draw() }, this.table, this.none);
+    this.element = h("div", { class: "scroll", onscroll: () => { this.scrolled = this.element.scrollTop; this.#draw(); } }, this.table, this.none);
     this.element.addEventListener("keydown", (event) => this.#key(event));
     this.element.addEventListener("focusin", (event) => { if (event.target.row) { this.stop = this.keyOf(event.target.row); this.#stops(); } });
-    new ResizeObserver(() => this.#draw()).observe(this.element);
+    // Its height is remembered: to ask for it between two changes makes the browser lay out the page twice.
+    new ResizeObserver(([{ contentRect }]) => { this.height = contentRect.height; this.#draw(); }).observe(this.element);
     this.#say();
   }
 
@@ -46,7 +48,7 @@ export class Table {
       this.sort = at;
       this.#say();
       this.#order();
-      this.element.scrollTop = 0;
+      this.element.scrollTop = this.scrolled = 0;
       this.#draw(true);
     };
     return h("th", { class: column.num ? "num" : "", scope: "col" }, h("button", { type: "button", onclick: press }, column.title));
@@ -74,9 +76,9 @@ export class Table {
   }
 
   #draw(changed = false) {
-    const { scrollTop, clientHeight } = this.element;
-    const first = Math.max(0, Math.floor(scrollTop / ROW) - AROUND);
-    const end = Math.min(this.rows.length, Math.ceil((scrollTop + (clientHeight || 900)) / ROW) + AROUND);
+    const top = this.scrolled ?? 0;
+    const first = Math.max(0, Math.floor(top / ROW) - AROUND);
+    const end = Math.min(this.rows.length, Math.ceil((top + Math.max(this.height, 0.7 * innerHeight)) / ROW) + AROUND);
     if (!changed && first === this.first && end === this.end) return;
     [this.first, this.end] = [first, end];
     const before = this.shown;
@@ -108,14 +110,14 @@ export class Table {
   }
 
   #line(row, line) {
-    const cells = this.columns.map((column) => h("td", { class: [column.num && "num", column.wrap && "wrap"].filter(Boolean).join(" ") }, column.cell(row)));
+    const marks = this.columns.map((column) => (column.mark ?? column.key)?.(row));
     if (line) {  // the same line with new values keeps the focus
-      line.replaceChildren(...cells);
-      line.row = row;
+      this.columns.forEach((column, at) => { if (marks[at] === undefined || marks[at] !== line.marks[at]) line.cells[at].replaceChildren(column.cell(row)); });
+      Object.assign(line, { row, marks });
       return line;
     }
-    line = h("tr", { class: this.open ? "open" : "" }, cells);
-    line.row = row;
+    line = h("tr", { class: this.open ? "open" : "" }, this.columns.map((column) => h("td", { class: column.num ? "num" : "" }, column.cell(row))));
+    Object.assign(line, { row, marks });
     if (this.open) {
       line.addEventListener("click", (event) => { if (!event.target.closest("a, button")) this.open(line.row); });
     }
@@ -131,6 +133,7 @@ export class Table {
     const room = this.element.clientHeight - 2 * ROW;
     if (above < this.element.scrollTop) this.element.scrollTop = above;
     if (above > this.element.scrollTop + room) this.element.scrollTop = above - room;
+    this.scrolled = this.element.scrollTop;
     this.#draw();
     this.shown.get(this.keyOf(this.rows[next]))?.line.focus({ preventScroll: true });
   }
