@@ -41,7 +41,8 @@ function route(event) {
 /** Name the page, and what waits for somebody: a tab in the background shows it, too. */
 function title() {
   const open = openFindings().filter((finding) => finding.grave && !finding.acknowledged_by).length;
-  document.title = `${open ? `(${open}) ` : ""}${shown?.title ?? ""} · memq`;
+  const text = `${open ? `(${open}) ` : ""}${shown?.title ?? ""} · memq`;
+  if (document.title !== text) document.title = text;
 }
 
 function theme() {
