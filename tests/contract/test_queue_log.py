@@ -255,6 +255,38 @@ async def test_seeking_a_time_finds_the_first_entry_at_or_after_it(
             assert await queue.seek_time(part(), time_ms) == expected
 
 
+@over_queues
+async def test_seeking_a_time_in_a_log_that_is_empty_or_trimmed_to_its_end_finds_the_end(
+    queue: NotificationQueue, clock: ManualClock
+) -> None:
+    await queue.create([part(0), part(1)], STALE_MS)
+    await fill(queue, clock, 3)
+    await fill(queue, clock, 1, partition=1)
+    times = (0, clock.wall_ms(), clock.wall_ms() * 2)
+    await queue.trim(part(), 3)
+    assert [await queue.seek_time(part(), time_ms) for time_ms in times] == [3, 3, 3]
+    clock.advance(5)
+    offset = await queue.publish(publication(clock, b"new"))
+    assert [await queue.seek_time(part(), time_ms) for time_ms in times] == [offset, offset, offset + 1]
+    assert await queue.seek_time(part(1), 0) == 0
+
+
+@over_queues
+async def test_what_a_seek_finds_is_the_first_that_a_read_returns(queue: NotificationQueue, clock: ManualClock) -> None:
+    """Whether offsets are dense or not: nothing from there on is older, but by a queue time that went back."""
+    await queue.create([part()], 10 * STALE_MS)
+    clock.advance(-100_000)
+    times = []
+    for number in range(20):
+        await queue.publish(publication(clock, b"%d" % number))
+        times.append(clock.wall_ms())
+        clock.advance(1_000)
+    for number, time_ms in enumerate(times):
+        for asked_ms, first in ((time_ms, number), (time_ms + 1, number + 1)):
+            offset = await queue.seek_time(part(), asked_ms)
+            assert [entry.body for entry in await queue.read(part(), offset, 1)] == [b"%d" % first][: 20 - first]
+
+
 # ---- waiting ---------------------------------------------------------------------------------
 
 

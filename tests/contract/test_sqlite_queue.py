@@ -10,7 +10,8 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -53,6 +54,29 @@ def start(target: Callable[..., None], *args: object) -> tuple[multiprocessing.p
     process.start()
     child.close()
     return process, parent
+
+
+# ---- a file that somebody changed ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [(3,), (0,), (9,), (4, 5, 6), (0, 2, 4, 6, 8), range(10)], ids=str)
+def test_a_seek_passes_over_entries_that_somebody_took_out_of_the_file(gone: Sequence[int], tmp_path: Path) -> None:
+    async def scenario() -> None:
+        queue = open_queue(tmp_path)
+        await queue.create([part()], STALE_MS)
+        for number in range(10):
+            await queue.publish(Publication(part(), 0, 1, 1_000 * number, b"%d" % number))
+        with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as file, file:
+            rows = [row for (row,) in file.execute("SELECT id FROM entries ORDER BY id")]
+            file.executemany("DELETE FROM entries WHERE id = ?", [(rows[number],) for number in gone])
+        left = await queue.read(part(), 0, ALL)
+        assert [entry.offset for entry in left] == [number for number in range(10) if number not in gone]
+        for time_ms in range(-500, 10_000, 500):
+            expected = next((entry.offset for entry in left if entry.time_ms >= time_ms), 10)
+            assert await queue.seek_time(part(), time_ms) == expected
+        await queue.close()
+
+    asyncio.run(scenario())
 
 
 # ---- several processes -----------------------------------------------------------------------
