@@ -77,6 +77,9 @@ BROKER = (
     _broker_counter("damaged_pointers", "pointers", "pointers that could not be read, each time that they were met"),
     _broker_counter("coordinator_failures", "rounds", "rounds in which the coordinator could not be asked or told"),
     _broker_counter("openings", "epochs", "epochs opened"),
+    _broker_counter(
+        "opening_retries", "tries", "openings that were tried again: by queue, coordinator or a wrong clock"
+    ),
     _broker_counter("fenced", "epochs", "epochs lost to another owner"),
     _broker_counter(
         "forwarded_blocks", "blocks", "blocks of lost epochs, acked with 1, that their new owner has published"

@@ -31,6 +31,7 @@ class AuditorProcess:
         self.log = folder / f"{name}.log"
         start = ["-c", _OTHER_GROUP.format(group)] if group else ["-m", "memq.cli"]
         self._command = [sys.executable, *start, "auditor", "-b", brokers, "--audit-state", state]
+        self._command += ["--dashboard-port", "-1"]
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:

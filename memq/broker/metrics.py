@@ -57,6 +57,7 @@ class Counters:
     late_pointers: int = 0
     damaged_pointers: int = 0
     openings: int = 0
+    opening_retries: int = 0
     coordinator_failures: int = 0
     fenced: int = 0
     forwarded_blocks: int = 0

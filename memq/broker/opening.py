@@ -49,6 +49,7 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
         except (RetryableError, TimeoutError) as error:
             if isinstance(error, MovedError):
                 raise
+            services.counters.opening_retries += 1
             services.events.warning("opening-retry", f"topic '{topic.name}' partition {partition}: {error}")
         except NotFoundError as error:
             raise MovedError(f"topic '{topic.name}' partition {partition} is gone: {error}") from error

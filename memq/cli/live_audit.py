@@ -13,7 +13,7 @@ from memq.client.aio_consumer import AsyncConsumer
 from memq.client.any_broker import AnyBroker
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.record import TopicPartition
-from memq.errors import MemqError, NotFoundError
+from memq.errors import GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
 from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC
 from memq.limits import POLL_BYTES_MAX
@@ -49,7 +49,10 @@ class GroupReports:
 
     async def seek(self, home: int, position: str) -> None:
         """See `Reports.seek`."""
-        await self._consumer.seek(AUDIT_TOPIC, home, Position.parse(position) if position else "beginning")
+        try:
+            await self._consumer.seek(AUDIT_TOPIC, home, Position.parse(position) if position else "beginning")
+        except InvalidRequestError as error:  # it went to another member while its state was read
+            raise GenerationFencedError(str(error)) from error
 
     async def caught_up(self, home: int) -> bool:
         """See `Reports.caught_up`."""

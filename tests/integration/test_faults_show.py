@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from memq.broker.process import metrics_of
 from memq.broker.rate_limit import Limit
 from memq.broker.spool.files import SpoolFiles, sizes_in
 from memq.broker.store_metrics import StoreCollector
+from memq.clock import SystemClock
 from memq.errors import UnreachableError
 from memq.format.spool import HEAD
 from memq.metrics import METRICS
 from memq.notification import Publication
+from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import AckLevel
 from memq.testing import Cluster
 from memq.topic import ReadPartition, TopicSettings
@@ -175,6 +177,29 @@ async def dead_broker(folder: Path) -> Values:
         return values_at(two)
 
 
+class ClockBehind(SystemClock):
+    """A wall clock that is an hour behind that of the queue."""
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() - 3_600_000
+
+
+async def wrong_clock(folder: Path) -> Values:
+    async with rig() as cluster:
+        cluster.queue = MemoryQueue(SystemClock(), refuse="age")
+        cluster.runtime = replace(cluster.runtime, clock=ClockBehind())
+        one = await cluster.start("one")
+        topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
+        client = await BareClient.connect(one)
+        opening = asyncio.create_task(client.open(topic))
+        await until(lambda: one.services.counters.opening_retries > 0)
+        values = values_at(one)
+        opening.cancel()
+        await asyncio.wait((opening,))
+        await client.close()
+        return values
+
+
 async def failing_spool(folder: Path) -> Values:
     async with rig() as cluster:
         disk = GatedDisk(folder)
@@ -296,6 +321,12 @@ TABLE = (
     Shown("a client is over its limit", "memq_broker_over_limit_total", "over-limit", over_a_limit),
     Shown("a broker slept, and another owns its partition", "memq_broker_fenced_total", "fenced", another_owner),
     Shown("a broker dies", "memq_broker_openings_total", "assigned", dead_broker),
+    Shown(
+        "a broker's clock is wrong by more than pointers may be late",
+        "memq_broker_opening_retries_total",
+        "opening-retry",
+        wrong_clock,
+    ),
     Shown("a ring is full", "memq_broker_throttled_blocks_total", "throttled", full_ring),
     Shown("the memory budget is used up", "memq_broker_reading_paused", "reading-paused", memory_used_up),
     Shown(

@@ -18,11 +18,18 @@ from memq.audit.live.view import AuditView, TopicSummary
 from memq.cli import main
 from memq.cli.audit_state import database_at
 from memq.cli.beside import auditor_beside
-from memq.cli.live_audit import live_audit
+from memq.cli.live_audit import GroupReports, live_audit
+from memq.client.aio_consumer import AsyncConsumer
+from memq.client.any_broker import AnyBroker
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.errors import FencedError
+from memq.format.report import AUDIT_TOPIC
 from memq.network import Runtime
+from memq.notification.remote import RemoteQueue
 from memq.testing import Cluster
-from memq.topic import Position
+from memq.topic import AUDIT_GROUP, Position
 from tests.postgres import postgres_url
+from tests.unit.audited import TOPIC
 
 KEEP_MS = 86_400_000
 WAIT_S = 240.0
@@ -162,6 +169,20 @@ def test_an_auditor_that_comes_later_says_the_same(cluster: Cluster, tmp_path: P
             assert await findings(one) == []
 
         with_database(first, compare)
+
+
+def test_a_home_that_goes_to_another_auditor_while_its_state_is_read_is_let_go() -> None:
+    async def work() -> None:
+        pool = LinkPool(Runtime(), bootstrap_addresses("127.0.0.1:1"))
+        consumer = AsyncConsumer("127.0.0.1:1", [AUDIT_TOPIC], group=AUDIT_GROUP)
+        try:
+            with pytest.raises(FencedError, match="not assigned"):
+                await GroupReports(consumer, RemoteQueue(AnyBroker(pool)), TOPIC).seek(0, "")
+        finally:
+            await consumer.close()
+            await pool.close()
+
+    asyncio.run(work())
 
 
 def test_several_auditors_share_one_state(cluster: Cluster) -> None:

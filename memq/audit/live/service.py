@@ -62,7 +62,7 @@ class Reports(Protocol):
         ...
 
     async def seek(self, home: int, position: str) -> None:
-        """Go on from a position, "" for the beginning."""
+        """Go on from a position, "" for the beginning. Raises: FencedError when the home is another's by now."""
         ...
 
     async def caught_up(self, home: int) -> bool:
