@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,6 +17,8 @@ from localstack import guard
 from localstack.servers import Server, start_zookeeper
 
 guard.begin()  # a run that is killed leaves no server behind
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a shell: children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: nothing here asserts a time. Derandomized: a red build is red again on the next machine.
 settings.register_profile(
