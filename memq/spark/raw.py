@@ -28,7 +28,7 @@ from memq.spark.pruning import Wanted
 from memq.spark.reading import settings_of, splits_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import ObjectEntry, ObjectReader
-from memq.topic import Position
+from memq.topic import Position, is_internal
 
 READS_MAX = 16  # indexes that are read at once
 TAIL_BYTES = 16 * KIB  # what is read of an object at first: nearly always its whole index
@@ -56,6 +56,11 @@ class RawBatch:
         found = self.pointer
         return (found.topic_id, found.partition, found.epoch, found.batch_sequence, self.key)
 
+    @property
+    def is_internal(self) -> bool:
+        """Whether it is of one of memq's own topics, which are read by their folder only."""
+        return self.pointer is not None and is_internal(self.pointer.topic)
+
     def is_of(self, topic: str) -> bool:
         """Whether it is of a topic; what can't be read of a shared object may be of any."""
         return self.pointer is None or self.pointer.topic == topic
@@ -75,6 +80,8 @@ async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> li
         if topic is not None:
             shared = _batches(stores.open(ANY), shared_prefix(topic["cluster"]))
             batches += [batch async for batch in shared if batch.is_of(topic["topic"])]
+        else:
+            batches = [batch for batch in batches if not batch.is_internal]
     finally:
         await stores.close()
     parts = _parts(once(sorted(batches, key=lambda batch: batch.order)), options, wanted)

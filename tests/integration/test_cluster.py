@@ -42,7 +42,8 @@ def test_a_drained_broker_owns_nothing_and_nobody_notices(brokers: list[BrokerPr
         assert json.loads(said(brokers, "governor", "plan", "--json")) == {"changes": [], "notes": []}
         careful.wait_for(30)
         quick.wait_for(30)
-    assert owners_of(brokers[0]) == {"b2": 3, "b3": 3}
+    owners = owners_of(brokers[0])
+    assert (sorted(owners), sum(owners.values())) == (["b2", "b3"], 6)
     check_read(brokers, careful, quick)
     for broker in brokers[:2]:
         assert broker.stop() == 0, broker.log.read_text()
