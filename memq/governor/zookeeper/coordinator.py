@@ -26,7 +26,6 @@ from memq.governor.zookeeper.decoded import Decoded
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror, gathered
 from memq.governor.zookeeper.session import (
-    CALLS_AT_ONCE_MAX,
     Check,
     Make,
     Node,
@@ -324,10 +323,8 @@ class ZookeeperCoordinator:
         await self._open()
         paths = [layout.loads_path(name) for name in await self._session.children(layout.LOADS)]
         found: list[Load] = []
-        for start in range(0, len(paths), CALLS_AT_ONCE_MAX):
-            some = paths[start : start + CALLS_AT_ONCE_MAX]
-            for path, node in zip(some, await gathered(map(self._session.find, some)), strict=True):
-                found += layout.decode(path, node.data, list[Load]) if node is not None else []
+        for path, node in zip(paths, await gathered(map(self._session.find, paths)), strict=True):
+            found += layout.decode(path, node.data, list[Load]) if node is not None else []
         return sorted(found, key=lambda load: (load.topic_id, load.partition))
 
     # ---- inside ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from memq.errors import NotFoundError
-from memq.governor.zookeeper.session import CALLS_AT_ONCE_MAX, Node, ZookeeperSession
+from memq.governor.zookeeper.session import Node, ZookeeperSession
 
 T = TypeVar("T")
 
@@ -45,13 +45,11 @@ class Mirror:
         return found
 
     async def nodes(self, paths: Sequence[str]) -> list[Node | None]:
-        """Return several nodes, a bounded number of reads at once."""
+        """Return several nodes."""
         await self._session.start()
         found = {path: self._nodes[path] for path in paths if path in self._nodes} if self._session.up else {}
         lacking = [path for path in paths if path not in found] if len(found) < len(paths) else []
-        for start in range(0, len(lacking), CALLS_AT_ONCE_MAX):
-            some = lacking[start : start + CALLS_AT_ONCE_MAX]
-            found.update(zip(some, await gathered(map(self.node, some)), strict=True))
+        found.update(zip(lacking, await gathered(map(self.node, lacking)), strict=True))
         return [found[path] for path in paths]
 
     async def children(self, path: str) -> list[str]:

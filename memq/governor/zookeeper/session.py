@@ -50,7 +50,7 @@ from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
 
 RETRY_DELAY_S_MAX = 2
-CALLS_AT_ONCE_MAX = 500
+CALLS_AT_ONCE_MAX = 500  # each has a session's length: of 10,000 at once the last would never be in time
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 _UNTRUSTED = (
     "its certificate is not of an authority in tls_ca_file of [zookeeper], or does not name the host that is connected "
@@ -132,6 +132,7 @@ class ZookeeperSession:
         self._lost = True  # since the last connection
         self._closed = False
         self._complaints = _Complaints()
+        self._turns = asyncio.Semaphore(CALLS_AT_ONCE_MAX)
         self._farewell = ThreadPool("zookeeper", 1)
 
     @property
@@ -289,10 +290,11 @@ class ZookeeperSession:
         After an UnreachableError they may have been done.
         """
         await self.start()
-        transaction = self._live().transaction()
-        for operation in operations:
-            _add(transaction, operation, self._address.path + operation.path)
-        results = await self._answer(transaction.commit_async(), operations[0].path)
+        async with self._turns:
+            transaction = self._live().transaction()
+            for operation in operations:
+                _add(transaction, operation, self._address.path + operation.path)
+            results = await self._answer(transaction.commit_async(), operations[0].path)
         for operation, result in zip(operations, results, strict=True):
             if isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency):
                 raise self._error(result, operation.path) from result
@@ -304,7 +306,8 @@ class ZookeeperSession:
 
     async def _call(self, method: str, path: str, **options: object) -> Any:
         await self.start()
-        return await self._answer(getattr(self._live(), method)(self._address.path + path, **options), path)
+        async with self._turns:
+            return await self._answer(getattr(self._live(), method)(self._address.path + path, **options), path)
 
     def _live(self) -> Any:
         if not self.up:
