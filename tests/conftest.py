@@ -13,12 +13,27 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from localstack import guard
+from localstack import guard, ports
 from localstack.servers import Server, start_zookeeper
 
 guard.begin()  # a run that is killed leaves no server behind
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a shell: children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def own_ports() -> None:
+    """Draw ports from a part of the range that no other worker has.
+
+    A server's port is drawn long before it listens, and kept while it is down: another worker's would take it.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = (ports.LAST - ports.FIRST + 1) // workers
+    ports.FIRST += number * share
+    ports.LAST = ports.FIRST + share - 1
+
+
+own_ports()
 
 # No deadline: nothing here asserts a time. Derandomized: a red build is red again on the next machine.
 settings.register_profile(

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from localstack import kafka, zookeeper
+from localstack import kafka, ports, zookeeper
 from localstack.jars import pinned
 from localstack.java import RELEASE_MIN, find_java, release_of
 from localstack.launch import Launch, Server
-from localstack.ports import FIRST, LAST, free_ports
+from localstack.ports import free_ports
 from localstack.processes import Identity, identity_of
 from localstack.s3 import ADMIN
 from localstack.signing import signed_headers
@@ -76,9 +76,9 @@ def test_a_server_outlives_who_started_it_only_where_it_shall(tmp_path: Path, ki
 
 
 def test_ports_are_below_those_that_the_system_gives_out() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    assert all(FIRST <= port <= LAST for port in ports)
+    found = free_ports(20)
+    assert len(set(found)) == 20
+    assert all(ports.FIRST <= port <= ports.LAST for port in found)
 
 
 def test_every_jar_is_pinned() -> None:
