@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.results import Figure, Options
+from benchmarks.spark.compactions import compaction_figures
 from benchmarks.spark.reads import read_figures
 from benchmarks.spark.scene import prepared
 from benchmarks.spark.streams import stream_figures
-from benchmarks.spark.writes import compaction_figures, write_figures
+from benchmarks.spark.writes import write_figures
 
 _PARTS = (read_figures, stream_figures, write_figures, compaction_figures)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VALUE_BYTES = 300
 CODECS = ("zstd", "none")
 FILES = 8
+PARTITIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,9 @@ class Scene:
         """Return the options that read the values of a topic."""
         return {"brokers": self.address, "topics": codec, "columns": "value", **more}
 
-    def objects(self, codec: str) -> Path:
+    def objects(self, topic: str) -> Path:
         """Return the folder with all objects of a topic."""
-        return next((self.folder / "data" / "objects").glob(f"*/topics/{codec}"))
+        return next((self.folder / "data" / "objects").glob(f"*/topics/{topic}"))
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def prepared(folder: Path, records: int) -> Iterator[Scene]:
     write_files(values, folder)
     with dev_broker(folder / "data") as broker:
         for codec in CODECS:
-            _send(broker.address, codec, values)
+            send(broker.address, codec, codec, values)
         size = sum(map(len, values))
         del values  # some hundred MB, which the garbage collection of this process would go through
         spark = session(folder)
@@ -61,12 +62,13 @@ def prepared(folder: Path, records: int) -> Iterator[Scene]:
             spark.stop()
 
 
-def _send(address: str, codec: str, values: list[bytes]) -> None:
+def send(address: str, topic: str, codec: str, values: list[bytes], **settings: int) -> None:
+    """Make a topic of batches as large as its settings allow, and fill it."""
     with memq.Admin(address) as admin:
-        admin.create_topic(codec, partitions=2, settings={"seal_when_idle": False})
+        admin.create_topic(topic, partitions=PARTITIONS, settings={"seal_when_idle": False, **settings})
     with memq.Producer(address, codec=codec) as producer:
         for at in range(0, len(values), 10_000):
-            producer.send_many(codec, values[at : at + 10_000])
+            producer.send_many(topic, values[at : at + 10_000])
         producer.flush(timeout=120)
 
 

@@ -1,4 +1,4 @@
-"""Writes: the same frame to a topic in both modes, as text and as Parquet; and a topic compacted to Parquet."""
+"""Writes: the same frame to a topic in both modes, as text and as Parquet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MODES = ("exactly-once", "low-latency")
-COMPACTED = "zstd"
 
 
 def write_figures(scene: Scene, options: Options) -> list[Figure]:
@@ -46,34 +45,3 @@ def write_figures(scene: Scene, options: Options) -> list[Figure]:
 def _write(scene: Scene, frame: DataFrame, mode: str) -> None:
     told = {"brokers": scene.address, "topic": mode, "mode": mode}
     frame.write.format("memq").mode("append").options(**told).save()
-
-
-def compaction_figures(scene: Scene, options: Options) -> list[Figure]:
-    """Compact a topic, with all columns, beside Spark's own write of the same columns by date and hour."""
-    folder, numbers = scene.folder / "compacted", itertools.count()
-    ways: dict[str, Callable[[], object]] = {
-        "memq": lambda: _compact(scene, str(folder / f"memq-{next(numbers)}")),
-        "spark": lambda: _partition(scene, str(folder / f"spark-{next(numbers)}")),
-    }
-    costs = scene.meter.take_turns(ways, rounds=options.rounds, warm_ups=1)
-    return [
-        rate(f"{COMPACTED}, compacted to Parquet", costs["memq"], scene.size),
-        beside(f"{COMPACTED}, compacted over Spark's own", costs["memq"], costs["spark"]),
-    ]
-
-
-def _compact(scene: Scene, place: str) -> None:
-    from memq.spark.options import read_options
-    from memq.spark.pipelines.file_store import place_of_text
-    from memq.spark.pipelines.to_files import write_files
-
-    options = read_options({"brokers": scene.address, "topics": COMPACTED})
-    manifest = write_files(scene.spark, options, place_of_text(place), settled=False)
-    assert manifest.records == scene.records, f"{manifest.records} records of {scene.records}"
-
-
-def _partition(scene: Scene, place: str) -> None:
-    told = {"brokers": scene.address, "topics": COMPACTED}
-    frame = scene.spark.read.format("memq").options(**told).load()
-    hours = frame.selectExpr("*", "cast(timestamp AS DATE) AS date", "hour(timestamp) AS hour")
-    hours.write.partitionBy("date", "hour").parquet(place, compression="zstd")

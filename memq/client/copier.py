@@ -48,7 +48,7 @@ class Copier:
         while len(self._pending) >= BLOCKS_IN_FLIGHT_MAX:
             await self._settle()
         route = await self._core.route(self._topic)
-        delivery = self._core.buffer.put_block(route, self._partition, cut.first, cut.records)
+        delivery = self._core.buffer.put_block(route, self._partition, cut.first, cut.columns)
         self._pending.append((cast(AsyncDelivery, delivery), cut.next))
         while self._pending and self._pending[0][0].done():
             await self._settle()

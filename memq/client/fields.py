@@ -7,8 +7,9 @@ from itertools import zip_longest
 from operator import add
 from typing import NamedTuple, TypeAlias
 
-from memq.errors import InvalidRequestError
+from memq.errors import InvalidRequestError, TooLargeError
 from memq.limits import TIME_MS_END
+from memq.topic import Topic
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview | str
 HeadersLike: TypeAlias = Mapping[str, BytesLike | None] | Iterable[tuple[str, BytesLike | None]]
@@ -80,6 +81,12 @@ class Many(NamedTuple):
             keys = self.keys[start:end] if self.keys is not None else ()
             return [len(value or b"") + len(key or b"") for value, key in zip_longest(values, keys)]
 
+    def part(self, start: int, end: int) -> Many:
+        """Return the records from `start` up to `end`."""
+        keys = self.keys and self.keys[start:end]
+        times = self.timestamps_ms and self.timestamps_ms[start:end]
+        return Many(self.values[start:end], keys, times, self.tag)
+
     def pick(self, numbers: Sequence[int]) -> Many:
         """Return some of the records, by their numbers."""
         values = [self.values[number] for number in numbers]
@@ -120,6 +127,13 @@ def _as_column(cells: Sequence[BytesLike | None], what: str) -> Sequence[bytes |
     if set(map(type, cells)) <= _KINDS:
         return cells  # type: ignore[return-value]  # it holds nothing but bytes and None
     return [as_bytes(cell, what) for cell in cells]
+
+
+def check_size(size: int, topic: Topic) -> None:
+    """Refuse a record of more bytes than its topic takes. Raises: TooLargeError."""
+    bound = topic.settings.record_bytes_max
+    if size > bound:
+        raise TooLargeError(f"record of {size} bytes is over record_bytes_max = {bound} of '{topic.name}'")
 
 
 _KINDS = {bytes, type(None)}

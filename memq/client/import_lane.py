@@ -42,14 +42,15 @@ class Lane:
             self.reached = True
             return
         fields = Fields(record.value, record.key, record.headers, record.timestamp_ms, None)
-        if fields.size > record_bytes_max:
+        size = fields.size
+        if size > record_bytes_max:
             raise TooLargeError(
                 f"record {record.offset} of partition {self.place[1]} of Kafka topic '{self.place[0]}' has "
-                f"{fields.size} bytes, record_bytes_max of the topic is {record_bytes_max}",
+                f"{size} bytes, record_bytes_max of the topic is {record_bytes_max}",
                 hint="memq topic alter TOPIC --set record_bytes_max=…, then start the import again",
             )
         self.records += 1
-        cut = self._cutter.add(record.offset, fields)
+        cut = self._cutter.add(record.offset, fields, size)
         if cut is not None:
             await self.copier.put(cut)
 

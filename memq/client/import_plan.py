@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memq.client.fields import Fields
+from memq.client.fields import Fields, Many
+from memq.format.builder import BlockBuilder
 
 # The rule by which blocks are cut: whoever changes a number here gives the rule another name.
 RULE = "memq-import1"
@@ -46,43 +48,58 @@ def decode_plan(metadata: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Records of one block: sequences from `first` on."""
+    """Records of one block, in columns: sequences from `first` on."""
 
     first: int
-    records: Sequence[Fields]
+    columns: BlockBuilder
 
     @property
     def next(self) -> int:
         """The sequence behind the last record."""
-        return self.first + len(self.records)
+        return self.first + self.columns.count
 
 
 class Cutter:
-    """Takes the records of one partition in order and cuts them into blocks."""
+    """Takes the records of one partition in order and cuts them into blocks: one by one or many at once, alike."""
 
     def __init__(self) -> None:
         self._first = 0
-        self._records: list[Fields] = []
+        self._columns = BlockBuilder()
         self._bytes = 0
 
-    def add(self, offset: int, fields: Fields) -> Cut | None:
-        """Take a record; return the block that ended before it."""
-        size, done = fields.size, None
-        if self._records and (
-            offset != self._first + len(self._records)
-            or self._bytes + size > BLOCK_BYTES_MAX
-            or len(self._records) == BLOCK_RECORDS_MAX
+    def add(self, offset: int, fields: Fields, size: int) -> Cut | None:
+        """Take a record of `size` bytes; return the block that ended before it. Raises: as `BlockBuilder.append`."""
+        count, done = self._columns.count, None
+        if count and (
+            offset != self._first + count or self._bytes + size > BLOCK_BYTES_MAX or count == BLOCK_RECORDS_MAX
         ):
-            done = self.end()
-        if not self._records:
+            count, done = 0, self.end()
+        if not count:
             self._first = offset
-        self._records.append(fields)
+        self._columns.append(*fields)
         self._bytes += size
         return done
 
+    def extend(self, offset: int, many: Many, start: int, end: int, ends: Sequence[int]) -> int:
+        """Take records of `many` from number `start` up to `end` as long as they fit; return the number of the next.
+
+        They follow on what came before, and the first one has this offset. `ends` are the bytes of all records up to
+        each, with it. Where nothing fits, end the block. Raises: as `BlockBuilder.extend`.
+        """
+        count, before = self._columns.count, ends[start - 1] if start else 0
+        fits = bisect_right(ends, before + BLOCK_BYTES_MAX - self._bytes, start, end)
+        next_ = min(fits, start + BLOCK_RECORDS_MAX - count)
+        if not count:
+            self._first, next_ = offset, max(next_, start + 1)
+        assert offset == self._first + count, f"{offset} does not follow on {self._first} + {count}"
+        if next_ > start:
+            self._columns.extend(*many.part(start, next_))
+            self._bytes += ends[next_ - 1] - before
+        return next_
+
     def end(self) -> Cut | None:
         """Return what is left as a block; None when nothing is."""
-        if not self._records:
+        if not self._columns.count:
             return None
-        done, self._records, self._bytes = Cut(self._first, self._records), [], 0
+        done, self._columns, self._bytes = Cut(self._first, self._columns), BlockBuilder(), 0
         return done

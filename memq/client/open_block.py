@@ -149,9 +149,7 @@ class MixedBlock(OpenBlock):
 
     def extend(self, many: Many, start: int, end: int, size: int) -> None:
         """Add records; `size` is the sum of their bytes. Raises: TooLargeError, InvalidRequestError."""
-        keys = many.keys and many.keys[start:end]
-        times = many.timestamps_ms and many.timestamps_ms[start:end]
-        self.builder.extend(many.values[start:end], keys, times, many.tag)
+        self.builder.extend(*many.part(start, end))
 
     def close(self) -> None:
         """Nothing: the lock is the only way in."""

@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from memq.client.delivery import AsyncDelivery, Delivery
-from memq.client.fields import Fields, Many
+from memq.client.fields import Fields, Many, check_size
 from memq.client.open_block import (
     KEYED,
     MIXED,
@@ -31,6 +31,7 @@ from memq.client.open_block import (
 )
 from memq.client.producer_settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
+from memq.format.builder import BlockBuilder
 from memq.limits import KIB, SEQUENCE_END, TIME_MS_END
 from memq.memory import keep_freed_blocks
 from memq.network import Runtime
@@ -203,9 +204,7 @@ class SendBuffer:
         """Add one record. Raises: TooLargeError, InvalidRequestError; BufferFullError when there is no room now."""
         size = fields.size
         if size > route.record_bytes_max:
-            raise TooLargeError(
-                f"record of {size} bytes is over record_bytes_max = {route.record_bytes_max} of '{route.topic.name}'"
-            )
+            check_size(size, route.topic)
         cut: list[PendingBlock] = []
         try:
             with self.lock:
@@ -230,20 +229,18 @@ class SendBuffer:
         finally:
             self.seal(cut)
 
-    def put_block(self, route: Route, partition: int, first: int, records: Sequence[Fields]) -> _Delivery:
+    def put_block(self, route: Route, partition: int, first: int, columns: BlockBuilder) -> _Delivery:
         """Make a block of its own of these records, which have the sequences from `first` on; nobody else may put.
 
-        Raises: TooLargeError, InvalidRequestError; BufferFullError when there is no room now.
+        Raises: TooLargeError; BufferFullError when there is no room now: the records stay as they are.
         """
         with self.lock:
             if self.refusal is not None:
                 raise self.refusal
             buffer = route.buffers[route.map.place_of(partition)]
             assert buffer.open is None, "blocks of two kinds in one partition"
-            block = MixedBlock(buffer, self._make_delivery(), 0, self._runtime.clock.monotonic())
-            for fields in records:
-                block.append(fields)
-            block.limit, block.slots_hold = block.raw_bytes, False
+            block = MixedBlock(buffer, self._make_delivery(), columns.raw_bytes, self._runtime.clock.monotonic())
+            block.builder, block.slots_hold = columns, False
             self._claim(block.limit + BLOCK_COST_BYTES)
             buffer.next_sequence = first
             pending = self._cut(block)

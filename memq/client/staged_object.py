@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from awscrt.checksums import crc32c
 
-from memq.client.fields import Fields, Many
+from memq.client.fields import Fields, Many, check_size
 from memq.client.partitioner import PartitionMap
-from memq.errors import NotFoundError, TooLargeError
+from memq.errors import NotFoundError
 from memq.format.block import BlockHeader, scope_of
 from memq.format.builder import BlockBuilder
 from memq.format.manifest import StagedObject, StagedPiece
@@ -30,23 +30,6 @@ class _Part:
     blocks: list[tuple[BlockHeader, bytes]] = field(default_factory=list)
     next_sequence: int = 0
     slots_hold: bool = True  # nobody chose the partition of a record in the open block himself
-
-
-def _check_size(size: int, topic: Topic) -> None:
-    bound = topic.settings.record_bytes_max
-    if size > bound:
-        raise TooLargeError(f"record of {size} bytes is over record_bytes_max = {bound} of '{topic.name}'")
-
-
-def _chosen(many: Many, rows: list[int]) -> Many:
-    assert many.keys is not None, "records are chosen by their keys"
-    times = many.timestamps_ms
-    return Many(
-        [many.values[row] for row in rows],
-        [many.keys[row] for row in rows],
-        None if times is None else [times[row] for row in rows],
-        many.tag,
-    )
 
 
 def _times(headers: Iterable[BlockHeader]) -> tuple[tuple[int, int], ...]:
@@ -79,7 +62,7 @@ class StagedObjectBuilder:
         Raises: NotFoundError for a topic that was not named before, or a partition; TooLargeError, InvalidRequestError.
         """
         known = self._known(topic)
-        _check_size(fields.size, known)
+        check_size(fields.size, known)
         places = self._maps[topic]
         if partition is not None:
             place = places.place_of(partition)
@@ -104,11 +87,11 @@ class StagedObjectBuilder:
             place = self._turns[topic] if key is None else places.place_of_key(key)
             rows.setdefault(place, []).append(row)
         for place, chosen in rows.items():
-            self._extend(known, place, _chosen(many, chosen), now_ms)
+            self._extend(known, place, many.pick(chosen), now_ms)
 
     def _extend(self, topic: Topic, place: int, many: Many, now_ms: int) -> None:
         sizes = many.sizes(0, len(many.values))
-        _check_size(max(sizes), topic)
+        check_size(max(sizes), topic)
         start, size = 0, 0
         for row, each in enumerate(sizes, 1):
             size += each
@@ -116,9 +99,7 @@ class StagedObjectBuilder:
                 continue
             part = self._part(topic, place)
             before = part.open.raw_bytes
-            keys = many.keys and many.keys[start:row]
-            times = many.timestamps_ms and many.timestamps_ms[start:row]
-            part.open.extend(many.values[start:row], keys, times, many.tag)
+            part.open.extend(*many.part(start, row))
             self.bytes += part.open.raw_bytes - before
             place = self._seal_full(part, place, now_ms, keyless=many.keys is None)
             start, size = row, 0

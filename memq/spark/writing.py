@@ -23,7 +23,7 @@ _PLAIN = frozenset({"value", "key", "timestamp"})  # columns that go in many at 
 
 
 class _Records(Protocol):
-    """Where records go one by one."""
+    """Where records go."""
 
     async def add(
         self,
@@ -36,6 +36,16 @@ class _Records(Protocol):
         partition: int | None = None,
     ) -> None:
         """Take a record."""
+        ...
+
+    async def add_many(
+        self,
+        topic: str,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+    ) -> None:
+        """Take many records, which have neither headers nor tags, nor a partition of their own."""
         ...
 
 
@@ -77,11 +87,7 @@ class StagedTask:
         """Stage the rows of an Arrow batch."""
         columns = columns_of(batch)
         await self._learn(columns.get("topic") or [self._options.topic])
-        if columns.keys() <= _PLAIN and None not in (times := columns.get("timestamp") or ()):
-            topic, values, keys = self._options.topic, columns["value"], columns.get("key")
-            await self._writer.add_many(topic, values, keys, times or None)
-        else:
-            await add_rows(self._writer, columns, self._options.topic)
+        await add_rows(self._writer, columns, self._options.topic)
 
     async def finish(self) -> list[StagedObject]:
         """Return what was staged."""
@@ -150,8 +156,11 @@ def send(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, producer
 
 
 async def add_rows(records: _Records, columns: dict[str, list[Any]], topic: str) -> None:
-    """Add rows one by one."""
+    """Add rows: all at once where they have nothing but plain columns, else one by one."""
     values = columns["value"]
+    if columns.keys() <= _PLAIN and None not in (times := columns.get("timestamp") or ()):
+        await records.add_many(topic, values, columns.get("key"), times or None)
+        return
     nothing: list[Any] = [None] * len(values)
     rest = [columns.get(name, nothing) for name in ("key", "headers", "timestamp", "tag", "partition")]
     topics = columns.get("topic") or [topic] * len(values)

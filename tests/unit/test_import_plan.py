@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 import pytest
 
-from memq.client.fields import Fields
+from memq.client.fields import Fields, Many
 from memq.client.import_plan import (
     BLOCK_BYTES_MAX,
     BLOCK_RECORDS_MAX,
@@ -35,7 +36,9 @@ def source(seed: int, count: int = 3_000) -> Source:
 
 def cut(records: Source, begin: int, end: int) -> list[tuple[int, int]]:
     cutter = Cutter()
-    done: list[Cut | None] = [cutter.add(offset, fields) for offset, fields in records if begin <= offset < end]
+    done: list[Cut | None] = [
+        cutter.add(offset, fields, fields.size) for offset, fields in records if begin <= offset < end
+    ]
     done.append(cutter.end())
     return [(each.first, each.next) for each in done if each is not None]
 
@@ -48,6 +51,27 @@ def test_a_cut_that_goes_on_is_the_cut_that_was_left(seed: int) -> None:
     assert sum(next_ - first for first, next_ in whole) == 2_000
     for number, (_, next_) in enumerate(whole):
         assert cut(records, next_, end) == whole[number + 1 :]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_at_once_are_cut_as_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.choice((0, 0, 30, 2_000, BLOCK_BYTES_MAX // 3, BLOCK_BYTES_MAX + 1)) for _ in range(200)]
+    sizes += [rng.choice((0, 1)) for _ in range(BLOCK_RECORDS_MAX * 2)]
+    rng.shuffle(sizes)
+    many, cutter = Many([bytes(size) for size in sizes], None, None, None), Cutter()
+    done: list[Cut | None] = []
+    at = 0
+    while at < len(sizes):
+        count = min(rng.choice((1, 5, 1_000, 30_000)), len(sizes) - at)
+        part, ends, taken = many.part(at, at + count), list(accumulate(sizes[at : at + count])), 0
+        while (taken := cutter.extend(at + taken, part, taken, count, ends)) < count:
+            done.append(cutter.end())
+        at += count
+    done.append(cutter.end())
+    rows = [(number, Fields(value, None, None, None, None)) for number, value in enumerate(many.values)]
+    assert [(each.first, each.next) for each in done if each is not None] == cut(rows, 0, len(rows))
+    assert [value for each in done if each is not None for value in each.columns.values] == many.values
 
 
 def test_a_block_has_its_bounds() -> None:
