@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
@@ -75,6 +76,7 @@ class AsyncProducer:
 
             self._traces = ProducerTraces(tracer_provider, runtime.clock)
             self.send = self._traced_send  # type: ignore[method-assign]  # who has no traces pays nothing for them
+            self.send_many = self._traced_send_many  # type: ignore[method-assign]  # as above
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -140,13 +142,14 @@ class AsyncProducer:
         partition: int | None = None,
     ) -> AsyncDelivery:
         """See `send`; the record's headers carry the context of its span, which ends with its block's outcome."""
-        span, carried = self._traces.begin(topic, headers)
+        sent, carried = self._traces.begin(topic, headers)
         try:
             delivery = await AsyncProducer.send(self, topic, value, key, carried, timestamp_ms, tag, partition)
         except BaseException as error:
-            self._traces.refused(span, error)
+            self._traces.over(sent, error)
             raise
-        self._traces.taken(span, delivery)
+        self._traces.taken(sent, (delivery,))
+        self._traces.over(sent)
         return delivery
 
     async def send_many(
@@ -158,12 +161,39 @@ class AsyncProducer:
         tag: str | None = None,
     ) -> list[AsyncDelivery]:
         """Put many records in, and return the deliveries of their blocks. Raises: as `memq.Producer.send_many`."""
+        return await self._put_many(topic, check_many(values, keys, timestamps_ms, tag))
+
+    async def _traced_send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> list[AsyncDelivery]:
+        """See `send_many`; the call is one span, which ends when all its blocks are settled."""
+        many = check_many(values, keys, timestamps_ms, tag)
+        sent = self._traces.begin_many(topic, len(many.values))
+        try:
+            deliveries = await self._put_many(topic, many, partial(self._traces.taken, sent))
+        except BaseException as error:
+            self._traces.over(sent, error)
+            raise
+        self._traces.over(sent)
+        return deliveries
+
+    async def _put_many(
+        self, topic: str, many: Many | None, taken: Callable[[Sequence[AsyncDelivery]], None] | None = None
+    ) -> list[AsyncDelivery]:
+        """Put records in, as many at a time as there is room for; `taken` is told of their blocks each time."""
         deliveries: list[AsyncDelivery] = []
         deadline_s: float | None = None
-        many: Many | None = check_many(values, keys, timestamps_ms, tag)
         while many is not None and many.values:
             route = await self._route(topic)
+            known = len(deliveries)
             many = self._buffer.put_many(route, many, deliveries)
+            if taken is not None:
+                taken(deliveries[known:])
             await asyncio.sleep(0)
             if many is not None:
                 deadline_s = await self._wait_for_room(self._buffer.full_error(), deadline_s)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
@@ -88,7 +89,7 @@ class Producer:
             `stood` how much of it each partition holds, also days later. It has acks="all" and ends with the first
             block that fails: the next instance sends that again, and it is there once.
         audit: report what is sent and acked to the audit, where the cluster asks for it.
-        tracer_provider: of OpenTelemetry, for spans of what `send` takes (extra `[otel]`); None costs nothing.
+        tracer_provider: of OpenTelemetry, for spans of what is sent (extra `[otel]`); None costs nothing.
         runtime: clock, randomness and network; the system's by default.
 
     Raises: InvalidSettingError, InvalidRequestError. Nothing is connected before the first record.
@@ -144,6 +145,7 @@ class Producer:
 
             self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
             self.send = self._traced_send  # type: ignore[method-assign]  # who has no traces pays nothing for them
+            self.send_many = self._traced_send_many  # type: ignore[method-assign]  # as above
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -223,13 +225,14 @@ class Producer:
         partition: int | None = None,
     ) -> Delivery:
         """See `send`; the record's headers carry the context of its span, which ends with its block's outcome."""
-        span, carried = self._traces.begin(topic, headers)
+        sent, carried = self._traces.begin(topic, headers)
         try:
             delivery = Producer.send(self, topic, value, key, carried, timestamp_ms, tag, partition)
         except BaseException as error:
-            self._traces.refused(span, error)
+            self._traces.over(sent, error)
             raise
-        self._traces.taken(span, delivery)
+        self._traces.taken(sent, (delivery,))
+        self._traces.over(sent)
         return delivery
 
     def send_many(
@@ -246,13 +249,40 @@ class Producer:
         for columns of different lengths. TypeError and TooLargeError come before anything is taken; a BufferFullError
         after some blocks: `stats` and `on_ack` tell of those.
         """
+        return self._put_many(topic, check_many(values, keys, timestamps_ms, tag))
+
+    def _traced_send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> list[Delivery]:
+        """See `send_many`; the call is one span, which ends when all its blocks are settled."""
+        many = check_many(values, keys, timestamps_ms, tag)
+        sent = self._traces.begin_many(topic, len(many.values))
+        try:
+            deliveries = self._put_many(topic, many, partial(self._traces.taken, sent))
+        except BaseException as error:
+            self._traces.over(sent, error)
+            raise
+        self._traces.over(sent)
+        return deliveries
+
+    def _put_many(
+        self, topic: str, many: Many | None, taken: Callable[[Sequence[Delivery]], None] | None = None
+    ) -> list[Delivery]:
+        """Put records in, as many at a time as there is room for; `taken` is told of their blocks each time."""
         deliveries: list[Delivery] = []
         deadline_s: float | None = None
-        many: Many | None = check_many(values, keys, timestamps_ms, tag)
         while many is not None and many.values:
             route = self._route(topic)
+            known = len(deliveries)
             seen = self._buffer.releases
             many = self._buffer.put_many(route, many, deliveries)
+            if taken is not None:
+                taken(deliveries[known:])
             if many is not None:
                 deadline_s = self._wait_for_room(self._buffer.full_error(), seen, deadline_s)
         return deliveries

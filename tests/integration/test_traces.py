@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -39,8 +40,12 @@ class Recorded:
     def spans(self, name: str) -> list[ReadableSpan]:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
+    def failed(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans(name) if span.status.status_code is StatusCode.ERROR]
+
     def one(self, name: str) -> ReadableSpan:
-        (span,) = self.spans(name)
+        """Return the only one that did not fail."""
+        (span,) = [span for span in self.spans(name) if span.status.status_code is not StatusCode.ERROR]
         return span
 
 
@@ -131,10 +136,60 @@ def test_a_record_that_is_not_taken_is_a_failed_send() -> None:
                 producer.send("clicks", bytes(2 << 20))
         with memq.Consumer(cluster.address, "clicks", end="end", tracer_provider=recorded.provider) as consumer:
             assert [record.value for batch in consumer for record in batch] == [b"1"]
-    failed = [span for span in recorded.spans("send") if span.status.status_code is StatusCode.ERROR]
-    assert [dict(span.attributes or {})["error.type"] for span in failed] == ["too-large"]
+    assert [dict(span.attributes or {})["error.type"] for span in recorded.failed("send")] == ["too-large"]
     assert len(recorded.spans("send")) == 2
     assert recorded.one("process").end_time is not None
+
+
+def names_of(contexts: Iterable[SpanContext]) -> set[tuple[int, int]]:
+    return {(context.trace_id, context.span_id) for context in contexts}
+
+
+def check_one_call(recorded: Recorded, records: int) -> None:
+    """The call is one span in the user's trace; it and the spans of its blocks, more than one, link to each other."""
+    order, send = context_of(recorded.one("order")), recorded.one("send")
+    assert send.parent is not None
+    assert send.parent.span_id == order.span_id
+    assert dict(send.attributes or {})["messaging.batch.message_count"] == records
+    blocks = recorded.spans("batch")
+    assert len(blocks) > 1
+    assert sum(int(str(dict(span.attributes or {})["messaging.batch.message_count"])) for span in blocks) == records
+    assert names_of(span.parent for span in blocks if span.parent) == names_of(link.context for link in send.links)
+    assert all(names_of(link.context for link in span.links) == names_of([context_of(send)]) for span in blocks)
+
+
+def test_a_call_of_send_many_is_one_span() -> None:
+    recorded = Recorded()
+    order = recorded.provider.get_tracer("user").start_as_current_span("order")
+    with (
+        Cluster() as cluster,
+        memq.Producer(cluster.address, tracer_provider=recorded.provider, block_bytes=1_024, audit=False) as producer,
+    ):
+        with order:
+            deliveries = producer.send_many("clicks", [bytes(400)] * 10)
+        assert sum(delivery.result(TIMEOUT_S).records for delivery in deliveries) == 10
+        with pytest.raises(TooLargeError):
+            producer.send_many("clicks", [bytes(2 << 20)])
+        assert all(not record.headers for record in cluster.records("clicks"))
+    check_one_call(recorded, 10)
+    (failed,) = recorded.failed("send")
+    assert dict(failed.attributes or {})["error.type"] == "too-large"
+
+
+def test_a_call_of_send_many_is_one_span_with_asyncio_too() -> None:
+    recorded = Recorded()
+
+    async def run(address: str) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            async with memq.aio.Producer(
+                address, tracer_provider=recorded.provider, block_bytes=1_024, audit=False
+            ) as producer:
+                with recorded.provider.get_tracer("user").start_as_current_span("order"):
+                    await producer.send_many("clicks", [bytes(400)] * 10, keys=[b"%d" % n for n in range(10)])
+
+    with Cluster() as cluster:
+        asyncio.run(run(cluster.address))
+    check_one_call(recorded, 10)
 
 
 def test_who_gives_no_provider_imports_nothing_of_it() -> None:
@@ -145,7 +200,7 @@ from memq.testing import Cluster
 with Cluster() as cluster:
     with memq.Producer(cluster.address) as producer:
         producer.send("clicks", b"1").result(60)
-        assert "send" not in vars(producer)
+        assert not {"send", "send_many"} & vars(producer).keys()
     with memq.Consumer(cluster.address, "clicks", end="end") as consumer:
         assert len(list(consumer)) == 1
         assert "poll" not in vars(consumer)
