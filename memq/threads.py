@@ -1,7 +1,8 @@
 """The one door to threads: a bounded pool that runs blocking calls for the parts that have no other way.
 
-Those are the filesystem store and the SQLite files. Everything else runs on the event loop, so that the simulation can
-run it on virtual time. Libraries may have threads of their own: the process does not end while one is inside Python.
+Those are the filesystem store, the databases, libraries that block, and the dashboard's look into whole objects.
+Everything else runs on the event loop, so that the simulation can run it on virtual time. Libraries may have threads of
+their own: the process does not end while one is inside Python.
 """
 
 from __future__ import annotations

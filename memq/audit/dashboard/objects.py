@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 from memq.audit.dashboard.records import RecordReader
 from memq.audit.dashboard.view import BlockPage, BlockRow, ObjectPage
 from memq.audit.live.finding import LiveFinding
@@ -17,7 +20,11 @@ from memq.format.columns import open_block
 from memq.format.object import ObjectIndex, open_object
 from memq.format.pointer import Location
 from memq.network import Runtime
+from memq.threads import ThreadPool
 from memq.topic import Position
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CONNECT_S = 10.0
 BLOCKS_MAX = 2_000  # of an object that are shown, damaged ones first
@@ -44,7 +51,7 @@ class ObjectReader:
     async def page(self, key: str) -> ObjectPage:
         """Fetch an object and check every byte of it. Raises: NotFoundError, InvalidRequestError, RetryableError."""
         store, data = await self._fetch(key)
-        verdict = check_object(memoryview(data))
+        verdict = await _aside(check_object, memoryview(data))
         index = verdict.index
         return ObjectPage(
             store=store,
@@ -59,7 +66,13 @@ class ObjectReader:
     async def block(self, key: str, number: int, first: int) -> BlockPage:
         """Return RECORDS_PAGE records of a block, from its record `first` on. Raises: as `page`."""
         _, data = await self._fetch(key)
-        view = memoryview(data)
+        return await _aside(self._block_page, key, memoryview(data), number, first)
+
+    async def verify(self, finding: LiveFinding) -> Verification:
+        """Fetch a finding's batch again and say what it holds now. Raises: as `verify_finding`."""
+        return await verify_finding(self._brokers, finding, self._runtime)
+
+    def _block_page(self, key: str, view: memoryview, number: int, first: int) -> BlockPage:
         try:
             index = open_object(view)
             if not 0 <= number < len(index.blocks):
@@ -77,10 +90,6 @@ class ObjectReader:
             return BlockPage(first=first, total=0, records=(), error=str(error))
         return BlockPage(first=low, total=entry.count, records=self._records.rows(topic, found))
 
-    async def verify(self, finding: LiveFinding) -> Verification:
-        """Fetch a finding's batch again and say what it holds now. Raises: as `verify_finding`."""
-        return await verify_finding(self._brokers, finding, self._runtime)
-
     async def _fetch(self, key: str) -> tuple[str, bytes]:
         """Return the store that holds the object, and the object."""
         if not 0 < len(key) <= KEY_CHARS_MAX:
@@ -94,6 +103,15 @@ class ObjectReader:
             except NotFoundError:
                 continue
         raise NotFoundError(f"no store of the cluster holds the object '{key[:300]}'", hint="it may have been deleted")
+
+
+async def _aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Work in a thread that ends with it: unpacking an object takes long, and a broker may share the pages' loop."""
+    threads = ThreadPool("dashboard object", 1)
+    try:
+        return await threads.run(work, *args, **kwargs)
+    finally:
+        await threads.close()
 
 
 def _blocks(index: ObjectIndex, verdict: Verdict) -> tuple[BlockRow, ...]:
