@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 import msgspec
@@ -67,8 +68,18 @@ class GroupRequests:
         if len(ask.partitions) > POLL_PARTITIONS_MAX:
             raise TooLargeError(f"poll of {len(ask.partitions)} partitions at once, {POLL_PARTITIONS_MAX} are allowed")
         if isinstance(ask, PollSpans):
-            return PollAnswer(partitions=[await self._entries(self._known(ref), None, 0) for ref in ask.partitions])
+            return await self._poll_spans(ask)
         return await self._poll_entries(ask)
+
+    async def _poll_spans(self, ask: PollSpans) -> PollAnswer:
+        known = [self._known(ref) for ref in ask.partitions]
+        spans = await asyncio.gather(*map(self._pointers.span, known))  # at once: they may share a request of the queue
+        return PollAnswer(
+            partitions=[
+                PartitionEntries(partition=ref, begin=span.begin, end=span.end)
+                for ref, span in zip(ask.partitions, spans, strict=True)
+            ]
+        )
 
     async def _poll_entries(self, ask: PollEntries) -> PollAnswer:
         wanted = {self._known(part.partition): part.offset for part in ask.partitions}

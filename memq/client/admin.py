@@ -81,6 +81,10 @@ class Admin:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
         return self._background.run(self._core.topic(name))
 
+    def ends(self, topics: Sequence[Topic]) -> dict[str, tuple[int, ...]]:
+        """Return the pointer offsets at which the read partitions of topics end, by name. Raises: NotFoundError."""
+        return self._background.run(self._core.ends(topics))
+
     def end_totals(self, topic: Topic) -> dict[int, Totals]:
         """Return how much each read partition of a topic holds, by number, what retention took included.
 

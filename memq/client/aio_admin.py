@@ -19,7 +19,7 @@ from memq.client.record import place_of
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.limits import PARTITIONS_MAX
 from memq.network import Runtime, parse_address
-from memq.notification import GroupState
+from memq.notification import GroupState, Span
 from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import Api
 from memq.protocol.messages import (
@@ -42,6 +42,7 @@ from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_
 
 ANSWER_S = 30.0
 DRAIN_ANSWER_S = 60.0
+SPANS_MAX = 1_000  # partitions that are asked for their ends in one request
 GROUPS_NAMED_MAX = 20  # in the error about one that is not there
 Settings = Mapping[str, int | bool | str]
 
@@ -123,6 +124,15 @@ class AsyncAdmin:
         if found is None:
             raise NotFoundError(f"topic '{name}' does not exist")
         return found
+
+    async def ends(self, topics: Sequence[Topic]) -> dict[str, tuple[int, ...]]:
+        """Return the pointer offsets at which the read partitions of topics end, by name. Raises: NotFoundError."""
+        await self._pool.reach(self._connect_timeout_s)
+        partitions = [partition for topic in topics for partition in read_partitions(topic)]
+        found: dict[ReadPartition, Span] = {}
+        for at in range(0, len(partitions), SPANS_MAX):
+            found |= await self._queue.spans(partitions[at : at + SPANS_MAX])
+        return {topic.name: tuple(found[each].end for each in read_partitions(topic)) for topic in topics}
 
     async def end_totals(self, topic: Topic) -> dict[int, Totals]:
         """Return how much each read partition of a topic holds, by number, what retention took included.

@@ -53,6 +53,19 @@ def test_topics_are_made_shown_altered_and_deleted(admin: memq.Admin) -> None:
     assert admin.create_topic("clicks").id != made.id
 
 
+def test_topics_end_behind_their_last_pointer(cluster: Cluster, admin: memq.Admin) -> None:
+    topics = [admin.create_topic("clicks"), admin.create_topic("views", partitions=3)]
+    before = admin.ends(topics)
+    send(cluster, b"1", b"2")
+    after = admin.ends(topics)
+    assert (len(after["clicks"]), after["views"]) == (1, before["views"])
+    assert after["clicks"][0] >= before["clicks"][0] + 2
+    assert sum(each.records for each in admin.end_totals(topics[0]).values()) == 2
+    admin.delete_topic("views")
+    with pytest.raises(NotFoundError):
+        admin.ends(topics)
+
+
 def test_mistakes_get_their_own_errors(admin: memq.Admin) -> None:
     with pytest.raises(NotFoundError):
         admin.topic("nowhere")

@@ -41,7 +41,8 @@ CLUSTER_S = 2.0
 AUDIT_S = 0.5
 CLIENTS_S = 5.0
 CLIENTS_SHOWN_MAX = 200
-LOOKED_AT_MAX = 100  # partitions whose totals are asked for in one round: the next round goes on from there
+ENDS_MAX = 2_000  # partitions that a round asks for their ends, all at once; the next one goes on from there
+TOTALS_MAX = 100  # partitions that have grown and are asked for their totals, by a few requests each, in a round
 FINDINGS_MAX = 5_000  # on the board: those that hold, and the last ones that are over
 
 
@@ -72,6 +73,7 @@ class Desk:
         self._lags = Lags()  # in records
         self._delays = Lags()  # in ms
         self._next_topic = ""
+        self._ends: dict[str, tuple[str, tuple[int, ...]]] = {}  # id and ends of a topic when it was asked for totals
         self._audit_version = 0
         self._findings: dict[str, None] = {}
         self._troubles: dict[str, str] = {}
@@ -180,6 +182,7 @@ class Desk:
         topics = {topic.name: topic for topic in await self._admin.topics()}
         self._known.topics = topics
         self._rates.keep(dict.fromkeys(topics))
+        self._ends = {name: known for name, known in self._ends.items() if name in topics}
         self._put_topics()
 
     async def _look_at_groups(self) -> None:
@@ -194,13 +197,20 @@ class Desk:
         self._feed.board.put_all("group", {f"{row.topic}\n{row.group}": row for row in rows})
 
     async def _look_at_totals(self) -> None:
-        """Ask for the totals of as many topics as one round may; the next one goes on from there."""
-        topics = list(self._known.topics.values())
-        later = [topic for topic in topics if topic.name >= self._next_topic]
+        """Ask where topics end, and those that have grown for their totals, as many of both as one round may."""
+        topics, following = self._turn()
+        try:
+            ends = await self._admin.ends(topics)
+        except NotFoundError:
+            return  # one was deleted, which the next look at all topics shows
         asked = 0
-        for topic in (*later, *topics[: len(topics) - len(later)]):
+        for topic in topics:
+            now = (topic.id, ends[topic.name])
+            if self._ends.get(topic.name) == now:
+                self._rates.stand(topic.name, int(self._clock.monotonic() * 1000), self._clock.wall_ms())
+                continue
             self._next_topic = topic.name
-            if asked and asked + topic.read_partitions > LOOKED_AT_MAX:
+            if asked and asked + topic.read_partitions > TOTALS_MAX:
                 return
             asked += topic.read_partitions
             try:
@@ -208,7 +218,21 @@ class Desk:
             except NotFoundError:
                 continue  # deleted meanwhile
             self._rates.take(topic.name, totals, int(self._clock.monotonic() * 1000), self._clock.wall_ms())
-        self._next_topic = ""
+            self._ends[topic.name] = now
+        self._next_topic = following
+
+    def _turn(self) -> tuple[list[Topic], str]:
+        """Return the topics whose turn it is, from where the last round ended, and the name that comes behind them."""
+        topics = list(self._known.topics.values())
+        first = sum(topic.name < self._next_topic for topic in topics)
+        found: list[Topic] = []
+        partitions = 0
+        for topic in (*topics[first:], *topics[:first]):
+            partitions += topic.read_partitions
+            if found and partitions > ENDS_MAX:
+                return found, topic.name
+            found.append(topic)
+        return found, ""
 
     async def _groups(self) -> dict[str, list[GroupRow]]:
         """Return how far groups are, by topic; the one that is furthest behind first."""

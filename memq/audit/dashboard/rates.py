@@ -22,7 +22,7 @@ class _Sampled:
     begun: int = 0  # the minute of the first look: what came before is not known
     minutes: dict[int, dict[int, int]] = field(default_factory=dict)  # partition: minute: records
     partitions: dict[int, Totals] = field(default_factory=dict)
-    spark: tuple[int, tuple[int | None, ...]] | None = None  # of which minute; None since the last look
+    spark: tuple[int, tuple[int | None, ...]] | None = None  # of which minute; None when records came since
 
 
 class Rates:
@@ -56,7 +56,15 @@ class Rates:
                 counted[minute] = counted.get(minute, 0) + totals.records - before.records
             for old in [each for each in counted if each < minute - SPARK_MINUTES]:
                 del counted[old]
-        known.at_ms, known.totals, known.partitions, known.spark = at_ms, total, dict(partitions), None
+        if total.records > known.totals.records:
+            known.spark = None
+        known.at_ms, known.totals, known.partitions = at_ms, total, dict(partitions)
+
+    def stand(self, topic: str, at_ms: int, wall_ms: int) -> None:
+        """Note that a topic has at this time what it had at the last look."""
+        known = self._topics.get(topic)
+        if known is not None:
+            self.take(topic, known.partitions, at_ms, wall_ms)
 
     def keep(self, topics: dict[str, None]) -> None:
         """Forget all other topics."""
