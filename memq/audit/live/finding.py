@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
-from zlib import crc32
 
 import msgspec
 
@@ -64,6 +64,8 @@ class LiveFinding(msgspec.Struct, kw_only=True):
 
 
 def finding_id(*key: object) -> str:
-    """Return the id of a finding: the same key has the same one, after every restart and at every auditor."""
-    text = "\n".join(map(str, key)).encode()
-    return f"{crc32(text):08x}{crc32(text, 0x6D656D71):08x}"
+    """Return the id of a finding: the same key has the same one, after every restart and at every auditor.
+
+    Two findings with one id would hide each other: of 100,000, with 64 bits, one time in 3.7 billion.
+    """
+    return blake2b("\n".join(map(str, key)).encode(), digest_size=8).hexdigest()
