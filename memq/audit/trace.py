@@ -16,13 +16,16 @@ from memq.format.pointer import Pointer
 from memq.notification import Entry
 from memq.topic import Position, slot_of_key
 
+NO_BLOCK = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """One block that holds the record. Times are Unix ms; `record_index` is the record's in the batch.
 
     `copy` says that the pointer skips the block, or that it was seen before: readers pass over it. `damage` says why
-    the block can't be read; the record's own time is then not known, and 0.
+    the block can't be read; the record's own time is then not known, and 0. Where not even the block can be found, and
+    only the pointer names the record, `block` is NO_BLOCK, and place and position are those of the batch.
     """
 
     producer: int
@@ -67,12 +70,36 @@ class Wanted:
             return offset == self.position.pointer_offset
         if self.key is not None:
             return pointer.slots[0] <= slot_of_key(self.key) <= pointer.slots[1]
-        named = any(
-            entry.producer == self.producer
-            and any(first <= (self.sequence or 0) < next_ for first, next_ in entry.ranges)
+        return self.is_named_by(pointer) or not pointer.producers_complete
+
+    def is_named_by(self, pointer: Pointer) -> bool:
+        """Whether a pointer names its producer and sequence."""
+        return self.sequence is not None and any(
+            entry.producer == self.producer and any(first <= self.sequence < next_ for first, next_ in entry.ranges)
             for entry in pointer.producers
         )
-        return named or not pointer.producers_complete
+
+
+def unread_sighting(wanted: Wanted, partition: int, entry: Entry, pointer: Pointer, cause: str) -> Sighting | None:
+    """Return what a pointer alone says of a record that its batch does not show; None when it does not name it."""
+    if wanted.producer is None or wanted.sequence is None or not wanted.is_named_by(pointer):
+        return None
+    location = pointer.locations[0]
+    return Sighting(
+        producer=wanted.producer,
+        sequence=wanted.sequence,
+        position=Position(partition, entry.offset, 0),
+        time_ms=0,
+        sealed_ms=pointer.sealed_ms,
+        queue_ms=entry.time_ms,
+        epoch=pointer.epoch,
+        broker=pointer.broker,
+        object=location.key,
+        block=NO_BLOCK,
+        offset=location.offset,
+        length=location.length,
+        damage=cause,
+    )
 
 
 def sightings(wanted: Wanted, partition: int, entry: Entry, pointer: Pointer, batch: Buffer) -> Iterator[Sighting]:

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.home import Client
-from memq.audit.live.rows import QUEUE, Side
+from memq.audit.live.rows import QUEUE, Side, percentile_name
 from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.cli.exporter import export
 from memq.metrics import lines_of
@@ -85,4 +85,4 @@ def _latencies(topics: Iterable[TopicSummary]) -> Series:
     for topic in topics:
         for (name, stage), found in latencies([topic.row]).items():
             for part, latency_ms in found.items():
-                yield (topic.topic, name, stage, f"p{100 * part:g}"), latency_ms / 1000
+                yield (topic.topic, name, stage, percentile_name(part)), latency_ms / 1000

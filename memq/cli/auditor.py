@@ -14,10 +14,10 @@ import click
 
 from memq.audit.live.database import Database
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.rows import QUEUE
+from memq.audit.live.rows import QUANTILES, QUEUE, percentile_name
 from memq.audit.live.store import AuditStore
 from memq.audit.live.verification import verify_finding
-from memq.audit.live.view import AuditView, TopicSummary
+from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.cli.audit_state import state_of
 from memq.cli.beside import Beside, dashboard_beside
 from memq.cli.live_audit import live_audit
@@ -35,6 +35,10 @@ MINUTE_MS = 60_000
 _COLUMNS = (
     *("id", "kind", "stage", "group", "topic", "topic_id", "partition", "minute", "producer", "records", "ranges"),
     *("object", "block", "offset", "cause", "first_seen_ms", "resolved_ms", "acknowledged_by", "acknowledged_ms"),
+)
+_SHOWN = (
+    *("topic", "group", "verdict", "records", "lost", "doubled", "corrupt", "in flight"),
+    *map(percentile_name, QUANTILES),
 )
 
 
@@ -62,14 +66,18 @@ def auditor(context: click.Context, /, config: str | None, profile: str | None, 
 @click.option("--minutes", default=60, metavar="N", help="So many minutes up to now (default 60).")
 @json_option
 def show(minutes: int, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Show each topic's verdict, with its groups, over the last minutes; exits with 1 when something is wrong."""
+    """Show each topic's verdict, with its groups, over the last minutes; exits with 1 when something is wrong.
+
+    The last columns say within how many ms of their event time half, 90 % and 99 % of the records were acked, or
+    processed by the group.
+    """
     now = Runtime().clock.wall_ms() // MINUTE_MS
     found = _asked(settings_of(config, profile, **flags), lambda view, _: view.topics(now - minutes, now + 1))
     if as_json:
         print_json([_summary_json(summary) for summary in found])
     else:
         rows = [(each.topic, name or "(queue)", *_row_of(each, name)) for each in found for name in _sides(each)]
-        print_table(("topic", "group", "verdict", "records", "lost", "doubled", "corrupt", "in flight"), rows)
+        print_table(_SHOWN, rows)
     return FAILED if any(summary.findings for summary in found) else OK
 
 
@@ -206,13 +214,25 @@ def _sides(summary: TopicSummary) -> list[str]:
 def _row_of(summary: TopicSummary, name: str) -> tuple[object, ...]:
     side = summary.row.side(name)
     counts = (side[column] for column in ("lost", "doubled", "corrupt"))
-    records = side["committed"] if name == QUEUE else side["processed"]
-    return (summary.word(name), records, *counts, summary.row.in_flight(name))
+    records, last = (side["committed"], "acked") if name == QUEUE else (side["processed"], "processed")
+    took_ms = latencies([summary.row]).get((name, last), {})
+    slow = (f"{took_ms[part]:.0f}" if took_ms else "-" for part in QUANTILES)
+    return (summary.word(name), records, *counts, summary.row.in_flight(name), *slow)
 
 
 def _summary_json(summary: TopicSummary) -> dict[str, Any]:
+    took_ms = latencies([summary.row])
     sides = {
-        name: {"verdict": summary.word(name), **summary.row.side(name).counts, "in_flight": summary.row.in_flight(name)}
+        name: {
+            "verdict": summary.word(name),
+            **summary.row.side(name).counts,
+            "in_flight": summary.row.in_flight(name),
+            "latency_ms": {
+                stage: {percentile_name(part): round(ms, 1) for part, ms in found.items()}
+                for (side, stage), found in took_ms.items()
+                if side == name
+            },
+        }
         for name in _sides(summary)
     }
     return {"topic": summary.topic, "topic_id": summary.topic_id, "findings": summary.findings, "sides": sides}

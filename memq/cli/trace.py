@@ -10,12 +10,14 @@ import click
 
 from memq.audit.checker import Checker
 from memq.audit.opened_topic import OpenedTopic, opened_topic
-from memq.audit.trace import Sighting, Wanted, sightings
+from memq.audit.trace import NO_BLOCK, Sighting, Wanted, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import print_json, talk, time_text
 from memq.errors import InvalidRequestError, MemqError, NotFoundError
-from memq.format.pointer import decode_pointer
+from memq.format.block import Buffer
+from memq.format.pointer import Pointer, decode_pointer
 from memq.limits import POLL_BYTES_MAX
+from memq.notification import Entry
 from memq.settings import Value
 from memq.topic import Position, read_partitions
 
@@ -52,7 +54,7 @@ def trace(
     if not found:
         raise NotFoundError(
             f"no pointer of topic '{topic}' names this record",
-            hint="retention may have taken it; memq audit tells",
+            hint="retention may have taken it, or what can't be followed has it; memq audit tells",
         )
     if as_json:
         print_json([sighting.to_json() | {"groups": _passed(sighting, groups)} for sighting in found])
@@ -110,17 +112,33 @@ async def _sightings(opened: OpenedTopic, wanted: Wanted) -> AsyncIterator[Sight
         while at < span.end:
             entries = await opened.queue.read(partition, at, POLL_BYTES_MAX)
             for entry in entries:
-                try:
-                    pointer = decode_pointer(entry.body)
-                    if not wanted.may_be_in(entry.offset, pointer):
-                        continue
-                    batch = await opened.read(pointer.locations[0], whole=False)
-                except MemqError as error:
-                    talk(f"pointer {entry.offset} of partition {partition.partition} can't be followed: {error}")
-                    continue
-                for sighting in sightings(wanted, partition.partition, entry, pointer, batch):
+                async for sighting in _in_batch(opened, wanted, partition.partition, entry):
                     yield sighting
             at = entries[-1].offset + 1 if entries and wanted.position is None else span.end
+
+
+async def _in_batch(opened: OpenedTopic, wanted: Wanted, partition: int, entry: Entry) -> AsyncIterator[Sighting]:
+    """Follow one pointer, when its batch may hold what is wanted; what can't be read is told as the pointer has it."""
+    pointer: Pointer | None = None
+    batch: Buffer = b""
+    cause = "no block of the batch that can be read has it"
+    try:
+        pointer = decode_pointer(entry.body)
+        if not wanted.may_be_in(entry.offset, pointer):
+            return
+        batch = await opened.read(pointer.locations[0], whole=False)
+    except MemqError as error:
+        talk(f"pointer {entry.offset} of partition {partition} can't be followed: {error}")
+        cause = str(error)
+    if pointer is None:
+        return
+    found = False
+    for sighting in sightings(wanted, partition, entry, pointer, batch):
+        found = True
+        yield sighting
+    unread = None if found else unread_sighting(wanted, partition, entry, pointer, cause)
+    if unread is not None:
+        yield unread
 
 
 def _passed(sighting: Sighting, groups: Groups) -> dict[str, bool]:
@@ -134,7 +152,7 @@ def _print(sighting: Sighting, groups: Groups) -> None:
         "record": f"producer {sighting.producer:016x} sequence {sighting.sequence}"
         + (" (a copy, which readers pass over)" if sighting.copy else ""),
         "time": time_text(sighting.time_ms) if sighting.time_ms else f"not known: {sighting.damage}",
-        "object": f"{sighting.object} block {sighting.block} at {sighting.offset}+{sighting.length}",
+        "object": f"{sighting.object} {_block_text(sighting)} at {sighting.offset}+{sighting.length}",
         "sealed": f"{time_text(sighting.sealed_ms)} by broker '{sighting.broker}'",
         "queued": f"{time_text(sighting.queue_ms)} in epoch {sighting.epoch}",
         "position": str(sighting.position),
@@ -145,3 +163,7 @@ def _print(sighting: Sighting, groups: Groups) -> None:
     for name, text in lines.items():
         click.echo(f"{name + ':':<10}{text}")
     click.echo()
+
+
+def _block_text(sighting: Sighting) -> str:
+    return "batch" if sighting.block == NO_BLOCK else f"block {sighting.block}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,9 +26,17 @@ from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
 from memq.topic import Topic, Totals, producer_id_of, read_partitions, writer_id
-from tests.brokers import BareClient, block_of, run, running_broker, write_frame
+from tests.brokers import TIMEOUT_S, BareClient, block_of, running_broker, write_frame
 
 BATCHES = 5
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(3 * TIMEOUT_S):
+            await work
+
+    asyncio.run(bounded())
 
 
 async def fill(broker: Broker) -> Topic:

@@ -99,7 +99,8 @@ def test_a_damaged_block_is_named_traced_and_verified(
     state = f"sqlite:{tmp_path / 'audit.sqlite'}"
     with cluster:
         produce(cluster)
-        place = cluster.records("clicks")[120].position
+        sent = cluster.records("clicks")
+        place, sound = sent[120].position, sent[250]
         cluster.damage(Position.parse(str(place)), "clicks")
         read = consume(cluster)
         assert read < RECORDS
@@ -129,7 +130,19 @@ def test_a_damaged_block_is_named_traced_and_verified(
         told = capsys.readouterr().out
         assert told.count("record:") == (RECORDS - (RECORDS - read)) // 10
         assert "g: past it" in told
+        assert main(["trace", "clicks", str(sound.position), "-b", cluster.address, "--json"]) == 0
+        (sighting,) = json.loads(capsys.readouterr().out)
+        assert (sighting["position"], sighting["damage"]) == (str(sound.position), "")
         assert main(["trace", "clicks", "0:99999:0", "-b", cluster.address]) == 3
+        cluster.remove_object(sound.position, "clicks")
+        gone = ["--producer", sighting["producer"], "--seq", str(sighting["sequence"])]
+        assert main(["trace", "clicks", *gone, "-b", cluster.address, "--json"]) == 0
+        (unread,) = json.loads(capsys.readouterr().out)
+        assert [unread[name] for name in ("sequence", "object", "block")] == [
+            *map(sighting.get, ("sequence", "object")),
+            -1,
+        ]
+        assert unread["damage"]
         assert main(["trace", "clicks", "-b", cluster.address]) != 0
 
         assert main(["auditor", "acknowledge", finding["id"], "--by", "ada", "--audit-state", state]) == 0
@@ -138,6 +151,11 @@ def test_a_damaged_block_is_named_traced_and_verified(
         assert ",ada," in capsys.readouterr().out
         assert main(["auditor", "show", "--audit-state", state]) == 1
         assert "corrupt" in capsys.readouterr().out
+        assert main(["auditor", "show", "--json", "--audit-state", state]) == 1
+        (shown,) = json.loads(capsys.readouterr().out)
+        took_ms = {side: set(told["latency_ms"]) for side, told in shown["sides"].items()}
+        assert took_ms == {"": {"sent", "acked"}, "g": {"fetched", "processed"}}
+        assert list(shown["sides"]["g"]["latency_ms"]["processed"]) == ["p50", "p90", "p99"]
 
 
 def test_an_auditor_that_comes_later_says_the_same(cluster: Cluster, tmp_path: Path) -> None:

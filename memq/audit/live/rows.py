@@ -86,6 +86,11 @@ class Row:
         return OK
 
 
+def percentile_name(part: float) -> str:
+    """Return what a quantile is called: p50, p90, p99."""
+    return f"p{100 * part:g}"
+
+
 def quantile_ms(buckets: dict[int, int], part: float) -> float:
     """Return the latency in ms below which `part` of the records are, 0 without any.
 
