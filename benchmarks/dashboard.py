@@ -6,6 +6,7 @@ the browser's own (`performance`), up to the moment behind the frame in which th
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import time
@@ -70,6 +71,7 @@ def run(options: Options) -> list[Figure]:
         state = folder / "audit.sqlite"
         began_s, minutes = time.monotonic(), MINUTES // (12 if options.quick else 1)
         fill(state, minutes)
+        os.sync()  # else the disk still takes what was filled while pages are loaded
         size = sum(file.stat().st_size for file in folder.glob("audit.sqlite*"))
         options.say(f"state of {TOPICS * minutes:,} rows, {size / 1e6:.0f} MB, in {time.monotonic() - began_s:.0f} s")
         detail: dict[str, float | str] = {"state MB": size / 1e6, "rows": TOPICS * minutes, "load": load()}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from localstack import guard
-from localstack.processes import identity_of
+from tests.memq_process import END_TIMEOUT_S, MemqProcess
 
-END_TIMEOUT_S = 60.0
 # One state is of one group of auditors: those of another state read all reports for themselves.
 _OTHER_GROUP = """
 import sys
@@ -23,57 +20,23 @@ sys.exit(main())
 """
 
 
-class AuditorProcess:
-    """One auditor of the cluster at `brokers`; started again it goes on with its `state`. Its log is NAME.log."""
+class AuditorProcess(MemqProcess):
+    """One auditor of the cluster at `brokers`; started again it goes on with its `state`. Its log is NAME.log.
+
+    It is ready when the first round is done.
+    """
+
+    ready = "memq auditing: "
 
     def __init__(self, folder: Path, name: str, brokers: str, state: str, *, group: str = "") -> None:
+        super().__init__(folder / f"{name}.log")
         self.state = state
-        self.log = folder / f"{name}.log"
-        start = ["-c", _OTHER_GROUP.format(group)] if group else ["-m", "memq.cli"]
-        self._command = [sys.executable, *start, "auditor", "-b", brokers, "--audit-state", state]
-        self._command += ["--dashboard-port", "-1"]
-        self._process: subprocess.Popen[str] | None = None
+        self._start = ["-c", _OTHER_GROUP.format(group)] if group else ["-m", "memq.cli"]
+        self._brokers = brokers
 
-    def start(self) -> None:
-        """Start, and wait until the first round is done."""
-        self.launch()
-        self.wait_ready()
-
-    def launch(self) -> None:
-        """Start."""
-        with self.log.open("a") as log:
-            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True)
-        guard.watch(identity_of(self._process.pid))
-
-    def wait_ready(self) -> None:
-        """Wait for the ready line."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line.startswith("memq auditing: "), f"no ready line but {line!r}; log:\n{self.log.read_text()}"
-
-    def pause(self) -> None:
-        """Let it stand still, as a machine does that is frozen."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End it as `kill -9` does."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(END_TIMEOUT_S)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-
-    def close(self) -> None:
-        """End what still runs."""
-        if self._process is not None and self._process.returncode is None:
-            self.kill()
+    def command(self) -> list[str]:
+        """Return what Python is given to start it."""
+        return [*self._start, "auditor", "-b", self._brokers, "--audit-state", self.state, "--dashboard-port", "-1"]
 
     def findings(self) -> list[dict[str, Any]]:
         """Return what `memq auditor findings --json` prints: what holds and is grave."""

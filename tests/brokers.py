@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,8 @@ from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.metrics import Counters
 from memq.broker.slabs import SlabPool
 from memq.broker.spool.writer import Spool
-from memq.format.block import scope_of
+from memq.clock import SystemClock
+from memq.format.block import Buffer, scope_of
 from memq.format.builder import BlockBuilder
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime, parse_address
@@ -35,6 +36,7 @@ from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic
 
 TIMEOUT_S = 20.0
+RUN_S_MAX = 120.0
 PRODUCER = 0x1234
 
 
@@ -59,6 +61,38 @@ async def running_broker(
     finally:
         await broker.close()
     assert broker.services.pool.leased_bytes == broker.intake.slab.size, "slabs are still leased after the close"
+
+
+def run(work: Coroutine[Any, Any, None], loop: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
+    """Run one test's coroutine with a deadline."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(RUN_S_MAX):
+            await work
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until the broker is there; the test's deadline ends it otherwise."""
+    while not condition():  # noqa: ASYNC110 - the broker has no event for this: a test may look at every turn
+        await asyncio.sleep(0)
+
+
+class GatedStore(MemoryHandler):
+    """A store whose puts begin, and end when its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.begun = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        """Put when the gate is open."""
+        self.begun.set()
+        await self.gate.wait()
+        await super().put(key, buffers, checksum)
 
 
 def no_spool(runtime: Runtime, pool: SlabPool) -> Spool:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
+from memq.client.fetcher import ReadRange
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.block import Buffer
 from memq.format.object import index_bytes, parse_trailer
@@ -23,17 +24,6 @@ class ReadObject(Protocol):
 
     async def __call__(self, location: Location, *, whole: bool) -> Buffer:
         """Return the bytes of the whole object, however many there are, or those of the batch alone."""
-        ...
-
-
-class ReadRange(Protocol):
-    """Reads a range of an object of a named store.
-
-    Raises: NotFoundError; CorruptDataError when the object is shorter than the range; DeniedError; RetryableError.
-    """
-
-    async def __call__(self, store: str, key: str, offset: int, length: int) -> Buffer:
-        """Return `length` bytes from `offset`."""
         ...
 
 

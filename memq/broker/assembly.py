@@ -166,7 +166,7 @@ def _standalone(settings: PartSettings, runtime: Runtime, cluster: str) -> Coord
 
 
 def _zookeeper(settings: PartSettings, runtime: Runtime, cluster: str) -> Coordinator:
-    from memq.governor.zookeeper.settings import open_from_settings
+    from memq.governor.zookeeper import open_from_settings
 
     return open_from_settings(settings, runtime, cluster)
 

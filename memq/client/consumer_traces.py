@@ -8,7 +8,7 @@ from itertools import islice
 from opentelemetry.trace import Span, SpanContext, SpanKind, TracerProvider
 
 from memq.client.batch import Batch
-from memq.client.fetcher import BrokerRead, Fetcher, OpenStore, ReadMode
+from memq.client.fetcher import Fetcher, OpenStore, ReadMode, ReadRange
 from memq.client.pieces import Piece
 from memq.clock import Clock
 from memq.errors import MemqError
@@ -19,7 +19,7 @@ from memq.traces import LINKS_MAX, Attributes, Block, Traces, block_context, con
 class TracedFetcher(Fetcher):
     """A fetcher whose fetches are spans."""
 
-    def __init__(self, mode: ReadMode, read: BrokerRead, open_store: OpenStore, traces: Traces) -> None:
+    def __init__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, traces: Traces) -> None:
         super().__init__(mode, read, open_store)
         self._traces = traces
 
@@ -53,7 +53,7 @@ class ConsumerTraces:
         self._group = group
         self._span: Span | None = None
 
-    def fetcher(self, mode: ReadMode, read: BrokerRead, open_store: OpenStore) -> Fetcher:
+    def fetcher(self, mode: ReadMode, read: ReadRange, open_store: OpenStore) -> Fetcher:
         """Return a fetcher whose fetches are spans."""
         return TracedFetcher(mode, read, open_store, self._traces)
 

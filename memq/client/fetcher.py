@@ -30,8 +30,11 @@ INDEXES_MAX = 4  # of large objects, at most 65,536 blocks each
 ReadMode = Literal["auto", "direct", "broker"]
 
 
-class BrokerRead(Protocol):
-    """Reads a range of an object of a named store through a broker."""
+class ReadRange(Protocol):
+    """Reads a range of an object of a named store.
+
+    Raises: NotFoundError; CorruptDataError when the object is shorter than the range; DeniedError; RetryableError.
+    """
 
     async def __call__(self, store: str, key: str, offset: int, length: int) -> Buffer:
         """Return `length` bytes from `offset`."""
@@ -49,7 +52,7 @@ class OpenStore(Protocol):
 class _ThroughBroker:
     """A store as a broker reads it."""
 
-    def __init__(self, read: BrokerRead, store: str) -> None:
+    def __init__(self, read: ReadRange, store: str) -> None:
         self._read, self._store = read, store
 
     async def get_range(self, key: str, offset: int, length: int) -> Buffer:
@@ -59,7 +62,7 @@ class _ThroughBroker:
 class MakeFetcher(Protocol):
     """Makes the fetcher of a consumer."""
 
-    def __call__(self, mode: ReadMode, read: BrokerRead, open_store: OpenStore) -> Fetcher:
+    def __call__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore) -> Fetcher:
         """Return one for these ways to a store."""
         ...
 
@@ -71,7 +74,7 @@ class Fetcher:
     one, it is another machine's folder of the same name, and is not tried again.
     """
 
-    def __init__(self, mode: ReadMode, read: BrokerRead, open_store: OpenStore) -> None:
+    def __init__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore) -> None:
         self._mode = mode
         self._read = read
         self._open_store = open_store

@@ -165,3 +165,19 @@ class Reporter:
     def _drop(self, cause: str) -> None:
         self.lost += 1
         self._events.info("audit.not-reported", f"a report to topic '{AUDIT_TOPIC}' is not sent: {cause}")
+
+
+class JobReporter(Reporter):
+    """A reporter for a job that has no tasks of its own to run it in: what ends it is logged, its close ends it."""
+
+    def __init__(self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, carrier: MakeCarrier) -> None:
+        events = EventLog(runtime.clock)
+        self._own_tasks = TaskOwner(
+            lambda error: events.info("audit.not-reported", f"nothing is reported any more: {error!r}"), events
+        )
+        super().__init__(kind, name, runtime, pool, self._own_tasks, carrier)
+
+    async def close(self, timeout_s: float) -> None:
+        """See `Reporter.close`."""
+        await super().close(timeout_s)
+        await self._own_tasks.stop()

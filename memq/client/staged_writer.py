@@ -16,18 +16,16 @@ from memq.client.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses, check_connect_timeout
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
-from memq.client.reporter import STEP_S_MAX, MakeCarrier, Reporter
+from memq.client.reporter import STEP_S_MAX, JobReporter, MakeCarrier
 from memq.client.staged_object import StagedObjectBuilder
 from memq.client.staged_tally import StagedTally
 from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
 from memq.format.key import manifest_key, manifest_prefix, staged_object_key
 from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, decode_manifest, encode_manifest
 from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
-from memq.logs import EventLog
 from memq.network import Runtime
 from memq.protocol.messages import PublishStaged, StoreMetadata, WirePiece
 from memq.storage_handlers import StorageHandler
-from memq.tasks import TaskOwner
 from memq.topic import Topic, check_name
 
 ANSWER_S = 60.0
@@ -141,13 +139,9 @@ class StagedCommits:
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._owners = OwnerRequests(self._runtime, self._pool, self._metadata, ANSWER_S)
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
-        events = EventLog(self._runtime.clock)
-        self._tasks = TaskOwner(
-            lambda error: events.info("audit.not-reported", f"reports have ended: {error!r}"), events
-        )
-        self._reporter: Reporter | None = None
+        self._reporter: JobReporter | None = None
         if carrier is not None:
-            self._reporter = Reporter("spark-writer", writer, self._runtime, self._pool, self._tasks, carrier)
+            self._reporter = JobReporter("spark-writer", writer, self._runtime, self._pool, carrier)
 
     async def __aenter__(self) -> Self:
         return self
@@ -161,7 +155,6 @@ class StagedCommits:
         """Disconnect, with a last word to the audit."""
         if self._reporter is not None:
             await self._reporter.close(STEP_S_MAX)
-        await self._tasks.stop()
         await self._metadata.close()
         await self._pool.close()
 

@@ -24,6 +24,7 @@ from memq.limits import COLD_BLOCKS_MAX
 from memq.network import Runtime
 from memq.notification import Entry, PointerReader, Span
 from memq.storage_handlers import ObjectReader, StorageHandler
+from memq.storage_handlers.files import joined_crc
 from memq.topic import ReadPartition
 
 READS_MAX = 8
@@ -109,7 +110,7 @@ class Copier:
         if places:
             meta = ObjectMeta(cluster=self._cluster, broker=WRITER, topics=(topic,), created_ms=created_ms)
             large.buffers.append(encode_index(meta, large.batches, large.blocks, large.bytes))
-            await self._store.put(key, large.buffers, _checksum(large.buffers))
+            await self._store.put(key, large.buffers, joined_crc(large.buffers))
         part_key = cold_part_key(*name, object_id, created_ms)
         return Copied(await self._put_part(part_key, entries, bodies, created_ms), tuple(findings))
 
@@ -209,10 +210,3 @@ def checked_blocks(pointer: Pointer, data: Buffer) -> list[BlockEntry]:
     if records != pointer.records:
         raise CorruptDataError(f"batch has {records} records, its pointer says {pointer.records}")
     return blocks
-
-
-def _checksum(buffers: Sequence[Buffer]) -> int:
-    value = 0
-    for buffer in buffers:
-        value = crc32c(buffer, value)
-    return value

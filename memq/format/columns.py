@@ -6,7 +6,7 @@ import io
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, compress, pairwise, repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format import block
@@ -14,9 +14,6 @@ from memq.format.block import BlockHeader, Buffer, check_block
 from memq.format.builder import NO_TAG, NULL_HEADER
 from memq.format.codec import decompress
 from memq.limits import BLOCK_HEADER_BYTES
-
-if TYPE_CHECKING:
-    import pyarrow
 
 RecordHeaders = tuple[tuple[str, bytes | None], ...]
 RecordTuple = tuple[bytes | None, bytes | None, RecordHeaders, int, str | None]
@@ -305,15 +302,6 @@ class BlockReader:
         times: Iterable[int] = self.timestamps() if flags & block.TIMESTAMP else repeat(self.header.base_ms)
         tags: Iterable[str | None] = self.tags() if flags & block.TAG else repeat(None)
         return zip(values, keys, headers, times, tags, strict=False)  # repeat() has no end
-
-    def arrow(self) -> pyarrow.RecordBatch:
-        """Return the records as an Arrow batch; see `memq.format.arrow`, which makes a table of many blocks.
-
-        Raises: ImportError, when pyarrow is not installed (extra `arrow`).
-        """
-        from memq.format.arrow import block_rows, table  # pyarrow is an extra, and takes long to import
-
-        return table([block_rows(self)]).to_batches()[0]
 
 
 def open_block(buffer: Buffer) -> BlockReader:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ import msgspec
 
 from memq.clock import Clock
 from memq.errors import CorruptDataError, MemqError, UnreachableError
-from memq.governor import Assignment, BrokerEntry, Load
+from memq.governor import Assignment
+from memq.governor.local import LocalCoordinator
 from memq.governor.registry import Change, Registry, check_topic
 from memq.governor.stored_topic import encode_topic
 from memq.governor.watchers import Watchers
@@ -44,98 +45,29 @@ class _Request:
     done: asyncio.Future[Change]
 
 
-class StandaloneCoordinator:
+class StandaloneCoordinator(LocalCoordinator):
     """Topics and assignments in the file at `path`, which it makes when it is not there.
 
     Raises at construction: CorruptDataError, UnsupportedFormatError, DeniedError, UnreachableError.
     """
 
     def __init__(self, path: Path, cluster: str, clock: Clock) -> None:
-        self._cluster = cluster
         self._file = SqliteFile(path, "topics file", _APPLICATION_ID, 1, _SCHEMA, UnreachableError, 1_000)
         self._connection = self._file.connect()
         try:
-            self._registry = _load(self._connection, self._file)
+            registry = _load(self._connection, self._file)
         except BaseException:
             self._connection.close()
             raise
+        super().__init__(cluster, registry, Watchers(EventLog(clock)))
         self._in_doubt = False  # a commit failed or was left alone: what is in the file decides
         self._turn = asyncio.Lock()
         self._waiting: deque[_Request] = deque()
         self._pool = ThreadPool("coordinator", 1)
-        self._watchers = Watchers(EventLog(clock))
-
-    @property
-    def cluster(self) -> str:
-        """See `Coordinator.cluster`."""
-        return self._cluster
-
-    async def register(self, broker: BrokerEntry) -> None:
-        """See `Coordinator.register`."""
-        self._registry.enter(broker)
-        self._watchers.changed()
-
-    async def unregister(self, broker: BrokerEntry) -> None:
-        """See `Coordinator.unregister`."""
-        await self._change(lambda registry: registry.release(broker))
-        self._registry.leave(broker)
-        self._watchers.changed()
-
-    async def brokers(self) -> Sequence[BrokerEntry]:
-        """See `Coordinator.brokers`."""
-        return self._registry.brokers()
-
-    async def topics(self) -> Sequence[Topic]:
-        """See `Coordinator.topics`."""
-        return self._registry.topics()
-
-    async def create_topic(self, topic: Topic) -> None:
-        """See `Coordinator.create_topic`."""
-        await self._change(lambda registry: registry.create_topic(topic))
-
-    async def alter_topic(self, topic: Topic) -> Topic:
-        """See `Coordinator.alter_topic`."""
-        return (await self._change(lambda registry: registry.alter_topic(topic))).stored[0]
-
-    async def delete_topic(self, topic: Topic) -> None:
-        """See `Coordinator.delete_topic`."""
-        await self._change(lambda registry: registry.delete_topic(topic))
-
-    async def assignments(self) -> Sequence[Assignment]:
-        """See `Coordinator.assignments`."""
-        return self._registry.assignments()
-
-    async def assignment(self, topic_id: str, partition: int) -> Assignment:
-        """See `Coordinator.assignment`."""
-        return self._registry.assignment(topic_id, partition)
-
-    async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
-        """See `Coordinator.set_assignment`."""
-        return (await self._change(lambda registry: registry.set_assignment(assignment, term))).assignments[0]
-
-    async def govern(self, broker: BrokerEntry) -> int:
-        """See `Coordinator.govern`."""
-        return self._registry.govern(broker)
-
-    async def governor(self) -> str:
-        """See `Coordinator.governor`."""
-        return self._registry.governor()
-
-    async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
-        """See `Coordinator.report`."""
-        self._registry.report(broker, loads)
-
-    async def loads(self) -> Sequence[Load]:
-        """See `Coordinator.loads`."""
-        return self._registry.loads()
-
-    def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-        """See `Coordinator.watch`."""
-        return self._watchers.watch(callback)
 
     async def close(self) -> None:
         """See `Coordinator.close`; closing twice is fine."""
-        await self._watchers.close()
+        await self.watchers.close()
         await self._pool.close()
         self._connection.close()
 
@@ -174,7 +106,7 @@ class StandaloneCoordinator:
             if not request.done.done():
                 request.done.set_result(change)
         self._in_doubt = False
-        self._watchers.changed()
+        self._changed()
 
     def _next_together(self) -> list[tuple[_Request, Change]]:
         """Decide on waiting requests, in order: any number for different partitions, or one that changes a topic."""
@@ -210,7 +142,10 @@ class StandaloneCoordinator:
             loaded.enter(broker)
         self._registry = loaded  # the term begins anew with it: this process is the only one that governs
         self._in_doubt = False
-        self._watchers.changed()
+        self._changed()
+
+    def _changed(self) -> None:
+        self.watchers.changed()
 
 
 def _refuse(requests: Sequence[tuple[_Request, Change]], error: MemqError) -> None:

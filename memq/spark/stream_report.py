@@ -10,13 +10,11 @@ from collections.abc import Mapping
 
 from memq.client.link_pool import LinkPool
 from memq.client.report_carrier import ReportCarrier
-from memq.client.reporter import CLOSE_S_MAX, STEP_S_MAX, Reporter
+from memq.client.reporter import CLOSE_S_MAX, STEP_S_MAX, JobReporter
 from memq.format.report import BeginReason
-from memq.logs import EventLog
 from memq.network import Runtime
 from memq.spark.access import TopicPlace
 from memq.spark.offsets import Places
-from memq.tasks import TaskOwner
 from memq.topic import Position, ReadPartition
 
 
@@ -27,11 +25,7 @@ class StreamReport:
         self._topics = topics
         self._at: dict[ReadPartition, Position] = {}
         self._pool = pool
-        events = EventLog(runtime.clock)
-        self._tasks = TaskOwner(
-            lambda error: events.info("audit.not-reported", f"nothing is reported any more: {error!r}"), events
-        )
-        self._reporter = Reporter("spark-reader", name, runtime, pool, self._tasks, ReportCarrier)
+        self._reporter = JobReporter("spark-reader", name, runtime, pool, ReportCarrier)
 
     @property
     def interval_ms(self) -> int:
@@ -63,4 +57,3 @@ class StreamReport:
     async def close(self) -> None:
         """Send the last report; connections stay."""
         await self._reporter.close(CLOSE_S_MAX)
-        await self._tasks.stop()

@@ -13,15 +13,13 @@ from typing import NamedTuple
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.pieces import Piece
 from memq.client.report_carrier import ReportCarrier
-from memq.client.reporter import STEP_S_MAX, Reporter
+from memq.client.reporter import STEP_S_MAX, JobReporter
 from memq.errors import MemqError, UnsupportedFormatError
 from memq.format.block import BlockHeader
 from memq.format.report import CAUSE_CHARS_MAX, Damage, Stage
-from memq.logs import EventLog
 from memq.network import Runtime
 from memq.spark.planner import Part
 from memq.spark.stretches import TaskAudit, TaskStretch
-from memq.tasks import TaskOwner
 
 
 class _Note(NamedTuple):
@@ -44,11 +42,7 @@ class TaskReport:
         self._damages: list[tuple[Part, Damage]] = []
         self._pool = LinkPool(runtime, bootstrap_addresses(audit.brokers), client_id="spark")
         self._pool.audit_ms = audit.interval_ms  # as the driver heard it; no broker was asked yet
-        events = EventLog(runtime.clock)
-        self._tasks = TaskOwner(
-            lambda error: events.info("audit.not-reported", f"nothing is reported any more: {error!r}"), events
-        )
-        self._reporter = Reporter("spark-task", audit.name, runtime, self._pool, self._tasks, ReportCarrier)
+        self._reporter = JobReporter("spark-task", audit.name, runtime, self._pool, ReportCarrier)
 
     def note(self, stage: Stage, part: Part, header: BlockHeader, low: int, high: int) -> None:
         """Note that the records of a block from `low` up to `high` were given out, or left out."""
@@ -88,7 +82,6 @@ class TaskReport:
             if self._reporter.noted:
                 await self._pool.reach(STEP_S_MAX)
         await self._reporter.close(STEP_S_MAX)
-        await self._tasks.stop()
         await self._pool.close()
 
     def _topic_of(self, part: Part) -> TaskStretch:

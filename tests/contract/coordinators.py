@@ -13,8 +13,8 @@ from memq.clock import SystemClock
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
+from memq.governor.zookeeper import open_from_settings
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
-from memq.governor.zookeeper.settings import open_from_settings
 from memq.network import Runtime
 from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings, equal_slots

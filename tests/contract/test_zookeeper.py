@@ -29,8 +29,9 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.governor import Assignment, Coordinator
+from memq.governor.zookeeper import open_from_settings
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
-from memq.governor.zookeeper.settings import ZookeeperAddress, open_from_settings, parse_url
+from memq.governor.zookeeper.settings import ZookeeperAddress, parse_url
 from memq.network import Runtime
 from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings

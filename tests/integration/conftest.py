@@ -1,4 +1,4 @@
-"""Real servers that the integration tests share: started once per session, and a failure when one is missing."""
+"""Real servers and the browser that the integration tests share: started once, and a failure when one is missing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from localstack.servers import S3Server, Server, start_s3
+from tests.browsers import chromium
 from tests.integration.kafka import running_kafka
 from tests.processes import BrokerProcess, broker_processes
 
@@ -39,3 +41,10 @@ def brokers(tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
     """Three brokers as processes, on S3, Kafka and ZooKeeper."""
     with broker_processes(tmp_path, zookeeper, kafka, reads_s3) as processes:
         yield processes
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One chromium for a module; each test opens tabs of its own."""
+    with chromium() as started:
+        yield started

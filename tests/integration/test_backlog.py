@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from localstack.servers import Server
 from memq.aio import Admin, Consumer, Producer
-from memq.clock import SystemClock
 from tests.integration.queued_broker import QUEUES, queued_broker
+from tests.moments import moment
 
 TOPIC = "clicks"
 PARTITIONS = 12
@@ -28,15 +28,6 @@ def bursts(records: int) -> Iterator[tuple[int, int]]:
         count = min(records, rng.choice((1, 2, 7, 50, 400, 3_000)) + rng.randrange(5))
         yield rng.randrange(PARTITIONS), count
         records -= count
-
-
-def moment() -> datetime:
-    """Return a time that no batch was sealed at, behind all that were acked before."""
-    clock = SystemClock()
-    start_ms = clock.wall_ms()
-    while clock.wall_ms() <= start_ms + 2:
-        pass
-    return datetime.fromtimestamp((start_ms + 1.5) / 1000, UTC)
 
 
 async def fill(address: str) -> tuple[Sent, list[tuple[datetime, Sent]]]:

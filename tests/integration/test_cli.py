@@ -12,61 +12,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import dev_server
+from tests.servers import DevServer, dev_server
 
-READY = "memq ready: "
 Memq = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def start_dev(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start `memq dev` on a folder; port 0, so that any number of them run at once."""
-    command = [
-        sys.executable,
-        "-m",
-        "memq.cli",
-        "dev",
-        "--data",
-        str(folder),
-        "--port",
-        "0",
-        "--http-port",
-        "-1",
-        "--dashboard-port",
-        "-1",
-    ]
-    return subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def address_of(process: subprocess.Popen[str]) -> str:
-    """Wait for the ready line and return the address; the end of stdout instead of it is a failure."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith(READY), f"{line!r}, stderr: {process.communicate()[1]}"
-    return line.removeprefix(READY).strip()
-
-
-def stop(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Drain a broker and return its exit code and what it said on stderr."""
-    process.send_signal(signal.SIGTERM)
-    return process.wait(timeout=60), process.communicate()[1]
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the data folder of the module's broker."""
-    return tmp_path_factory.mktemp("cli") / "data"
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
     """Run one broker for the module; at the end it must drain without an error."""
-    process = start_dev(folder)
-    try:
-        yield address_of(process)
-    finally:
-        code, said = stop(process)
+    with dev_server(tmp_path_factory.mktemp("cli") / "data") as server:
+        yield server
+        code, said = server.stop(), server.log.read_text()
     assert code == 0, said
     assert "error" not in said, said
+
+
+@pytest.fixture(scope="module")
+def folder(server: DevServer) -> Path:
+    """Return the data folder of the module's broker."""
+    return server.data
+
+
+@pytest.fixture(scope="module")
+def address(server: DevServer) -> str:
+    """Return where the module's broker listens."""
+    return server.address
 
 
 @pytest.fixture
@@ -244,13 +214,13 @@ def test_ctrl_c_says_what_was_done(memq: Memq, address: str) -> None:
             assert process.wait(timeout=30) == 130
 
 
-def test_a_second_broker_on_the_same_folder_is_refused(address: str, folder: Path) -> None:
-    process = start_dev(folder)
-    out, err = process.communicate(timeout=30)
-    assert (out, process.returncode) == ("", 1), err
-    assert err.startswith("memq: error: ")
-    assert err.count("\n") == 1
-    assert address  # the first one runs on
+def test_a_second_broker_on_the_same_folder_is_refused(server: DevServer) -> None:
+    command = [sys.executable, *DevServer(server.data).command()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("", 1), done.stderr
+    assert done.stderr.startswith("memq: error: ")
+    assert done.stderr.count("\n") == 1
+    assert server.process.poll() is None, "the first one runs on"
 
 
 def test_audit(memq: Memq) -> None:

@@ -17,7 +17,7 @@ from memq.audit.dashboard.sources import MinuteRow, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
 from memq.clock import SystemClock
 from memq.testing import Cluster
-from tests.browsers import Tab, chromium, need_chromium
+from tests.browsers import Tab, need_chromium
 from tests.dashboards import Served, WrittenAudit, served
 
 MINUTE_MS = 60_000
@@ -28,12 +28,6 @@ PAGES = ("", "#/topic/clicks", "#/loss/00aa", "#/cluster", "#/search/clicks", "#
 CHECKS = Path(__file__).with_name("access.js").read_text(encoding="utf-8")
 
 need_chromium()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

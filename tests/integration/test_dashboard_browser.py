@@ -21,7 +21,7 @@ import memq
 from memq.audit.dashboard.sources import MinuteRow, TopicVerdict
 from memq.audit.dashboard.view import FindingRow, TopicRow
 from memq.testing import Cluster
-from tests.browsers import WAIT_MS, Tab, chromium, need_chromium
+from tests.browsers import WAIT_MS, Tab, need_chromium
 from tests.dashboards import WrittenAudit, served
 from tests.servers import DevServer
 
@@ -29,12 +29,6 @@ MINUTE_MS = 60_000
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 need_chromium()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

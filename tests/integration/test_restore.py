@@ -52,8 +52,7 @@ def test_a_lost_queue_is_restored_and_goes_on(tmp_path: Path) -> None:
     server = DevServer(tmp_path / "data")
     server.start()
     fill(server.address)
-    server.signal()
-    assert server.wait() == 0
+    assert server.stop() == 0
     assert "has its queue" in restore(server.data).stderr, "a folder that has its queue keeps it"
     remove_queue(server.data)
     dry = restore(server.data, "--dry-run", "--json")
@@ -83,8 +82,7 @@ def test_a_damaged_object_is_named_and_the_rest_restored(tmp_path: Path) -> None
     server = DevServer(tmp_path / "data")
     server.start()
     fill(server.address)
-    server.signal()
-    assert server.wait() == 0
+    assert server.stop() == 0
     remove_queue(server.data)
     first, second = server.objects_of(TOPIC)[:2]
     first.write_bytes(first.read_bytes()[:-1])  # cut: its trailer is gone
@@ -102,23 +100,10 @@ def test_a_start_without_the_queue_says_what_to_do(tmp_path: Path) -> None:
     server = DevServer(tmp_path / "data")
     server.start()
     fill(server.address)
-    server.signal()
-    assert server.wait() == 0
+    assert server.stop() == 0
     remove_queue(server.data)
-    command = [
-        sys.executable,
-        "-m",
-        "memq.cli",
-        "dev",
-        "--data",
-        str(server.data),
-        "--port",
-        "0",
-        "--http-port",
-        "-1",
-        "--dashboard-port",
-        "-1",
-    ]
-    started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    started = subprocess.run(
+        [sys.executable, *server.command()], capture_output=True, text=True, timeout=60, check=False
+    )
     assert started.returncode == 1
     assert "memq restore" in started.stderr

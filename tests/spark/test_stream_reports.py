@@ -64,7 +64,7 @@ class Query:
         stream = reader._stream
         assert stream is not None
         assert stream._report is not None
-        io_thread().run(stream._report._tasks.stop())
+        io_thread().run(stream._report._reporter._own_tasks.stop())
         stream._report = None
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import struct
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -15,17 +13,7 @@ from hypothesis import strategies as st
 
 from memq.protocol.frames import PREFIX, AckLevel, Api, encode_frame
 from memq.protocol.messages import Close, Nack, decode_message, encode_message
-from tests.brokers import TIMEOUT_S, BareClient, block_of, running_broker, write_frame
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run one test's coroutine with a deadline."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(3 * TIMEOUT_S):
-            await work
-
-    asyncio.run(bounded())
+from tests.brokers import BareClient, block_of, run, running_broker, write_frame
 
 
 def test_blocks_are_acked_cumulatively_once_they_are_in_the_queue() -> None:

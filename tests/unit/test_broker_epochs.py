@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -35,18 +34,10 @@ from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import PRODUCER, TIMEOUT_S, BareClient, block_of, no_spool, running_broker, write_frame
+from tests.brokers import PRODUCER, BareClient, block_of, no_spool, run, running_broker, write_frame
 from tests.contract.manual_clock import ManualClock
 
 READ = ReadPartition("clicks", "0" * 32, 0)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(3 * TIMEOUT_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 class Store(MemoryHandler):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,17 +18,9 @@ from memq.clock import SystemClock
 from memq.errors import StoreError
 from memq.logs import EventLog
 from memq.network import Address, SocketNetwork
+from tests.brokers import run
 
-TIMEOUT_S = 20.0
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 async def sound() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
 
 import pytest
 
@@ -22,9 +21,8 @@ from memq.limits import KIB
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import MetadataRequest, encode_message
 from memq.topic import LimitMode, Topic, TopicSettings, equal_slots, parse_settings
-from tests.brokers import BareClient, running_broker
+from tests.brokers import BareClient, run, running_broker
 
-TIMEOUT_S = 120.0
 RECORDS = 40
 VALUE = bytes(900)  # fills a block
 
@@ -40,14 +38,6 @@ def over(broker: Broker) -> dict[str, int]:
         for mode, count in limiter.over.items():
             found[mode] += count
     return found
-
-
-def run(work: Coroutine[object, object, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 def producer_of(broker: Broker, client_id: str = "") -> AsyncProducer:

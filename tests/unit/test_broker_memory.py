@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 import uvloop
 
 from memq.broker.broker import Broker
-from memq.clock import SystemClock
 from memq.limits import KIB, MIB
 from memq.protocol.frames import PREFIX, AckLevel, Api, encode_frame
 from memq.protocol.messages import (
@@ -31,10 +30,8 @@ from memq.protocol.messages import (
     decode_message,
     encode_message,
 )
-from memq.storage_handlers import Buffer
-from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic
-from tests.brokers import PRODUCER, TIMEOUT_S, BareClient, block_of, running_broker, write_frame
+from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, run, running_broker, until, write_frame
 
 BUDGET = 4 * MIB
 Loop = Callable[[], asyncio.AbstractEventLoop]
@@ -46,41 +43,12 @@ def loop(request: pytest.FixtureRequest) -> Loop:
     return factory
 
 
-def run(loop: Loop, work: Coroutine[Any, Any, None]) -> None:
-    """Run one test's coroutine with a deadline."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(3 * TIMEOUT_S):
-            await work
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(bounded())
-
-
-class GatedStore(MemoryHandler):
-    """A store whose puts wait until its gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__(SystemClock())
-        self.gate = asyncio.Event()
-
-    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
-        await self.gate.wait()
-        await super().put(key, buffers, checksum)
-
-
 @asynccontextmanager
 async def gated_broker(**settings: Any) -> AsyncIterator[tuple[Broker, GatedStore]]:
     """Run a small broker whose store stands still until its gate is opened."""
     async with running_broker(memory_bytes_max=BUDGET, **settings) as broker:
         store = broker.services.stores["main"] = GatedStore()
         yield broker, store
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until the broker is there; the test's deadline ends it otherwise."""
-    while not condition():  # noqa: ASYNC110 - the broker has no event for this: a test may look at every turn
-        await asyncio.sleep(0)
 
 
 async def overload(client: BareClient, topic: Topic, blocks: int, size: int = 60_000) -> asyncio.Task[None]:
@@ -122,7 +90,7 @@ def test_with_the_store_stalled_producers_wait_and_consumers_are_served(loop: Lo
             for client in (producer, consumer, late):
                 await client.close()
 
-    run(loop, work())
+    run(work(), loop)
 
 
 def test_batches_larger_than_the_memory_are_sealed_when_it_is_used_up(loop: Loop) -> None:
@@ -149,7 +117,7 @@ def test_batches_larger_than_the_memory_are_sealed_when_it_is_used_up(loop: Loop
             await sending
             await client.close()
 
-    run(loop, work())
+    run(work(), loop)
 
 
 def test_many_frames_of_nearly_the_whole_budget_all_end(loop: Loop) -> None:
@@ -166,7 +134,7 @@ def test_many_frames_of_nearly_the_whole_budget_all_end(loop: Loop) -> None:
                 assert (await client.frame()).argument == 1
                 await client.close()
 
-    run(loop, work())
+    run(work(), loop)
 
 
 def test_a_stream_that_rests_pins_no_memory(loop: Loop) -> None:
@@ -188,7 +156,7 @@ def test_a_stream_that_rests_pins_no_memory(loop: Loop) -> None:
             gc.collect()
             await client.close()
 
-    run(loop, work())
+    run(work(), loop)
 
 
 def streams_of(connection: Any) -> list[Any]:
@@ -211,7 +179,7 @@ def test_a_flood_of_refused_requests_closes_the_connection(loop: Loop) -> None:
             assert largest < 2 * MIB
             await client.close()
 
-    run(loop, work())
+    run(work(), loop)
 
 
 def connections_of(broker: Broker) -> list[Any]:
@@ -241,7 +209,7 @@ def test_who_never_reads_its_answers_costs_a_bounded_amount_and_is_closed_in_tim
             for client in (*deaf, producer):
                 await client.close()
 
-    run(loop, work())
+    run(work(), loop)
 
 
 def poll(topic: Topic, number: int, wait_ms: int = 0) -> bytes:
@@ -269,7 +237,7 @@ def test_a_poll_that_waits_keeps_nobody_from_polling(loop: Loop) -> None:
             await client.close()
             await waiting.close()
 
-    run(loop, work())
+    run(work(), loop)
 
 
 def test_a_session_outlives_an_overload(loop: Loop) -> None:
@@ -291,7 +259,7 @@ def test_a_session_outlives_an_overload(loop: Loop) -> None:
             await producer.close()
             await member.close()
 
-    run(loop, work())
+    run(work(), loop)
 
 
 def test_too_many_connections_are_turned_away_on_both_loops(loop: Loop) -> None:
@@ -309,4 +277,4 @@ def test_too_many_connections_are_turned_away_on_both_loops(loop: Loop) -> None:
             for client in clients:
                 await client.close()
 
-    run(loop, work())
+    run(work(), loop)

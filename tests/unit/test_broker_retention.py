@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,21 +24,13 @@ from memq.notification import Entry, Publication, Span
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import TIMEOUT_S, BareClient, block_of, running_broker, write_frame
+from tests.brokers import BareClient, block_of, run, running_broker, until, write_frame
 from tests.cold import parts_on
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
 SETTINGS = TopicSettings(retention_ms=HOUR_MS)
 YOUNG_MS = SETTINGS.dedup_window_ms + CLOCK_ERROR_MS
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(3 * TIMEOUT_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 # ---- what is decided --------------------------------------------------------------------------
@@ -167,12 +159,6 @@ class SlowStore(MemoryHandler):
     async def delete(self, key: str) -> None:
         await self.deleting(key)
         await super().delete(key)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until the broker is there; the test's deadline ends it otherwise."""
-    while not condition():  # noqa: ASYNC110 - the broker has no event for this: a test may look at every turn
-        await asyncio.sleep(0)
 
 
 async def nothing() -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from memq.audit.collector import audit
@@ -26,18 +26,10 @@ from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, read_partitions
-from tests.brokers import TIMEOUT_S, running_broker
+from tests.brokers import GatedStore, run, running_broker
 from tests.unit.test_broker_batch import ORIGIN, filled_slot
 
 TOPICS = [f"small-{number}" for number in range(30)]
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(3 * TIMEOUT_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 class FailingStore(MemoryHandler):
@@ -52,20 +44,6 @@ class FailingStore(MemoryHandler):
         self.tried.append(key)
         if self.errors:
             raise self.errors.pop(0)
-        await super().put(key, buffers, checksum)
-
-
-class GatedStore(MemoryHandler):
-    """Lets a put begin, and end when the gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__(SystemClock())
-        self.begun = asyncio.Event()
-        self.gate = asyncio.Event()
-
-    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
-        self.begun.set()
-        await self.gate.wait()
         await super().put(key, buffers, checksum)
 
 

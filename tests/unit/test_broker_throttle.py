@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.aio_producer import AsyncProducer
-from memq.clock import SystemClock
 from memq.limits import KIB
-from memq.storage_handlers import Buffer
-from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import TopicSettings
-from tests.brokers import TIMEOUT_S, running_broker
+from tests.brokers import TIMEOUT_S, GatedStore, running_broker
 
 RECORDS = 60
 RING = TopicSettings(ring_slots=2, batch_blocks_max=4)
-
-
-class GatedStore(MemoryHandler):
-    """A store whose puts wait until its gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__(SystemClock())
-        self.gate = asyncio.Event()
-
-    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
-        await self.gate.wait()
-        await super().put(key, buffers, checksum)
 
 
 def test_what_finds_no_room_in_the_ring_is_sent_again_and_nothing_is_lost() -> None:

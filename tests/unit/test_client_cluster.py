@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
 
 from memq.broker.broker import Broker
 from memq.broker.connection import Connection
@@ -18,20 +17,12 @@ from memq.network import Runtime, parse_address
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Metadata, Owner, TopicMetadata
 from memq.topic import Topic, TopicSettings, equal_slots
+from tests.brokers import run
 from tests.unit.test_broker_cluster import Rig, rig
 from tests.unit.test_producer_window import block, moved, new_window
 
 PRODUCERS = 100
-TIMEOUT_S = 120.0
 Asked = Counter[tuple[str, str, Api]]
-
-
-def run(work: Coroutine[object, object, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 def count_requests(broker: Broker, asked: Asked) -> None:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -26,6 +26,7 @@ from memq.errors import (
 )
 from memq.testing import Cluster
 from memq.topic import Position
+from tests.moments import moment
 
 CLICKS = TopicPartition("clicks", 0)
 
@@ -49,15 +50,6 @@ def take(consumer: memq.Consumer) -> memq.Batch:
     return batch
 
 
-def now() -> datetime:
-    """Return a moment that no batch was sealed in, neither before nor after this call."""
-    clock = SystemClock()
-    start_ms = clock.wall_ms()
-    while clock.wall_ms() <= start_ms + 2:
-        pass
-    return datetime.fromtimestamp((start_ms + 1.5) / 1000, UTC)
-
-
 def read_all(cluster: Cluster, start: Point = "beginning", end: Point = "end") -> list[bytes | None]:
     with memq.Consumer(cluster.address, "clicks", start=start, end=end) as consumer:
         return [value for batch in consumer for value in batch.values()]
@@ -77,7 +69,7 @@ def test_a_record_comes_back_with_all_that_it_had(cluster: Cluster) -> None:
 
 def test_places_mean_what_they_say(cluster: Cluster) -> None:
     send(cluster, b"0", b"1")
-    middle = now()
+    middle = moment()
     after_first = cluster.records("clicks")[1].position
     send(cluster, b"2")
     assert read_all(cluster) == [b"0", b"1", b"2"]

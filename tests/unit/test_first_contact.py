@@ -15,7 +15,6 @@ from memq.network import Address, Network, ProtocolFactory, Runtime, SocketNetwo
 from memq.testing import Cluster
 
 NOBODY = "127.0.0.1:1"
-QUICK_MS = 150
 
 
 @pytest.fixture

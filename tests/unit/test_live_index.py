@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from memq.audit.live.index import named, read_entries, read_headers
-from memq.audit.whole_object import ReadRange
+from memq.client.fetcher import ReadRange
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet
 from memq.format.report import Damage

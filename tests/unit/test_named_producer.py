@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -27,17 +23,9 @@ from memq.format.pointer import NamedProducer, Pointer, decode_pointer
 from memq.limits import NAMED_PRODUCERS_MAX
 from memq.notification import Entry
 from memq.topic import Topic, TopicSettings, producer_id_of, read_partitions
-from tests.brokers import TIMEOUT_S, running_broker
+from tests.brokers import run, running_broker
 
 HOUR_MS = 3_600_000
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(3 * TIMEOUT_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 async def made(broker: Broker, settings: TopicSettings | None = None) -> Topic:

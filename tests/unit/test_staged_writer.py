@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -29,17 +28,9 @@ from memq.notification import Publication
 from memq.protocol.messages import PublishStaged
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, read_partitions, writer_id
-from tests.brokers import TIMEOUT_S, running_broker
+from tests.brokers import run, running_broker
 
 WRITER = "nightly"
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(3 * TIMEOUT_S):
-            await work
-
-    asyncio.run(bounded())
 
 
 class Rig:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from memq.audit.account import apart
-from memq.audit.whole_object import ReadRange
+from memq.client.fetcher import ReadRange
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.block import parse_header
 from memq.format.object import BlockEntry, index_bytes, parse_index, parse_trailer

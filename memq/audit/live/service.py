@@ -18,7 +18,7 @@ from memq.audit.live.home import HomeAudit, Key
 from memq.audit.live.index import named, read_entries, read_headers
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.store import AuditStore, Changes, Step
-from memq.audit.whole_object import ReadRange
+from memq.client.fetcher import ReadRange
 from memq.errors import FencedError, MemqError, RetryableError, UnsupportedFormatError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer

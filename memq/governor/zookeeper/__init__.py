@@ -3,3 +3,32 @@
 `layout` says where things lie, `session` is kazoo behind the event loop, `mirror` keeps what was read while watches
 hold, `coordinator` is the port. kazoo is the extra `[zookeeper]`, and is imported when a coordinator is opened.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memq.errors import InvalidSettingError
+from memq.governor.zookeeper.settings import SCHEME, ZookeeperSettings, parse_url
+from memq.network import Runtime
+from memq.settings import PartSettings, read_section
+
+if TYPE_CHECKING:
+    from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
+
+
+def open_from_settings(settings: PartSettings, runtime: Runtime, cluster: str) -> ZookeeperCoordinator:
+    """Return the coordinator that the settings name, not connected yet: its first call connects.
+
+    Raises: InvalidSettingError, also when kazoo is not installed; UnknownSettingError.
+    """
+    address = parse_url(settings.coordinator)
+    section = read_section(SCHEME, settings.section(SCHEME), ZookeeperSettings)
+    try:
+        from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
+    except ImportError as error:
+        raise InvalidSettingError(
+            f"coordinator '{settings.coordinator[:200]}' needs kazoo, which is not installed",
+            hint="pip install 'memq[zookeeper]'",
+        ) from error
+    return ZookeeperCoordinator(address, section, runtime, cluster)

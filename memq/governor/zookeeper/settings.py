@@ -1,17 +1,12 @@
-"""The section `[zookeeper]` of the settings, the coordinator's URL, and the coordinator that they make."""
+"""The section `[zookeeper]` of the settings, and the coordinator's URL. Pure."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from memq.errors import InvalidSettingError
-from memq.network import Runtime
-from memq.settings import PartSettings, read_section, section_setting
-
-if TYPE_CHECKING:
-    from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
+from memq.settings import section_setting
 
 SCHEME = "zookeeper"
 _URL = re.compile(r"zookeeper://(?P<hosts>[^/\s]+)(?P<path>/[^\s]*)?\Z")
@@ -64,20 +59,3 @@ def parse_url(url: str) -> ZookeeperAddress:
             f"path '{match['path']}' of coordinator '{url[:200]}' can't be used", hint="name a node of its own: /memq"
         )
     return ZookeeperAddress(match["hosts"], path)
-
-
-def open_from_settings(settings: PartSettings, runtime: Runtime, cluster: str) -> ZookeeperCoordinator:
-    """Return the coordinator that the settings name, not connected yet: its first call connects.
-
-    Raises: InvalidSettingError, also when kazoo is not installed; UnknownSettingError.
-    """
-    address = parse_url(settings.coordinator)
-    section = read_section(SCHEME, settings.section(SCHEME), ZookeeperSettings)
-    try:
-        from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
-    except ImportError as error:
-        raise InvalidSettingError(
-            f"coordinator '{settings.coordinator[:200]}' needs kazoo, which is not installed",
-            hint="pip install 'memq[zookeeper]'",
-        ) from error
-    return ZookeeperCoordinator(address, section, runtime, cluster)

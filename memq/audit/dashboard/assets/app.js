@@ -111,5 +111,5 @@ listenLink((live) => {
   $("link").classList.toggle("live", live);
   link();
 });
+open();  // before the page is made: the answer comes meanwhile
 route();
-open();

@@ -1,0 +1,103 @@
+"""A command of memq that serves, as a real process: waited for by its ready line, ended by its own process id."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from localstack import guard
+from localstack.ports import free_ports
+from localstack.processes import identity_of
+
+END_TIMEOUT_S = 60.0
+
+
+class MemqProcess(ABC):
+    """Runs again and again; what it says on stderr, of all runs, is in `log`."""
+
+    ready = "memq ready: "  # how the line begins that tells of it
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._process: subprocess.Popen[str] | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """Return what Python is given to start it."""
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        """The process that runs."""
+        assert self._process is not None, f"it was not started; its log would be {self.log}"
+        return self._process
+
+    def start(self) -> None:
+        """Start and wait until it is ready."""
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Start; until it is ready, `wait_ready` is the only thing to do with it."""
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *self.command()], stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        guard.watch(identity_of(self._process.pid))
+
+    def wait_ready(self) -> str:
+        """Wait for the ready line, and return what it tells."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith(self.ready), f"no ready line but {line!r}; log:\n{self.log.read_text()}"
+        return line.removeprefix(self.ready).strip()
+
+    def kill(self) -> None:
+        """End it as `kill -9` does."""
+        self.process.kill()
+        self.wait()
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        """Drain it and return its exit code."""
+        self.signal()
+        return self.wait()
+
+    def pause(self) -> None:
+        """Stop its clock, so to speak."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.signal(signal.SIGCONT)
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code."""
+        code = self.process.wait(END_TIMEOUT_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def close(self) -> None:
+        """End what still runs."""
+        if self._process is not None and self._process.returncode is None:
+            self.resume()
+            self.kill()
+
+
+class BrokerServer(MemqProcess):
+    """One that clients connect to: its port stays from one start to the next."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log)
+        (self.port,) = free_ports(1)  # one that no client's connection is given while the server is down
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return f"127.0.0.1:{self.port}"
