@@ -200,7 +200,8 @@ def block_of(topic: Topic, first: int, values: list[bytes], *, partition: int = 
     for value in values:
         builder.append(value)
     scope = scope_of(topic.id_bytes, partition)
-    return builder.seal(producer_id=producer, first_sequence=first, scope=scope, now_ms=1_000, codec="none").data
+    sealed = builder.seal(producer_id=producer, first_sequence=first, scope=scope, now_ms=1_000, codec="none")
+    return bytes(sealed.data)
 
 
 def write_frame(block: bytes, *, stream: int = 1, first_sent_ms: int = 0) -> bytes:

@@ -113,10 +113,10 @@ class AsyncProducer:
                     return cast(AsyncDelivery, delivery)
             elif key is None and timestamp_ms is None and topic in buffer.sticky:
                 block = buffer.sticky[topic]
-                size = block.raw_bytes + len(value) + 5
-                if size <= block.limit:  # the rule is that of RowBlock; there is one thread here
+                room = block.room - (len(value) + 5)
+                if room >= 0:  # the rule is that of RowBlock; there is one thread here
                     block.cells.append(value)
-                    block.raw_bytes = size
+                    block.room = room
                     return cast(AsyncDelivery, block.delivery)
         fields = check_fields(value, key, headers, timestamp_ms, tag)
         deadline_s: float | None = None

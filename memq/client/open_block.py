@@ -39,6 +39,10 @@ class OpenBlock:
         self.shape = MIXED
         self.slots_hold = True  # all keys lie in the partition's slot range: nobody chose the partition himself
 
+    def grow(self, limit: int) -> None:
+        """Raise the limit."""
+        self.limit = limit
+
 
 class RowBlock(OpenBlock):
     """An open block whose records all have the same shape: their cells in one list, so that one step adds a record.
@@ -52,12 +56,13 @@ class RowBlock(OpenBlock):
 
     A row that is not among them was added after `closed` was set, so whoever added it sees that, and takes
     it out of `cells` again by its identity. Two threads may add the very same objects: then each may take the
-    other's, which is the same record. `raw_bytes` may lose an update between threads; it only decides when to seal.
+    other's, which is the same record. `room`, what is left of the limit, may lose an update between threads; it only
+    decides when to seal.
     Cells and not tuples: the columns are slices, a sixth of what picking them out of tuples costs, and the garbage
     collector is not called for every 700 records.
     """
 
-    __slots__ = ("cells", "closed", "count_closed", "raw_bytes", "row_cost", "width")
+    __slots__ = ("cells", "closed", "count_closed", "room", "row_cost", "width")
 
     def __init__(
         self, home: PartitionBuffer, delivery: Delivery | AsyncDelivery, limit: int, opened_s: float, shape: int
@@ -66,7 +71,7 @@ class RowBlock(OpenBlock):
         self.shape = shape
         self.row_cost = ROW_COSTS[shape]
         self.width = _WIDTHS[shape]
-        self.raw_bytes = _ONCE_COST
+        self.room = limit - _ONCE_COST
         self.cells: list[Any] = []
         self.closed = False
         self.count_closed = 0
@@ -76,14 +81,24 @@ class RowBlock(OpenBlock):
         """How many records wait."""
         return len(self.cells) // self.width
 
+    @property
+    def raw_bytes(self) -> int:
+        """Upper bound of the raw length."""
+        return self.limit - self.room
+
+    def grow(self, limit: int) -> None:
+        """Raise the limit."""
+        self.room += limit - self.limit
+        self.limit = limit
+
     def append(self, fields: Fields) -> None:
         """Add a record of this shape."""
-        self.raw_bytes += fields.size + self.row_cost
+        self.room -= fields.size + self.row_cost
         self.cells.extend(fields.timed[: self.width])
 
     def extend(self, many: Many, start: int, end: int, size: int) -> None:
         """Add records of this shape, which is PLAIN; `size` is the sum of their bytes."""
-        self.raw_bytes += size + self.row_cost * (end - start)
+        self.room -= size + self.row_cost * (end - start)
         self.cells.extend(many.values[start:end])
 
     def close(self) -> None:

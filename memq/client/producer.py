@@ -189,10 +189,10 @@ class Producer:
             try:
                 if key is None and timestamp_ms is None:
                     block = self._sticky[topic]
-                    size = block.raw_bytes + len(value) + 5
-                    if size <= block.limit:
+                    room = block.room - (len(value) + 5)
+                    if room >= 0:
                         block.cells.append(value)
-                        block.raw_bytes = size
+                        block.room = room
                         if not block.closed:
                             return block.delivery  # type: ignore[return-value]  # this producer makes no other kind
                         late = self._buffer.place_late(block, (value,))

@@ -50,8 +50,8 @@ class SendBuffer:
     """Open blocks, cut blocks and the memory they claim.
 
     `sticky` is the fast way in: by topic, the open block of values that keyless records go to. It is used without
-    the lock, by the rule of `RowBlock`: when `raw_bytes + len(value) + 5 <= limit`, append the value to `cells`, set
-    `raw_bytes`, and look at `closed`.
+    the lock, by the rule of `RowBlock`: when there is `room` for `len(value) + 5`, append the value to `cells`, set
+    `room`, and look at `closed`.
     """
 
     def __init__(
@@ -183,11 +183,11 @@ class SendBuffer:
             row = (value, key, timestamp_ms)
             if block.shape != TIMED or not _TIME_MS_LEAST < timestamp_ms < TIME_MS_END:
                 return None
-        size = block.raw_bytes + len(value) + len(key) + block.row_cost
-        if size > block.limit:
+        room = block.room - (len(value) + len(key) + block.row_cost)  # type: ignore[union-attr]  # by its shape
+        if room < 0:
             return None
         block.cells.extend(row)  # type: ignore[union-attr]  # as above
-        block.raw_bytes = size  # type: ignore[misc]  # as above
+        block.room = room  # type: ignore[union-attr]  # as above
         if not block.closed and route.current:  # type: ignore[union-attr]  # as above
             return block.delivery
         return self.place_late(block, row)  # type: ignore[arg-type]  # as above
@@ -432,7 +432,7 @@ class SendBuffer:
             return False
         limit = min(most, max(block.limit * 2, needed, wished))
         self._claim(limit - block.limit)
-        block.limit = limit
+        block.grow(limit)
         return True
 
     def _claim(self, count: int) -> None:

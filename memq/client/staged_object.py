@@ -10,7 +10,7 @@ from awscrt.checksums import crc32c
 from memq.client.fields import Fields, Many, check_size
 from memq.client.partitioner import PartitionMap
 from memq.errors import NotFoundError
-from memq.format.block import BlockHeader, scope_of
+from memq.format.block import BlockHeader, Buffer, scope_of
 from memq.format.builder import BlockBuilder
 from memq.format.manifest import StagedObject, StagedPiece
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -27,7 +27,7 @@ class _Part:
     partition: int
     slots: tuple[int, int]
     open: BlockBuilder = field(default_factory=BlockBuilder)
-    blocks: list[tuple[BlockHeader, bytes]] = field(default_factory=list)
+    blocks: list[tuple[BlockHeader, bytes | bytearray]] = field(default_factory=list)
     next_sequence: int = 0
     slots_hold: bool = True  # nobody chose the partition of a record in the open block himself
 
@@ -104,12 +104,12 @@ class StagedObjectBuilder:
             place = self._seal_full(part, place, now_ms, keyless=many.keys is None)
             start, size = row, 0
 
-    def build(self, cluster: str, writer: str, key: str, now_ms: int) -> tuple[list[bytes], int, StagedObject]:
+    def build(self, cluster: str, writer: str, key: str, now_ms: int) -> tuple[list[Buffer], int, StagedObject]:
         """Return the object's bytes in pieces, their crc32c, and what the manifest says of it. It must not be empty."""
         batches: list[BatchEntry] = []
         entries: list[BlockEntry] = []
         pieces: list[StagedPiece] = []
-        buffers: list[bytes] = []
+        buffers: list[Buffer] = []
         topics: dict[ObjectTopic, int] = {}
         offset = 0
         for part in self._sealed(now_ms):
@@ -140,8 +140,8 @@ class StagedObjectBuilder:
         meta = ObjectMeta(cluster=cluster, broker=writer, topics=tuple(topics), created_ms=now_ms)
         buffers.append(encode_index(meta, batches, entries, offset))
         checksum = 0
-        for data in buffers:
-            checksum = crc32c(data, checksum)
+        for piece in buffers:
+            checksum = crc32c(piece, checksum)
         size = offset + len(buffers[-1])
         staged = StagedObject(
             key=key, bytes=size, index_offset=offset, pieces=tuple(pieces), producer=f"{self._producer_id:016x}"

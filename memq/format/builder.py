@@ -14,6 +14,7 @@ from memq.format import block
 from memq.format.block import BlockHeader, tag_bit
 from memq.format.codec import compress
 from memq.limits import (
+    BLOCK_HEADER_BYTES,
     BLOCK_RAW_BYTES_MAX,
     BLOCK_RECORDS_MAX,
     FORMAT_VERSION,
@@ -39,7 +40,7 @@ class SealedBlock:
     """A block as it goes over the wire and into the object: `data` is header and payload in one piece."""
 
     header: BlockHeader
-    data: bytes
+    data: bytes | bytearray
 
 
 class BlockBuilder:
@@ -273,9 +274,10 @@ class BlockBuilder:
         them when the caller chose the partition itself. With a null key the block says 0 to 65535.
         """
         assert self.values, "a block has at least one record"
-        flags, base_ms, delta_ms, raw = _join_columns(self, now_ms)
+        flags, base_ms, delta_ms, data = _join_columns(self, now_ms)
         if flags & block.KEY == 0 or flags & block.NULL_KEYS:
             slot_range = (0, SLOTS - 1)
+        raw = memoryview(data)[BLOCK_HEADER_BYTES:]
         codec_used, payload = compress(raw, block.CODECS[codec])
         fields = (
             *(codec_used, flags, len(payload), len(raw), len(self.values), producer_epoch, scope),
@@ -283,8 +285,11 @@ class BlockBuilder:
         )
         tail = block.UNPREFIXED.pack(FORMAT_VERSION, *fields)
         checksum = crc32c(payload, crc32c(tail))
-        data = b"".join((block.MAGIC, checksum.to_bytes(4, "little"), tail, payload))
-        header = block.parse_header(data)  # what would be refused must not leave
+        head = b"".join((block.MAGIC, checksum.to_bytes(4, "little"), tail))
+        header = block.parse_header(head)  # what would be refused must not leave
+        if payload is not raw:
+            return SealedBlock(header, head + payload)
+        data[:BLOCK_HEADER_BYTES] = head
         return SealedBlock(header, data)
 
     @property
@@ -313,8 +318,11 @@ def _check_timestamps(least: int, greatest: int) -> None:
         raise InvalidRequestError(f"timestamp {wrong} ms is outside -2^53 to 2^53")
 
 
-def _join_columns(builder: BlockBuilder, now_ms: int) -> tuple[int, int, int, bytes]:
-    """Return flags, base, max delta and the raw bytes: the columns in their order, values last."""
+def _join_columns(builder: BlockBuilder, now_ms: int) -> tuple[int, int, int, bytearray]:
+    """Return flags, base, max delta and the raw bytes: the columns in their order, values last.
+
+    They lie behind room for a header: a block without a codec is this very piece of memory.
+    """
     flags = 0
     base_ms, delta_ms = now_ms, 0
     count = len(builder.values)
@@ -347,7 +355,8 @@ def _join_columns(builder: BlockBuilder, now_ms: int) -> tuple[int, int, int, by
         for name in builder.names:
             parts += [struct.pack("<H", len(name)), name]
     header_values = [value for value in builder.header_values if value is not None]
-    return flags, base_ms, delta_ms, b"".join([*parts, *keys, *header_values, *values])
+    room = bytes(BLOCK_HEADER_BYTES)
+    return flags, base_ms, delta_ms, bytearray().join([room, *parts, *keys, *header_values, *values])
 
 
 def _cells(column: list[bytes | None]) -> tuple[bytes, bytes, Sequence[bytes]]:

@@ -38,13 +38,13 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
-def compress(raw: bytes, codec: int) -> tuple[int, bytes]:
+def compress(raw: Buffer, codec: int) -> tuple[int, Buffer]:
     """Return the codec that was used and the payload: `none` and `raw` itself when nothing was saved."""
     if codec == CODEC_NONE:
         return CODEC_NONE, raw
     if codec == CODEC_ZSTD:
         compressor = _contexts.large_compressor if len(raw) > _LARGE_BYTES else _contexts.compressor
-        payload = compressor.compress(raw)
+        payload: Buffer = compressor.compress(raw)
     else:
         assert codec == CODEC_LZ4, f"codec {codec}"
         payload = lz4.block.compress(raw, store_size=False)

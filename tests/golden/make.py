@@ -211,8 +211,10 @@ def make_cold_manifest() -> ColdManifest:
 
 def make() -> dict[str, bytes]:
     """Return every golden file by name."""
-    files = {f"block-{codec}.bin": seal(full_builder(), codec, 42, 100).data for codec in ("none", "zstd", "lz4")}
-    files["block-plain.bin"] = seal(plain_builder(), "none", 42, 100).data
+    files = {
+        f"block-{codec}.bin": bytes(seal(full_builder(), codec, 42, 100).data) for codec in ("none", "zstd", "lz4")
+    }
+    files["block-plain.bin"] = bytes(seal(plain_builder(), "none", 42, 100).data)
     files["object.bin"] = make_object()
     files["segment.spool"] = make_segment()
     files["cold-part.bin"] = encode_cold_part(make_cold_part())

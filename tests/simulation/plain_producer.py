@@ -125,7 +125,7 @@ class PlainProducer:
             now_ms=self.runtime.clock.wall_ms(),
             codec=self.runtime.random.choice(["none", "zstd", "lz4"]),
         )
-        self.blocks.append(Block(self._next, self._next + len(values), values, sealed.data))
+        self.blocks.append(Block(self._next, self._next + len(values), values, bytes(sealed.data)))
         self._next += len(values)
         self._changed.set()
 

@@ -258,7 +258,7 @@ def named_object_deleted(log: Log) -> None:
 
 def ranges_missing(log: Log) -> None:
     sealed = block(0, log.send(0))
-    log.objects["k"] = sealed.data
+    log.objects["k"] = bytes(sealed.data)
     location = Location(store="s", key="k", offset=0, length=len(sealed.data))
     log.publish(log.pointer(kind="data", epoch=1, broker="b", locations=(location,), records=1), 1)
 

@@ -93,7 +93,7 @@ def _overwrite(data: bytearray, dice: random.Random) -> None:
 DAMAGES: tuple[Callable[[bytearray, random.Random], None], ...] = (_flip, _cut, _add, _drop, _overwrite)
 
 
-def damaged(data: bytes, dice: random.Random, times: int = 1) -> bytes:
+def damaged(data: bytes | bytearray, dice: random.Random, times: int = 1) -> bytes:
     """Return `data` after some damage; it differs from what it was."""
     changed = bytearray(data)
     while bytes(changed) == data:

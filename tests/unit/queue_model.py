@@ -33,7 +33,7 @@ class Block:
             builder.append(value)
         scope = scope_of(bytes.fromhex(TOPIC_ID), partition)
         sealed = builder.seal(producer_id=self.producer, first_sequence=self.first, scope=scope, now_ms=1, codec="none")
-        return sealed.data
+        return bytes(sealed.data)
 
 
 @dataclass

@@ -146,7 +146,7 @@ class World:
             checksum=crc32c(block.data),
             sealed_ms=time_ms,
             named=NAMED if number == 3 else (),
-            body=block.data,
+            body=bytes(block.data),
         )
         self.totals = self.totals.plus(3, size)
 

@@ -44,7 +44,7 @@ def rows_of(batch: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(values, keys, headers, times, tags, strict=True))
 
 
-def with_header(data: bytes, **fields: int) -> bytes:
+def with_header(data: bytes | bytearray, **fields: int) -> bytes:
     """Change fields of a block's header, `version` and `magic` too, and repair its checksum."""
     names = ("magic", "checksum", "version", *BlockHeader._fields[1:])
     values: dict[str, Any] = dict(zip(names, HEADER.unpack_from(data), strict=True))

@@ -147,7 +147,7 @@ class TableReader:
 @given(any_records)
 def test_the_table_of_columns_is_enough_to_read_a_block(rows: list[Record]) -> None:
     sealed = seal(build(rows))
-    read = TableReader(sealed.data[72:], sealed.header)
+    read = TableReader(bytes(sealed.data[72:]), sealed.header)
     assert read.at == sealed.header.raw_length
     reader = open_block(sealed.data)
     values, keys, *_ = zip(*reader.records(), strict=True)

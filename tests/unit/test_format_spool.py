@@ -20,7 +20,7 @@ def block(number: int, size: int) -> bytes:
     builder.append(b"mqE1" * size)
     scope = scope_of(TOPIC_ID, 3)
     sealed = builder.seal(producer_id=7, first_sequence=number, scope=scope, now_ms=NOW_MS, codec="none")
-    return sealed.data
+    return bytes(sealed.data)
 
 
 def segment(sizes: list[int], seed: int = SEED) -> tuple[bytes, list[int]]:

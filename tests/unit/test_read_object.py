@@ -54,11 +54,11 @@ def memq_reads(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def object_of(data: bytes, count: int) -> bytes:
+def object_of(data: bytes | bytearray, count: int) -> bytes:
     """An object around one block, also when that is damaged."""
     entry = BlockEntry(0, 7, 100, 0, 0, len(data), count, 0, 0, 65_535, 0)
     meta = ObjectMeta(cluster="c", broker="b", topics=(ObjectTopic("t", "ab" * 16),), created_ms=5)
-    return data + encode_index(meta, [BatchEntry(0, len(data), 5, 0, count, 0, 1, 3, 1)], [entry], len(data))
+    return bytes(data) + encode_index(meta, [BatchEntry(0, len(data), 5, 0, count, 0, 1, 3, 1)], [entry], len(data))
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
