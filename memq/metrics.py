@@ -89,6 +89,9 @@ BROKER = (
     _broker_counter("spooled_blocks", "blocks", "blocks written to the spool"),
     _broker_counter("spooled_bytes", "bytes", "bytes written to the spool"),
     _broker_counter("spool_syncs", "writes", "writes of the spool, each with one fsync"),
+    _broker_counter(
+        "spool_copied_bytes", "bytes", "bytes of the spool copied forward, out of segments kept for little"
+    ),
     _broker_counter("spool_refused_blocks", "blocks", "blocks not acked with 1 since the spool could not take them"),
     _broker_counter(
         "replayed_blocks", "blocks", "blocks that an earlier run left in the spool, looked for in the queue"

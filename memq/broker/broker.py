@@ -26,7 +26,6 @@ from memq.broker.spool.writer import Spool
 from memq.broker.traffic import Traffic
 from memq.errors import FencedError, InvalidRequestError, MemqError, ProtocolError
 from memq.governor import BrokerEntry, Coordinator
-from memq.governor.balance import STRATEGIES
 from memq.governor.governor import Governor
 from memq.network import Listener, Runtime, format_address
 from memq.notification import NotificationQueue
@@ -96,8 +95,7 @@ class Broker:
         )
         self.governor: Governor | None = None
         if governs:
-            strategy = STRATEGIES[settings.governor_strategy]
-            self.governor = Governor(coordinator, strategy, self.services.events, runtime.clock)
+            self.governor = Governor(coordinator, self.services.planner, self.services.events, runtime.clock)
         self._sharing = Sharing(self.services, self._task_failed)
         self.partitions = Partitions(self.services, self._sharing, self.govern)
         self._replay = Replay(self.services, self.partitions.forwarder, self.partitions.topics)
@@ -231,6 +229,7 @@ class Broker:
         await self._tasks.stop()  # before what they would still refresh
         await self.partitions.stop()
         await self._sharing.stop()
+        await self.services.planner.close()
         await self.services.spool.stop()
         self.services.hot.clear()
         try:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from memq.broker.partitions import Partitions
 from memq.broker.rate_limit import Limit
 from memq.broker.services import Services
 from memq.errors import MovedError, NotFoundError, TimedOutError
-from memq.governor.balance import STRATEGIES
 from memq.governor.governor import view_of
 from memq.governor.planning import Change, ClusterView
-from memq.governor.widening import reshapes
 from memq.protocol.messages import (
     AdminAnswer,
     DescribeClients,
@@ -69,14 +67,15 @@ class ClusterRequests:
 
     async def _described(self) -> AdminAnswer:
         """Plan as the governor would now, and change nothing."""
-        coordinator = self._services.coordinator
+        coordinator, planner = self._services.coordinator, self._services.planner
         view = await view_of(coordinator, self._services.runtime.clock.wall_ms())
         governor = await coordinator.governor()
-        plan = STRATEGIES[self._services.settings.governor_strategy](view)
+        reshapes, plan = await planner.reshapes(view), await planner.plan(view)
+        names = {topic.id: topic.name for topic in view.topics}
         return AdminAnswer(
             brokers=_brokers(view, governor),
-            changes=[_wire_change(view, change) for change in plan.changes],
-            notes=[*(f"topic '{change.topic.name}': {change.reason}" for change in reshapes(view)), *plan.notes],
+            changes=[_wire_change(names, change) for change in plan.changes],
+            notes=[*(f"topic '{change.topic.name}': {change.reason}" for change in reshapes), *plan.notes],
         )
 
     async def _elsewhere(self, broker: str) -> MovedError | NotFoundError:
@@ -122,9 +121,9 @@ def _wire_client(name: str, limit: Limit, connections: int, over: int) -> WireCl
     )
 
 
-def _wire_change(view: ClusterView, change: Change) -> WireChange:
+def _wire_change(names: Mapping[str, str], change: Change) -> WireChange:
     after = change.assignment
-    topic = next((topic.name for topic in view.topics if topic.id == after.topic_id), after.topic_id)
+    topic = names.get(after.topic_id, after.topic_id)
     return WireChange(
         topic=topic, partition=after.partition, before=change.before, after=after.broker, reason=change.reason
     )

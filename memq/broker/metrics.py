@@ -66,6 +66,7 @@ class Counters:
     spooled_blocks: int = 0
     spooled_bytes: int = 0
     spool_syncs: int = 0
+    spool_copied_bytes: int = 0
     spool_refused_blocks: int = 0
     replayed_blocks: int = 0
     spool_damages: int = 0

@@ -1,9 +1,12 @@
-"""Fills an empty queue from the objects in the store: lists a topic, reads its objects in order, publishes pointers."""
+"""Fills what a queue has lost from the objects in the store: reads those of a topic in order, publishes pointers.
+
+Each read partition stands for itself: what owners use is left as it is, and only looked at.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from awscrt.checksums import crc32c
@@ -20,10 +23,10 @@ from memq.broker.rebuild import (
     staged_places,
 )
 from memq.broker.restore_cold import ColdBatches, cold_batches, retire_manifests
+from memq.broker.restore_held import HeldPartition, held_in
 from memq.clock import Clock
 from memq.errors import (
     CorruptDataError,
-    EpochFencedError,
     InvalidRequestError,
     MemqError,
     NotFoundError,
@@ -32,25 +35,30 @@ from memq.errors import (
 )
 from memq.format.key import ObjectKey, cold_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
 from memq.format.manifest import Manifest, decode_manifest
-from memq.format.pointer import Pointer, decode_pointer, encode_pointer
-from memq.notification import Entry, NotificationQueue, Publication
+from memq.format.pointer import Pointer, encode_pointer
+from memq.notification import NotificationQueue, Publication
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, read_partitions
 
-READ_BYTES = 1 << 20
 ANY_AGE_MS = 1 << 53
-Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 Places = dict[int, list[BatchPlace]]  # by write partition
+OPENED_TEXT = (
+    "it was opened in the new queue before all was restored: remove it there, and restore before brokers start"
+)
 
 
 @dataclass(slots=True)
 class Restored:
-    """What was found of a topic. `copies` are batches of nothing new; `findings` name objects and what is wrong."""
+    """What was found of a topic. `copies` are batches of nothing new; `findings` name objects and what is wrong.
+
+    Of the `intact` read partitions, which the queue has and owners use, nothing was restored, nor counted.
+    """
 
     topic: str
     objects: int = 0  # parts of shared ones count as one each
     pointers: int = 0  # made, also in a dry run
-    held: int = 0  # in the queue already
+    intact: int = 0
+    held: int = 0  # in the queue already, by an earlier run
     records: int = 0
     bytes: int = 0
     copies: int = 0
@@ -85,32 +93,62 @@ class Restorer:
         self._cold = ColdBatches()
 
     async def restore(self, topic: Topic) -> Restored:
-        """Publish the pointers of all objects of a topic that the queue does not hold, and return what was found.
+        """Publish the pointers of all objects of a topic that the queue has lost, and return what was found.
 
         Called again after it was interrupted, it goes on where it was. A dry run publishes nothing and makes nothing.
-        Raises: InvalidRequestError when a broker opened the topic in the new queue; MemqError of store and queue.
+        A read partition that brokers opened in the new queue is a finding: nothing can be put before that any more.
+        Raises: MemqError of store and queue.
         """
         told = Restored(topic.name)
         places = await self._places(topic, told)
-        partitions = read_partitions(topic)
-        if self._dry_run:
-            await self._restore(topic, places, told)
+        lost = await self._lost(topic, places, told)
+        if not lost or self._dry_run:
+            await self._restore(topic, places, lost, told)
             return told
+        partitions = read_partitions(topic)
         await self._queue.create(partitions, ANY_AGE_MS)  # pointers keep their times, however old they are
         try:
-            await self._restore(topic, places, told)
+            await self._restore(topic, places, lost, told)
         finally:
             await self._queue.create(partitions, topic.settings.stale_publish_ms)  # as every broker's start does
-        await retire_manifests(self._cluster, self._store, topic)
+        await retire_manifests(self._cluster, self._store, topic, lost)
         return told
 
-    async def _restore(self, topic: Topic, places: Places, told: Restored) -> None:
+    async def _lost(self, topic: Topic, places: Places, told: Restored) -> dict[ReadPartition, HeldPartition]:
+        """Return the read partitions to restore, with what there is of each."""
+        lost: dict[ReadPartition, HeldPartition] = {}
+        for partition in read_partitions(topic):
+            held = await held_in(self._queue, partition, topic.writers_of(partition))
+            if not held.in_use:
+                lost[partition] = held
+            elif await self._is_whole(topic, partition, held, places):
+                told.intact += 1
+            else:
+                told.findings.append((f"topic '{topic.name}' partition {partition.partition}", OPENED_TEXT))
+        return lost
+
+    async def _is_whole(self, topic: Topic, partition: ReadPartition, held: HeldPartition, places: Places) -> bool:
+        """Whether a log in use has all that belongs before its first opening; reads objects when keys leave doubt."""
+        earlier = [held.should_have(places.get(writer, ())) for writer in topic.writers_of(partition)]
+        if all(held.has(place) for each in earlier for place in each):
+            return True
+        rebuilder = Rebuilder(topic, self._cluster, self._store_name)
+        async for found in self._in_order(topic, earlier, Restored(topic.name)):
+            pointer = rebuilder.pointer(found)
+            if pointer is not None and not held.has_pointer(pointer):
+                return False
+        return True
+
+    async def _restore(
+        self, topic: Topic, places: Places, lost: dict[ReadPartition, HeldPartition], told: Restored
+    ) -> None:
         rebuilder = Rebuilder(topic, self._cluster, self._store_name)
         for partition in read_partitions(topic):
-            held = await self._held(partition)
             writers = [places.pop(writer, []) for writer in topic.writers_of(partition)]
+            if partition not in lost:
+                continue
             async for found in self._in_order(topic, writers, told):
-                await self._take(partition, rebuilder.pointer(found), held, told)
+                await self._take(partition, rebuilder.pointer(found), lost[partition], told)
         for stray in places.values():
             told.findings += [(place.key, "the topic has no such partition") for place in stray]
 
@@ -179,25 +217,6 @@ class Restorer:
             self._moved(1)
         return found
 
-    async def _held(self, partition: ReadPartition) -> set[Identity]:
-        """Return the batches that the queue has: those of an earlier run that was interrupted."""
-        held: set[Identity] = set()
-        offset = 0
-        while entries := await self._read(partition, offset):
-            for entry in entries:
-                pointer = decode_pointer(entry.body)
-                if pointer.kind != "data":
-                    raise _opened(partition, f"its epoch {pointer.epoch} is there")
-                held.add((pointer.partition, pointer.epoch, pointer.batch_sequence))
-            offset = entries[-1].offset + 1
-        return held
-
-    async def _read(self, partition: ReadPartition, offset: int) -> Sequence[Entry]:
-        try:
-            return await self._queue.read(partition, offset, READ_BYTES)
-        except NotFoundError:  # a dry run makes nothing
-            return ()
-
     async def _in_order(
         self, topic: Topic, writers: list[list[BatchPlace]], told: Restored
     ) -> AsyncIterator[FoundBatch]:
@@ -248,12 +267,12 @@ class Restorer:
         return find_batch(place, await self._store.get(place.key, checked=False), topic)
 
     async def _take(
-        self, partition: ReadPartition, pointer: Pointer | None, held: set[Identity], told: Restored
+        self, partition: ReadPartition, pointer: Pointer | None, held: HeldPartition, told: Restored
     ) -> None:
         if pointer is None:
             told.copies += 1
             return
-        if (pointer.partition, pointer.epoch, pointer.batch_sequence) in held:
+        if held.has_pointer(pointer):
             told.held += 1
             return
         if not self._dry_run:
@@ -270,17 +289,8 @@ class Restorer:
                 await self._queue.publish(publication)
             except QueueRefusedError:
                 continue
-            except EpochFencedError as error:
-                raise _opened(partition, str(error)) from error
             return
         raise _refused(partition)
-
-
-def _opened(partition: ReadPartition, why: str) -> MemqError:
-    return InvalidRequestError(
-        f"topic '{partition.topic}' was opened in the new queue: {why}",
-        hint="stop the brokers, remove the new queue, and restore before they start",
-    )
 
 
 def _refused(partition: ReadPartition) -> MemqError:

@@ -1,4 +1,4 @@
-"""Makes the queue of a cluster anew, where it lies: in Kafka, say. All brokers are stopped meanwhile."""
+"""Mends the queue of a cluster, where it lies: in Kafka, say. All brokers are stopped meanwhile."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ async def restore_cluster(
 ) -> list[Restored]:
     """Restore the queue of a cluster for all topics that its coordinator knows, and return what was found of each.
 
-    What the queue holds already stays; called again after it was interrupted, it goes on where it was.
-    `moved` is told how many objects were dealt with.
-    Raises: InvalidRequestError while brokers run, or when one opened a topic in the new queue; MemqError of the parts.
+    What the queue holds already stays, and what is intact is left alone; called again after it was interrupted, it
+    goes on where it was. `moved` is told how many objects were dealt with.
+    Raises: InvalidRequestError while brokers run; MemqError of the parts.
     """
     runtime = runtime or Runtime()
     coordinator = open_coordinator(parts, runtime, cluster)

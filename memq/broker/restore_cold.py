@@ -5,6 +5,7 @@ The new queue numbers anew, so manifests of the old one hold no more: once it is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from memq.broker.rebuild import BatchPlace, FoundBatch, places_in
@@ -16,7 +17,7 @@ from memq.format.object import parse_index, parse_trailer
 from memq.format.pointer import NamedProducer, decode_pointer
 from memq.limits import TRAILER_BYTES
 from memq.storage_handlers import StorageHandler
-from memq.topic import Topic, read_partitions
+from memq.topic import ReadPartition, Topic, read_partitions
 
 Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 
@@ -84,10 +85,12 @@ def _piece_of(named: NamedProducer) -> tuple[int, str, int]:
     return named.producer, named.batch_id, named.last_sequence
 
 
-async def retire_manifests(cluster: str, store: StorageHandler, topic: Topic) -> None:
-    """Put an empty manifest above each that names something. Raises: as the store."""
+async def retire_manifests(
+    cluster: str, store: StorageHandler, topic: Topic, partitions: Iterable[ReadPartition]
+) -> None:
+    """Put an empty manifest above each of these read partitions that names something. Raises: as the store."""
     files = ColdFiles(cluster, store)
-    for partition in read_partitions(topic):
+    for partition in partitions:
         while True:
             manifest = await files.highest(partition)
             if manifest is None or not manifest.next:

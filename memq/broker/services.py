@@ -14,6 +14,8 @@ from memq.broker.spool.writer import Spool
 from memq.cold.files import ColdFiles
 from memq.cold.reader import ColdReader
 from memq.governor import Coordinator
+from memq.governor.balance import STRATEGIES
+from memq.governor.planner import Planner
 from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification import NotificationQueue
@@ -50,11 +52,13 @@ class Services:
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
     cold: ColdFiles = field(init=False)
     pointers: ColdReader = field(init=False)
+    planner: Planner = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "events", EventLog(self.runtime.clock))
         object.__setattr__(self, "cold", ColdFiles(self.settings.cluster, self.store))
         object.__setattr__(self, "pointers", ColdReader(self.queue, self.cold, self.runtime.clock))
+        object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))
 
     @property
     def store(self) -> StorageHandler:

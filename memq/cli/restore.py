@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 @setting_options("data", "cluster", *rules_of(PartSettings))
 @json_option
 def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Make a notification queue anew, when queue.sqlite or a cluster's topics in Kafka are gone.
+    """Make a notification queue anew, when queue.sqlite or topics of a cluster in Kafka are gone.
 
     Every object is read and checked, and gets its pointer in the order in which it was committed; what lies there
-    twice is named once. Groups' positions were in the queue: they begin as their consumers' `start` says. No broker may
-    run. Where the settings name no store, queue and coordinator, it is the queue of --data: a damaged queue.sqlite is
-    moved away first, and an interrupted run changes nothing. That of a cluster is filled where it lies, and an
-    interrupted run goes on when it is started again.
+    twice is named once. Partitions that the queue has are left alone, and counted as intact. Groups' positions were in
+    the queue: they begin as their consumers' `start` says. No broker may run. Where the settings name no store, queue
+    and coordinator, it is the queue of --data: a damaged queue.sqlite is moved away first, and an interrupted run
+    changes nothing. That of a cluster is filled where it lies, and an interrupted run goes on when it is started again.
     """
     settings = settings_of(config, profile, **flags)
     told = _restore(settings, dry_run=dry_run)
@@ -38,12 +38,13 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
     else:
         if dry_run:
             talk("dry run: nothing is changed")
-        heads = ("topic", "objects", "pointers", "records", "bytes", "copies", "damaged blocks")
+        heads = ("topic", "intact", "objects", "pointers", "records", "bytes", "copies", "damaged blocks")
         print_table(
             heads,
             [
                 (
                     one.topic,
+                    one.intact,
                     one.objects,
                     one.pointers,
                     one.records,
@@ -58,9 +59,7 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
     for key, text in findings:
         talk(f"{key}: {text}")
     if findings:
-        raise CorruptDataError(
-            f"{count_text(len(findings), 'object')} damaged or misplaced", hint="see what is said above"
-        )
+        raise CorruptDataError(f"{count_text(len(findings), 'finding')}", hint="see what is said above")
 
 
 def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:

@@ -8,6 +8,7 @@ so that neither the bytes of a block nor what an old file left on the disk pass 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +39,11 @@ class SpoolEntry:
     start: int
     end: int
     header: BlockHeader
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Where the whole entry lies, with its header."""
+        return self.start - ENTRY.size, self.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,22 @@ def decode_segment(data: bytes) -> SpoolContent:
                 entries.append(SpoolEntry(*place, found.start, found.end, header))
             at = found.end
     return SpoolContent(entries, damages, 0)
+
+
+def copied_entries(data: bytes, start: int, end: int, seed: int) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield the entries between two bytes of a segment as they are in one with `seed`: each a header, and the block.
+
+    A block's own checksum goes with it, and is not looked at. Raises: CorruptDataError when there is something else.
+    """
+    old_seed, view, at = _decode_head(data), memoryview(data), start
+    while at < end:
+        found = _read_header(view, at, old_seed)
+        if found is None or found.end > end:
+            raise CorruptDataError(f"byte {at} of the segment begins no entry")
+        length = found.end - found.start
+        header = encode_entry(seed, found.topic_id, found.partition, found.queue_offset, found.appended_ms, length)
+        yield header, view[found.start : found.end]
+        at = found.end
 
 
 def _is_torn(rest: bytes, least: int) -> bool:

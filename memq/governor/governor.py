@@ -11,8 +11,8 @@ import asyncio
 from memq.clock import Clock
 from memq.errors import NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry, Coordinator
-from memq.governor.planning import Change, ClusterView, Strategy
-from memq.governor.widening import reshapes
+from memq.governor.planner import Planner
+from memq.governor.planning import Change, ClusterView
 from memq.logs import EventLog
 
 
@@ -33,10 +33,10 @@ CHANGES_AT_ONCE_MAX = 64  # a coordinator stores several with one fsync
 class Governor:
     """Acts for one broker, when that one governs."""
 
-    def __init__(self, coordinator: Coordinator, strategy: Strategy, events: EventLog, clock: Clock) -> None:
+    def __init__(self, coordinator: Coordinator, planner: Planner, events: EventLog, clock: Clock) -> None:
         self._coordinator = coordinator
         self._clock = clock
-        self._strategy = strategy
+        self._planner = planner
         self._events = events
         self._term = 0
         self._turn = asyncio.Lock()
@@ -66,7 +66,7 @@ class Governor:
     async def _reshape(self, view: ClusterView) -> int:
         """Split and join write partitions. Who governs no more may do that once: a topic's version guards it."""
         done = 0
-        for change in reshapes(view):
+        for change in await self._planner.reshapes(view):
             try:
                 await self._coordinator.alter_topic(change.topic)
             except (VersionConflictError, NotFoundError):
@@ -78,7 +78,7 @@ class Governor:
     async def _carry_out(self) -> int:
         view = await self._view()
         done = await self._reshape(view)
-        plan = self._strategy(await self._view() if done else view)
+        plan = await self._planner.plan(await self._view() if done else view)
         for start in range(0, len(plan.changes), CHANGES_AT_ONCE_MAX):
             sets = [self._set(change) for change in plan.changes[start : start + CHANGES_AT_ONCE_MAX]]
             ends = await asyncio.gather(*sets, return_exceptions=True)

@@ -244,6 +244,15 @@ KEEPING_BUGS = (
         aspects=("disk",),
     ),
     Planted(
+        "what the spool copies is not written",
+        "memq.broker.spool.writer",
+        "Spool._copy_forward",
+        "await disk.append(segment.name, buffers)",
+        "await disk.append(segment.name, [])",
+        level="calm",
+        aspects=("disk",),
+    ),
+    Planted(
         "what is in the spool left there",
         "memq.broker.spool.replay",
         "Replay._hold",

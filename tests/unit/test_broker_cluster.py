@@ -17,6 +17,7 @@ from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.balance import balanced
 from memq.governor.governor import CHANGES_AT_ONCE_MAX, Governor
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.governor.planner import Planner
 from memq.governor.planning import ClusterView, Plan
 from memq.logs import EventLog
 from memq.network import Runtime
@@ -270,7 +271,7 @@ def test_a_governor_that_was_replaced_in_the_middle_of_its_plan_stops() -> None:
         await made_topic(shared, CHANGES_AT_ONCE_MAX + 4)
         one, two = MemoryCoordinator(shared), MemoryCoordinator(shared)
         await one.register(entry("one"))
-        governor = Governor(one, balanced, EventLog(SystemClock()), SystemClock())
+        governor = Governor(one, Planner(balanced), EventLog(SystemClock()), SystemClock())
         sets = one.set_assignment
         done = 0
 
@@ -306,7 +307,7 @@ def test_what_others_changed_is_left_to_the_next_act_and_the_rest_goes_on() -> N
                 shared.apply(shared.registry.set_assignment(first))
             return plan
 
-        governor = Governor(door, with_a_race, EventLog(SystemClock()), SystemClock())
+        governor = Governor(door, Planner(with_a_race), EventLog(SystemClock()), SystemClock())
         assert await governor.act(entry("one")) == 3
         assert (await other.assignment(topic.id, 0)).broker == ""
         assert await governor.act(entry("one")) == 1
@@ -327,7 +328,7 @@ def test_a_coordinator_that_goes_away_ends_the_act() -> None:
 
         door.set_assignment = away  # type: ignore[method-assign]  # as a suspended session does
         with pytest.raises(UnreachableError):
-            await Governor(door, balanced, EventLog(SystemClock()), SystemClock()).act(entry("one"))
+            await Governor(door, Planner(balanced), EventLog(SystemClock()), SystemClock()).act(entry("one"))
 
     asyncio.run(work())
 

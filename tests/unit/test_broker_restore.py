@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
-import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
@@ -14,7 +12,6 @@ from memq.broker.restore import Restored, Restorer
 from memq.client.aio_producer import AsyncProducer
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.clock import SystemClock
-from memq.errors import InvalidRequestError
 from memq.format.block import parse_header
 from memq.format.key import object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -22,7 +19,7 @@ from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
-from memq.topic import Topic, Totals, producer_id_of, read_partitions, writer_id
+from memq.topic import Topic, TopicSettings, Totals, producer_id_of, read_partitions, writer_id
 from tests.brokers import BareClient, block_of, run, running_broker, write_frame
 
 BATCHES = 5
@@ -138,18 +135,99 @@ async def store_next_epoch(broker: Broker, topic: Topic) -> None:
         await broker.services.store.put(key, [body], crc32c(body))
 
 
-def test_a_topic_that_was_opened_in_the_new_queue_is_refused() -> None:
+def test_what_was_opened_in_the_new_queue_is_told_and_left_alone() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             topic = await fill(broker)
-            partition = read_partitions(topic)[0]
             queue = MemoryQueue(SystemClock())
-            await queue.create([partition], 30_000)
-            pointer = (await data_pointers(broker.services.queue, topic))[0]
-            opened = msgspec.structs.replace(pointer, kind="opened", epoch=9)
-            await queue.publish(Publication(partition, 0, 9, SystemClock().wall_ms(), encode_pointer(opened)))
-            with pytest.raises(InvalidRequestError, match="was opened in the new queue"):
-                await restore(broker, queue, topic)
+            await open_in(queue, topic, epoch=9)
+            told = await restore(broker, queue, topic)
+            assert (told.intact, told.pointers, await data_pointers(queue, topic)) == (0, 0, [])
+            ((place, text),) = told.findings
+            assert place == f"topic '{topic.name}' partition 0"
+            assert "opened in the new queue before all was restored" in text
+
+    run(work())
+
+
+def test_a_restore_that_was_ended_half_way_before_brokers_started_is_told() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            queue = MemoryQueue(SystemClock())
+            await queue.create(read_partitions(topic), 1 << 53)
+            for pointer in (await data_pointers(broker.services.queue, topic))[:-1]:
+                await put(queue, topic, pointer)
+            await open_in(queue, topic, epoch=9)
+            told = await restore(broker, queue, topic)
+            assert (told.intact, told.pointers, len(told.findings)) == (0, 0, 1)
+
+    run(work())
+
+
+async def open_in(queue: NotificationQueue, topic: Topic, epoch: int) -> None:
+    await queue.create(read_partitions(topic), 30_000)
+    opened = Pointer(
+        kind="opened", cluster="memq", topic=topic.name, topic_id=topic.id, partition=0, epoch=epoch, batch_sequence=0
+    )
+    await put(queue, topic, opened)
+
+
+async def put(queue: NotificationQueue, topic: Topic, pointer: Pointer) -> None:
+    now_ms = SystemClock().wall_ms()
+    await queue.publish(Publication(read_partitions(topic)[0], 0, pointer.epoch, now_ms, encode_pointer(pointer)))
+
+
+def test_a_queue_in_use_is_intact_whatever_orphans_there_are() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            await store_next_epoch(broker, topic)  # of an owner that was fenced before it published
+            queue = broker.services.queue
+            before = await queue.read(read_partitions(topic)[0], 0, 1 << 20)
+            for _ in range(2):
+                told = await restore(broker, queue, topic)
+                assert (told.intact, told.pointers, told.objects, told.findings) == (1, 0, 0, [])
+                await queue.trim(read_partitions(topic)[0], 1)  # as retention does: what it took is not lost
+            assert await queue.read(read_partitions(topic)[0], 0, 1 << 20) == before[1:]
+
+    run(work())
+
+
+def test_what_was_restored_and_opened_is_intact_though_a_copy_has_no_pointer() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            await store_next_epoch(broker, topic)
+            queue = MemoryQueue(SystemClock())
+            told = await restore(broker, queue, topic)
+            assert (told.pointers, told.copies) == (BATCHES + 1, 1)
+            await open_in(queue, topic, epoch=9)
+            told = await restore(broker, queue, topic)
+            assert (told.intact, told.pointers, told.findings) == (1, 0, [])
+
+    run(work())
+
+
+def test_of_a_topic_only_the_partition_is_restored_that_is_lost() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await broker.partitions.create("clicks", 2, TopicSettings(), exist_ok=False)
+            async with AsyncProducer(broker.address) as producer:
+                for number in range(2 * BATCHES):
+                    await (await producer.send("clicks", b"%d" % number, partition=number % 2))
+            queue = MemoryQueue(SystemClock())
+            intact, lost = read_partitions(topic)
+            await queue.create([intact, lost], 1 << 53)
+            for entry in await broker.services.queue.read(intact, 0, 1 << 20):
+                pointer = decode_pointer(entry.body)
+                await queue.publish(Publication(intact, 0, pointer.epoch, entry.time_ms, entry.body))
+            before = await queue.read(intact, 0, 1 << 20)
+            told = await restore(broker, queue, topic)
+            assert (told.intact, told.records, told.findings) == (1, BATCHES, [])
+            assert await queue.read(intact, 0, 1 << 20) == before
+            found = [decode_pointer(entry.body) for entry in await queue.read(lost, 0, 1 << 20)]
+            assert sum(pointer.records for pointer in found) == BATCHES
 
     run(work())
 

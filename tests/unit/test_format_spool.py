@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.block import scope_of
 from memq.format.builder import BlockBuilder
-from memq.format.spool import ENTRY, HEAD, SpoolContent, decode_segment, encode_entry, encode_head
+from memq.format.spool import (
+    ENTRY,
+    HEAD,
+    SpoolContent,
+    copied_entries,
+    decode_segment,
+    encode_entry,
+    encode_head,
+)
 
 TOPIC_ID = bytes(range(16))
 SEED = 0xDEADBEEF
@@ -120,3 +129,29 @@ def test_a_block_of_another_partition_is_damage() -> None:
 
 def test_headers_have_the_sizes_of_the_page() -> None:
     assert (HEAD.size, ENTRY.size) == (24, 48)
+
+
+@given(sizes, st.data())
+def test_entries_that_are_copied_are_those_of_another_segment(found: list[int], draw: st.DataObject) -> None:
+    data, _ = segment(found)
+    entries = decode_segment(data).entries
+    chosen = [entry for entry in entries if draw.draw(st.booleans())]
+    copy = encode_head(SEED + 1, NOW_MS)
+    for entry in chosen:
+        copy += b"".join(part for pair in copied_entries(data, *entry.span, SEED + 1) for part in pair)
+    content = decode_segment(copy)
+    assert (content.damages, content.torn_bytes) == ([], 0)
+    assert [each.header for each in content.entries] == [each.header for each in chosen]
+    places = [(each.topic_id, each.partition, each.queue_offset, each.appended_ms) for each in content.entries]
+    assert places == [(each.topic_id, each.partition, each.queue_offset, each.appended_ms) for each in chosen]
+
+
+@pytest.mark.parametrize("at", [HEAD.size, HEAD.size + 20, 0])
+def test_what_is_damaged_is_not_copied(at: int) -> None:
+    data, ends = segment([10, 10])
+    hurt = bytearray(data)
+    hurt[at] ^= 1
+    with pytest.raises(CorruptDataError):
+        list(copied_entries(bytes(hurt), HEAD.size, ends[-1], SEED))
+    with pytest.raises(CorruptDataError, match="begins no entry"):
+        list(copied_entries(data, HEAD.size, ends[-1] - 1, SEED))

@@ -13,6 +13,7 @@ from memq.governor import BrokerEntry, Load
 from memq.governor.balance import balanced
 from memq.governor.governor import Governor
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.governor.planner import Planner
 from memq.governor.planning import ClusterView
 from memq.governor.registry import check_topic
 from memq.governor.widening import JOIN_REST_MS, SPLIT_REST_MS, join, neighbours, reshapes, split
@@ -143,7 +144,7 @@ def test_the_governor_widens_and_gives_the_new_partition_an_owner() -> None:
         await door.create_topic(topic)
         await door.register(broker)
         await door.report(broker, [Load(topic_id=topic.id, partition=0, bytes_s=5 * MOST)])
-        governor = Governor(door, balanced, EventLog(clock), clock)
+        governor = Governor(door, Planner(balanced), EventLog(clock), clock)
         assert await governor.act(broker) == 3, "a new map, and two owners"
         assert [entry.broker for entry in await door.assignments()] == ["one", "one"]
         assert len((await door.topics())[0].taking) == 2

@@ -18,7 +18,7 @@ from memq.broker.held import HeldBlock, HeldBlocks
 from memq.broker.services import Services
 from memq.broker.slabs import Slab
 from memq.broker.spool import SpoolDisk
-from memq.broker.spool.segments import Segment, Ticket
+from memq.broker.spool.segments import Segment, Span, Ticket
 from memq.errors import CorruptDataError, RetryableError, SpoolError, UnsupportedFormatError
 from memq.format.spool import SpoolContent, SpoolEntry, decode_segment
 from memq.topic import CLOCK_ERROR_MS, Topic
@@ -47,7 +47,7 @@ class Replay:
         """Note the segments that are there, before any is made, and keep each until it was read. Raises: SpoolError."""
         for name, size in (await disk.sizes()).items():
             segment = self._services.spool.segments.find(name, 0, size)
-            self._segments[segment] = self._ticket(segment)
+            self._segments[segment] = self._ticket(segment, ((0, size),))
 
     async def run(self, disk: SpoolDisk) -> None:
         """Bring all of them to the queue; return when nothing is left to be handed to the forwarder."""
@@ -58,7 +58,7 @@ class Replay:
             self._forwarder.changed.clear()
             await self._forwarder.changed.wait()
         if self._segments:
-            left = sum(segment.tickets > 0 for segment in self._segments)
+            left = sum(bool(segment.tickets) for segment in self._segments)
             kept = f"; {left} stay, as the log says" if left else ""
             self._services.events.info("spool-replayed", f"{len(self._segments)} segments of an earlier run{kept}")
         self._done.set()
@@ -90,9 +90,9 @@ class Replay:
                 await self._take(segment, data, entries)
         return True
 
-    def _ticket(self, segment: Segment) -> Ticket:
+    def _ticket(self, segment: Segment, spans: tuple[Span, ...]) -> Ticket:
         ticket = Ticket(self._services.spool.freed)
-        ticket.bind(segment)
+        ticket.bind(segment, spans)
         return ticket
 
     def _tell(self, segment: Segment, content: SpoolContent) -> None:
@@ -170,7 +170,7 @@ class Replay:
         held = HeldBlocks(topic, partition, max(read_to, span.begin), self._started_s, release)
         for entry in known:
             held.add(HeldBlock(entry.header, slab, entry.start - start, entry.end - start))
-        held.tickets.append(self._ticket(segment))
+        held.tickets.append(self._ticket(segment, tuple(entry.span for entry in known)))
         self._services.counters.replayed_blocks += len(known)
         self._forwarder.take(held)
 

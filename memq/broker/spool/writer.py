@@ -2,7 +2,7 @@
 
 Theory: an fsync costs about the same for one block as for thousands. So while one is under way all that comes waits,
 and goes out with the next. The batch of a block is stored meanwhile: a block whose pointer is in the queue before its
-turn has come is acked without being written.
+turn has come is acked without being written. What is wanted of a segment that is kept for little is copied to the end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from memq.broker.metrics import Counters
 from memq.broker.ring import Extent, SlotState
 from memq.broker.slabs import Slab
 from memq.broker.spool import SpoolDisk
-from memq.broker.spool.segments import Segment, Segments, Ticket
+from memq.broker.spool.copying import wanted_entries
+from memq.broker.spool.segments import Segment, Segments, Span, Ticket
 from memq.broker.streams import Stream
-from memq.errors import InvalidSettingError, MemqError, SpoolError, ThrottledError
+from memq.errors import CorruptDataError, InvalidSettingError, MemqError, SpoolError, ThrottledError
 from memq.format.spool import encode_entry, encode_head
 from memq.limits import MIB
 from memq.logs import EventLog
@@ -28,8 +29,6 @@ from memq.settings import BrokerSettings
 from memq.tasks import TaskOwner
 from memq.topic import TopicSettings
 
-SEGMENTS_PER_SPOOL = 16
-SEGMENT_BYTES_MAX = 16 * MIB
 GROUP_BYTES_MAX = 8 * MIB  # what one write and fsync takes; one run of blocks at least
 WAITING_SHARE = 8  # an eighth of the memory budget may wait for the disk
 IDLE_S = 1.0  # a segment that nothing was appended to for so long is closed: it goes as soon as its blocks are queued
@@ -86,7 +85,7 @@ class Spool:
         failed: Callable[[BaseException], None],
     ) -> None:
         self.disk = disk
-        self.segments = Segments(min(SEGMENT_BYTES_MAX, settings.spool_bytes_max // SEGMENTS_PER_SPOOL))
+        self.segments = Segments(settings.spool_bytes_max)
         self._settings = settings
         self._runtime = runtime
         self._counters = counters
@@ -119,11 +118,13 @@ class Spool:
     async def settle(self) -> None:
         """Return when all that came is acked, or refused, and what is wanted no more is gone from the disk."""
         await self._settled.wait()
-        if self.disk is not None:
+        while self.disk is not None:
             self.segments.open = None
             self._settled.clear()
             self._wake.set()
             await self._settled.wait()
+            if self.segments.open is None:  # nothing was copied meanwhile
+                return
 
     def check(self, settings: TopicSettings) -> None:
         """Refuse settings that this broker can't keep. Raises: InvalidSettingError."""
@@ -184,13 +185,16 @@ class Spool:
     async def _work(self, disk: SpoolDisk) -> None:
         tries = 0
         while True:
+            self._wake.clear()  # before it looks: what comes while it works is looked at in the next turn
             await self._remove_unwanted(disk)
-            if not self._waiting:
-                await self._rest()
-                continue
-            group = self._next_group()
+            group: list[PendingRun] = []
             try:
-                await self._write(disk, group)
+                copied = await self._copy_forward(disk)
+                if self._waiting:
+                    group = self._next_group()
+                    await self._write(disk, group)
+                elif not copied:
+                    await self._rest()
                 tries = 0
             except SpoolError as error:
                 tries += 1
@@ -204,8 +208,8 @@ class Spool:
 
     async def _rest(self) -> None:
         """Wait until there is something to do; close the segment when that takes long."""
-        self._wake.clear()
-        self._settled.set()
+        if not self._wake.is_set():
+            self._settled.set()
         try:
             async with asyncio.timeout(IDLE_S if self.segments.open is not None else None):
                 await self._wake.wait()
@@ -228,13 +232,18 @@ class Spool:
         if runs:
             segment, buffers = self._place()
             blocks = sum(len(run.extents) for run in runs)
+            at = segment.bytes + sum(map(len, buffers))
+            spans: list[Span] = []
             for run in runs:
-                buffers += _entries(segment.seed, run)
-            size = sum(map(len, buffers))
+                entries = _entries(segment.seed, run)
+                spans.append((at, at + sum(map(len, entries))))
+                at = spans[-1][1]
+                buffers += entries
+            size = at - segment.bytes
             self.segments.grow(segment, size)
             await disk.append(segment.name, buffers)
-            for run in runs:
-                run.ticket.bind(segment)
+            for run, span in zip(runs, spans, strict=True):
+                run.ticket.bind(segment, (span,))
             self._counters.spool_syncs += 1
             self._counters.spooled_blocks += blocks
             self._counters.spooled_bytes += size
@@ -249,6 +258,33 @@ class Spool:
             return segment, []
         seed, now_ms = self._runtime.random.getrandbits(32), self._runtime.clock.wall_ms()
         return self.segments.begin(segment_name(now_ms, seed), seed), [encode_head(seed, now_ms)]
+
+    async def _copy_forward(self, disk: SpoolDisk) -> bool:
+        """Copy what is wanted of a segment that is kept for little; return whether there was one. Raises: SpoolError.
+
+        A disk that can't read it, or damage, leaves it as it is: what is in it is in memory, too, as long as we live.
+        """
+        old = self.segments.to_copy()
+        if old is None:
+            return False
+        try:
+            data = await disk.read(old.name)
+            segment, buffers = self._place()
+            entries, moves = await wanted_entries(old, data, segment.seed, segment.bytes + sum(map(len, buffers)))
+        except (SpoolError, CorruptDataError) as error:
+            old.fixed = True
+            self.segments.open = None  # it may be new, and without its head
+            self._counters.spool_damages += 1
+            self._events.error("spool-damaged", f"segment {old.name}, which stays until its blocks are queued: {error}")
+            return True
+        buffers += entries
+        size = sum(map(len, buffers))
+        self.segments.grow(segment, size)
+        await disk.append(segment.name, buffers)
+        for ticket, spans in moves:
+            ticket.move(segment, spans)
+        self._counters.spool_copied_bytes += size
+        return True
 
     def _fail(self, group: list[PendingRun], error: SpoolError) -> None:
         """Refuse what was to be written and all that waits behind it. The segment gets nothing more.
