@@ -1,6 +1,7 @@
-"""The one door to threads: a bounded pool that runs blocking calls for the parts that have no other way.
+"""The one door to threads: bounded pools, for the parts that have no other way.
 
-Those are the filesystem store, the databases, libraries that block, and the dashboard's look into whole objects.
+Those are the filesystem store, the databases, libraries that block, the dashboard's look into whole objects, and sync
+producers, whose blocks are compressed.
 Everything else runs on the event loop, so that the simulation can run it on virtual time. Libraries may have threads of
 their own: the process does not end while one is inside Python.
 """
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from memq.errors import ClosedError
@@ -63,6 +65,38 @@ class ThreadPool:
         for call in list(self._calls):
             await _settle(asyncio.wrap_future(call))
         self._executor.shutdown(wait=True)
+
+
+class SpareThreads:
+    """At most `threads_max` threads beside their owner's, for calls that compress: they take one only when idle.
+
+    They start when needed, and end at `close` or when the owner is gone. With `threads_max` = 0 there are none.
+    """
+
+    def __init__(self, name: str, threads_max: int) -> None:
+        self._executor = ThreadPoolExecutor(max(threads_max, 1), f"memq-{name}")
+        self._idle = threading.Semaphore(threads_max)
+
+    def offer(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Run `function` soon, which must not raise; False when the caller has to: all are busy, or closed."""
+        if not self._idle.acquire(blocking=False):
+            return False
+        try:
+            self._executor.submit(self._run, partial(function, *args, **kwargs))
+        except RuntimeError:  # closed, or the interpreter ends
+            self._idle.release()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Take no call any more; those that run go on. Closing twice is fine."""
+        self._executor.shutdown(wait=False)
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        finally:
+            self._idle.release()
 
 
 async def _settle(waiting: asyncio.Future[T]) -> None:

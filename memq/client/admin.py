@@ -1,4 +1,4 @@
-"""Topics and groups for those who look after them: blocking calls over the one background thread."""
+"""Topics and groups for those who look after them: blocking calls over the one I/O thread."""
 
 from __future__ import annotations
 

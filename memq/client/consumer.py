@@ -1,4 +1,4 @@
-"""The consumer for everybody else: it blocks where it says so, and its I/O is on the one background thread."""
+"""The consumer for everybody else: it blocks where it says so, and its I/O is on the one I/O thread."""
 
 from __future__ import annotations
 

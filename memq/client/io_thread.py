@@ -1,4 +1,4 @@
-"""The one background thread of the package: an event loop that all sync clients of the process share."""
+"""The one I/O thread of the package: an event loop that all sync clients of the process share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The producer for everybody else: thread-safe, blocking where it says so, its I/O on the one background thread."""
+"""The producer for everybody else: thread-safe, blocking where it says so, its I/O on the one I/O thread."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,10 +23,12 @@ from memq.client.report_carrier import ReportCarrier
 from memq.errors import BufferFullError, MemqError
 from memq.limits import KIB, MIB
 from memq.network import Address, Runtime
+from memq.threads import SpareThreads
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+SEALING_THREADS_MAX = 4
 _INTERRUPTED_CLOSE_S = 0.4  # after Ctrl-C
 
 
@@ -37,6 +40,10 @@ class _ProducerBackground(Background[ProducerCore]):
         core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made, carrier=carrier)
         self.room = threading.Condition(core.buffer.lock)
         self._closing: asyncio.Task[None] | None = None
+        # The callers' own thread seals, too. Without a codec sealing hardly lets go of the interpreter's lock.
+        threads = 0 if settings.codec == "none" else min(os.cpu_count() or 1, SEALING_THREADS_MAX) - 1
+        self._spare = SpareThreads("seal", threads)
+        core.buffer.aside = self._spare.offer
         super().__init__("producer", core)
 
     def forked(self) -> None:
@@ -47,6 +54,11 @@ class _ProducerBackground(Background[ProducerCore]):
             buffer.lock.release()
         buffer.waiting = 0
         buffer.refuse(forked_error("producer"))
+
+    def leave(self) -> None:
+        """See `Background.leave`."""
+        super().leave()
+        self._spare.close()
 
     def forgotten(self) -> None:
         """Nobody holds the producer any more, and nobody closed it: deliver what it took."""

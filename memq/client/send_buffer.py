@@ -39,6 +39,7 @@ from memq.topic import Topic
 
 FIRST_LIMIT_BYTES = 8 * KIB
 BLOCK_COST_BYTES = 1 * KIB  # what a pending block costs beside its bytes: objects, queues, promises
+ASIDE_BYTES_MIN = 64 * KIB  # to wake a thread takes 20 us, to compress so much a hundred
 _TIME_MS_LEAST = -TIME_MS_END
 _ROW = 24  # at least what the columns of a row cost, with a header or two
 _CHUNK_RECORDS = 2_048  # that are measured at once: their lengths stay in the cache
@@ -81,6 +82,7 @@ class SendBuffer:
         self._dirty: list[PartitionBuffer] = []
         self._awake = False
         self.opened_blocks = 0
+        self.aside: Callable[[Callable[[PendingBlock], None], PendingBlock], bool] | None = None
         self.starts: dict[tuple[str, int], tuple[int, int]] = {}  # by topic id and partition: see `PartitionBuffer`
 
     # ---- routes ------------------------------------------------------------------------------
@@ -460,9 +462,13 @@ class SendBuffer:
         return pending
 
     def seal(self, cut: list[PendingBlock]) -> None:
-        """Seal blocks that were cut: without the lock, so that threads compress side by side."""
+        """Seal blocks that were cut: without the lock, so that threads compress side by side.
+
+        A large one goes aside when somebody there is idle, and the caller fills the next one meanwhile.
+        """
         for pending in cut:
-            self._seal(pending)
+            if self.aside is None or pending.claimed < ASIDE_BYTES_MIN or not self.aside(self._seal, pending):
+                self._seal(pending)
 
     def _seal(self, pending: PendingBlock) -> None:
         block, pending.block = pending.block, None

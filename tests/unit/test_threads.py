@@ -10,7 +10,9 @@ import threading
 import pytest
 
 from memq.errors import ClosedError
-from memq.threads import ThreadPool
+from memq.threads import SpareThreads, ThreadPool
+
+WAIT_S = 60
 
 
 def test_results_and_errors_come_back() -> None:
@@ -127,6 +129,26 @@ threads.expect_native_threads()
 threads.expect_native_threads()
 print("done")
 """
+
+
+def test_spare_threads_take_what_they_can_and_leave_the_rest_to_the_caller() -> None:
+    spare, go_on, done = SpareThreads("test", 2), threading.Event(), threading.Semaphore(0)
+
+    def work(number: int) -> None:
+        go_on.wait(WAIT_S)
+        done.release()
+
+    assert [spare.offer(work, number) for number in range(4)] == [True, True, False, False]
+    go_on.set()
+    assert done.acquire(timeout=WAIT_S)
+    while not spare.offer(work, 5):  # the thread is idle a moment after its call
+        pass
+    spare.close()
+    spare.close()
+    for _ in range(2):
+        assert done.acquire(timeout=WAIT_S), "what was taken is done, also behind the close"
+    assert not spare.offer(work, 6)
+    assert not SpareThreads("none", 0).offer(work, 7)
 
 
 @pytest.mark.parametrize(("program", "printed"), [(VISIT, ["True", "False"]), (TWO_STORES, ["done", "waited"])])

@@ -1,0 +1,69 @@
+"""Blocks that are compressed beside the caller: all of them come, in order, and the threads end with the producer."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import warnings
+from random import Random
+
+import pytest
+
+import memq
+from memq.limits import KIB
+from memq.testing import Cluster
+
+RECORDS, RECORD_BYTES = 6_000, 1 * KIB
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+
+
+def sealing() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("memq-seal")]
+
+
+def values() -> list[bytes]:
+    draw = Random(5)
+    return [b"%d " % number + draw.randbytes(RECORD_BYTES) for number in range(RECORDS)]
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_what_is_compressed_beside_the_caller_comes_in_order(codec: str) -> None:
+    sent = values()
+    with Cluster() as cluster:
+        with memq.Producer(cluster.address, codec=codec, block_bytes=128 * KIB) as producer:
+            for value in sent:
+                producer.send("clicks", value)
+            assert sealing(), "a full block goes to another thread"
+        for thread in sealing():
+            thread.join(60)
+        assert [record.value for record in cluster.records("clicks")] == sent
+
+
+def test_without_a_codec_and_with_small_blocks_there_is_no_thread() -> None:
+    with Cluster() as cluster:
+        with memq.Producer(cluster.address, codec="none", block_bytes=128 * KIB) as producer:
+            producer.send_many("clicks", values())
+        with memq.Producer(cluster.address, block_bytes=32 * KIB) as producer:
+            producer.send_many("clicks", values())
+        assert not sealing()
+
+
+def test_a_forgotten_producer_takes_its_threads_with_it() -> None:
+    with Cluster() as cluster:
+        producer = memq.Producer(cluster.address, block_bytes=128 * KIB)
+        producer.send_many("clicks", values())
+        threads = sealing()
+        assert threads
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del producer
+            gc.collect()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert len(cluster.records("clicks")) == RECORDS
