@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from memq.client.fetcher import Fetcher
@@ -17,7 +15,6 @@ from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.columns import BlockReader
 from memq.format.pointer import Pointer
 from memq.format.report import Stage
-from memq.memory import keep_freed_blocks
 from memq.network import Runtime
 from memq.spark.arrow_rows import BlockPlace, RowMaker
 from memq.spark.earlier import Seen, sound_copies
@@ -25,6 +22,7 @@ from memq.spark.planner import Part, Split, TaskSettings
 from memq.spark.stores import TaskStores
 from memq.spark.stretches import TaskAudit
 from memq.spark.task_report import TaskReport
+from memq.spark.worker import begin_tasks
 from memq.topic import Position
 
 if TYPE_CHECKING:
@@ -41,8 +39,7 @@ def read_split(split: Split, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
     """
     settings = split.settings
     assert settings is not None, "a split without settings has nothing to read"
-    keep_freed_blocks()
-    _leave_imports_out()
+    begin_tasks()
     thread = io_thread()
     stores = TaskStores(settings.urls, Runtime())
     report = thread.run(_report_of(split.audit)) if split.audit is not None else None
@@ -54,16 +51,6 @@ def read_split(split: Split, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
         whole = True
     finally:
         thread.run(_close(ahead, stores, report, whole=whole))
-
-
-@cache
-def _leave_imports_out() -> None:
-    """Once in a process: never look for garbage again in what exists after the imports.
-
-    PySpark's worker collects all garbage after each task, before it takes the next one, and went through all of
-    PySpark, Arrow and memq for it: 45 ms of CPU, most of the price of a task.
-    """
-    gc.freeze()
 
 
 async def _report_of(audit: TaskAudit) -> TaskReport:

@@ -12,6 +12,7 @@ from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.format.manifest import StagedObject
 from memq.network import Runtime
 from memq.spark.stores import ANY, StoreUrls, TaskStores
+from memq.spark.worker import begin_tasks
 from memq.spark.write_options import WriteOptions
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic
@@ -113,6 +114,7 @@ class StagedTask:
 
 def stage(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, writer: str) -> list[StagedObject]:
     """Stage the records of a task as objects. Raises: MemqError; then nothing of it will ever be seen."""
+    begin_tasks()
     thread = io_thread()
     task = thread.run(StagedTask.opened(options, writer))
     try:
@@ -142,6 +144,7 @@ async def _commit(
 
 def send(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, producer_id: int) -> int:
     """Send the records of a task; return how many are acked. Raises: MemqError; some of them may be there then."""
+    begin_tasks()
     thread, records = io_thread(), 0
     writer = DirectWriter(options.brokers, producer_id, codec=options.codec)
     try:

@@ -9,6 +9,7 @@ import pyarrow
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from memq.client.io_thread import io_thread
+from memq.spark.worker import begin_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +28,7 @@ def spread(
     """Return what `work` gives for all items, a task for each. All tasks are told all items: keep them small."""
 
     def run(batches: Batches) -> Batches:
+        begin_tasks()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from work(items[number])
