@@ -59,7 +59,14 @@ def broker_processes(
             broker.close()
 
 
-def settings_text(folder: Path, zookeeper: Server, kafka: Server, s3: S3Server, session: Mapping[str, str]) -> str:
+def settings_text(
+    folder: Path,
+    zookeeper: Server,
+    kafka: Server,
+    s3: S3Server,
+    session: Mapping[str, str],
+    session_timeout_ms: int = SESSION_TIMEOUT_MS,
+) -> str:
     """Return the settings of a cluster whose name on the servers is that of the folder."""
     more = "\n".join(f'{name} = "{value}"' for name, value in session.items())
     return f"""
@@ -74,7 +81,7 @@ def settings_text(folder: Path, zookeeper: Server, kafka: Server, s3: S3Server, 
         prefix = "{folder.name}."
         replication_factor = 1
         [zookeeper]
-        session_timeout_ms = {SESSION_TIMEOUT_MS}
+        session_timeout_ms = {session_timeout_ms}
         {more}
         """
 

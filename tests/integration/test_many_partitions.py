@@ -23,6 +23,7 @@ HANG_S = repetitions(few=180, many=1_800)
 TOPICS = repetitions(few=4, many=100)
 PARTITIONS = repetitions(few=50, many=100)
 AT_ONCE = 100
+SESSION_MS = 10_000  # the usual one: a broker that loses its session opens all partitions anew
 CLOCK = SystemClock()
 BYTES_MAX = repetitions(few=512, many=2_048) * MIB
 THREADS_MORE_MAX = 4  # pools of a fixed size start their threads when they are first needed
@@ -39,13 +40,14 @@ def test_so_does_one_whose_pointers_are_in_kafka(
     tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
 ) -> None:
     config = tmp_path / "memq.toml"
-    config.write_text(settings_text(tmp_path, zookeeper, kafka, reads_s3, {}))
+    config.write_text(settings_text(tmp_path, zookeeper, kafka, reads_s3, {}, session_timeout_ms=SESSION_MS))
     broker = BrokerProcess(config, "b1")
     try:
         broker.start()
         asyncio.run(_use(broker.address, broker.process.pid))
-        assert broker.stop() == 0
+        assert broker.stop() == 0, broker.log.read_text()[-5_000:]
     finally:
+        report(broker.log.read_text()[-5_000:])
         broker.close()
 
 
