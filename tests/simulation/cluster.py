@@ -35,7 +35,7 @@ CLOCK_ERROR_MS = 2 * 10_000  # of two nodes, see `_draw_offset_ms`
 TOPIC_ID = "5eed" * 8
 MIB = 1 << 20
 WRITE_PARTITIONS_MAX = 6  # where they are split and joined
-SPOOL_BYTES_MAX = 256 << 10  # so that segments are full soon
+SPOOL_BYTES_MAX = 24 << 10  # so that segments are full soon, and copied
 CAPACITY_BYTES_S = 10_000  # so little that even idle partitions are worth moves: the governor shall make some
 
 SETTINGS = TopicSettings(

@@ -250,6 +250,7 @@ KEEPING_BUGS = (
         "await disk.append(segment.name, buffers)",
         "await disk.append(segment.name, [])",
         level="calm",
+        seed=1002,
         aspects=("disk",),
     ),
     Planted(
