@@ -147,7 +147,7 @@ def test_the_file_is_synced_before_its_name_and_every_folder_after_it(
 
     monkeypatch.setattr(os, "fsync", spy)
     asyncio.run(put(store, "a/b/one", b"1"))
-    assert synced == [("tmp", []), ("objects", ["a"]), ("objects/a", ["b"]), ("objects/a/b", ["one"])]
+    assert synced == [("tmp", []), ("objects/a/b", ["one"]), ("objects/a", ["b"]), ("objects", ["a"])]
     synced.clear()
     asyncio.run(put(store, "a/b/two", b"2"))
     assert synced == [("tmp", []), ("objects/a/b", ["one", "two"])]
@@ -158,7 +158,7 @@ def test_the_file_is_synced_before_its_name_and_every_folder_after_it(
     asyncio.run(store.delete("a/b/two"))
     synced.clear()
     asyncio.run(put(store, "a/b/one", b"1"))
-    assert synced[1:] == [("objects", ["a"]), ("objects/a", ["b"]), ("objects/a/b", ["one"])]
+    assert synced[1:] == [("objects/a/b", ["one"]), ("objects/a", ["b"]), ("objects", ["a"])]
 
 
 def test_a_new_handler_trusts_no_folder_that_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
