@@ -7,7 +7,7 @@ from memq.errors import CorruptDataError
 from memq.format.report import Damage
 from memq.limits import FORWARD_S_MAX
 from tests.unit.audited import KEY, TOPIC
-from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, Desk, span
+from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, SENDER, Desk, span
 
 LATE_MS = active_ms(TOPIC.settings) + 1
 HELD_MS = int(FORWARD_S_MAX * 1000)
@@ -166,6 +166,17 @@ def test_a_missing_report_makes_the_minute_unknown_and_holds_nothing_against_its
     assert desk.found() == []
     assert desk.found(grave=False) == [("unproven hole", "consumer", GROUP, PRODUCER, ((10, 20),))]
     assert (desk.word(GROUP), desk.word()) == ("unknown", "ok")
+
+
+def test_a_missing_report_may_have_been_about_what_a_client_names_later() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 20))
+    desk.report(SENDER, "producer", "", None, {"number": 3})  # the first that is heard of it, and it says nothing
+    desk.settle()
+    assert desk.word() == "ok"
+    desk.sent(span("sent", (10, 20)), span("acked", (10, 20)))
+    desk.settle()
+    assert desk.word() == "unknown"
 
 
 def test_a_client_that_breaks_its_promise_makes_its_minutes_unknown_until_it_comes_back() -> None:

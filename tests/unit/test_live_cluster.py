@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import memq
 from memq.audit.live.database import Database, SqliteDatabase
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.service import LiveAudit
+from memq.audit.live.service import LiveAudit, Page
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.cli import main
 from memq.cli.audit_state import database_at
@@ -22,7 +23,7 @@ from memq.cli.live_audit import GroupReports, live_audit
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.any_broker import AnyBroker
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.errors import FencedError
+from memq.errors import FencedError, UnreachableError
 from memq.format.report import AUDIT_TOPIC
 from memq.network import Runtime
 from memq.notification.remote import RemoteQueue
@@ -67,7 +68,8 @@ async def until(audits: list[LiveAudit], database: Database, done: Callable[[Top
     async with asyncio.timeout(WAIT_S):
         while True:
             for audit in audits:
-                await audit.step()
+                with suppress(UnreachableError):
+                    await audit.step()
             for summary in await view.topics(0, 1 << 40):
                 if summary.topic == "clicks" and done(summary):
                     return summary
@@ -187,6 +189,60 @@ def test_an_auditor_that_comes_later_says_the_same(cluster: Cluster, tmp_path: P
             assert await findings(one) == []
 
         with_database(first, compare)
+
+
+class Halting:
+    """Something that is asked again and again, and fails every second time."""
+
+    def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        self._ask = ask
+        self._asked = 0
+
+    async def __call__(self, *arguments: Any) -> Any:
+        self._asked += 1
+        if self._asked % 2:
+            raise UnreachableError("not this time")
+        return await self._ask(*arguments)
+
+
+class OneByOne(GroupReports):
+    """Reports whose homes are assigned one by one: that of the first page, and with its next page the others."""
+
+    _first = -1
+    _pages = 0
+
+    async def poll(self, timeout_s: float) -> Page | None:
+        page = await super().poll(timeout_s)
+        if page is not None:
+            self._first, self._pages = page.home if self._first < 0 else self._first, self._pages + 1
+        return page
+
+    def assigned(self) -> list[int]:
+        return [home for home in super().assigned() if home == self._first or self._pages > 1]
+
+
+@pytest.mark.parametrize("trouble", ["one home after the other", "topics are not told", "homes are not had"])
+def test_no_report_is_passed_over_in_trouble(trouble: str, tmp_path: Path) -> None:
+    """A report that was read and not taken would be missing for ever: its minutes would be unknown."""
+    cluster = Cluster(audit=True, audit_interval_ms=100, audit_partitions=2)
+
+    async def work(database: Database) -> None:
+        async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+            if trouble == "one home after the other":
+                reports = audit._reports
+                assert isinstance(reports, GroupReports)
+                audit._reports = OneByOne(reports._consumer, reports._queue, reports._topic)
+            elif trouble == "topics are not told":
+                audit._ask_topics = Halting(audit._ask_topics)
+            else:
+                audit._store.take_home = Halting(audit._store.take_home)  # type: ignore[assignment, method-assign]
+            summary = await until([audit], database, all_of(RECORDS))
+        assert (summary.word(), summary.word("g")) == ("ok", "ok")
+
+    with cluster:
+        produce(cluster)
+        assert consume(cluster) == RECORDS
+        with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
 
 
 def test_a_home_that_goes_to_another_auditor_while_its_state_is_read_is_let_go() -> None:

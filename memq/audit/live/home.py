@@ -17,6 +17,7 @@ from memq.format.report import Report
 CLIENTS_MAX = 20_000
 GRACE_MS = 30_000  # beyond the promise: a failover of the brokers may hold reports up
 SILENT_MINUTES_MAX = 24 * 60
+MISSED_MAX = 8  # of a client: gaps that are remembered for what it names later
 READERS = ("consumer", SPARK_READER, SPARK_TASK)
 # Of a stream nothing is unknown while nobody drives it: its checkpoint stands, and says the next time how far it came.
 MAY_END_SILENTLY = (SPARK_READER, SPARK_TASK)
@@ -37,6 +38,7 @@ class Client:
     skew_ms: int = -(1 << 62)
     silent: bool = False
     keys: dict[Key, None] = field(default_factory=dict)
+    missed: list[tuple[int, int]] = field(default_factory=list)  # Unix minutes, half-open, of which reports are missing
 
     @property
     def group(self) -> str | None:
@@ -70,7 +72,9 @@ class HomeAudit:
             key = (part.topic_id, part.partition)
             audit = self._audit_of(key)
             if audit is not None:
-                client.keys[key] = None
+                if key not in client.keys:
+                    client.keys[key] = None
+                    self._doubt(audit, report.client, client)
                 audit.tell(Told(report.client, client.group, part, now_ms, client.kind))
         if report.last:
             del self.clients[report.client]
@@ -116,15 +120,22 @@ class HomeAudit:
                 del self.clients[number]
 
     def _miss(self, report: Report, client: Client) -> None:
-        """Note that reports are missing: of all that the client is known to work on, if it only says now on what."""
-        for part in report.parts:
-            if self._audit_of((part.topic_id, part.partition)) is not None:
-                client.keys[part.topic_id, part.partition] = None
-        self._silence(client, client.silent_minutes(report.since_ms), 1)
+        """Note that reports are missing: of all that the client works on, if it only says later on what."""
+        minutes = client.silent_minutes(report.since_ms)
+        self._silence(client, minutes, 1)
+        client.missed.append((minutes.start, minutes.stop))
+        del client.missed[:-MISSED_MAX]
         for key in client.keys:
             audit = self._audit_of(key)
             if audit is not None and client.group is not None:
                 audit.distrust(report.client, client.group, client.kind)
+
+    def _doubt(self, audit: PartitionAudit, number: int, client: Client) -> None:
+        """A client names a write partition for the first time: what is missing of it may have been about that, too."""
+        for first, following in client.missed if client.kind not in MAY_END_SILENTLY else ():
+            audit.silence(client.group, range(first, following), 1)
+        if client.missed and client.group is not None:
+            audit.distrust(number, client.group, client.kind)
 
     def _silence(self, client: Client, minutes: range, change: int) -> None:
         if client.kind in MAY_END_SILENTLY:

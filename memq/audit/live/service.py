@@ -115,6 +115,8 @@ class LiveAudit:
         self._events = EventLog(runtime.clock)
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
         self._homes: dict[int, _Home] = {}
+        self._page: Page | None = None  # what was heard last, until it is taken: when that fails, it is taken again
+        self._touched: dict[Key, None] = {}  # that reports were heard about, and not yet judged behind them
         self._topics: dict[str, Topic] = {}
         self._round = 0
 
@@ -144,8 +146,8 @@ class LiveAudit:
             await self._save(home)
         if self._round % TOPICS_EVERY_ROUNDS == 0:
             await self._refresh_topics()
-        touched, quiet = await self._hear()
-        await self._follow(touched)
+        quiet = await self._hear()
+        await self._follow(self._touched)
         now_ms = self._clock.wall_ms()
         for number, home in self._homes.items():
             if quiet and await self._reports.caught_up(number):
@@ -156,30 +158,30 @@ class LiveAudit:
             if step.changes or home.position != home.saved:
                 home.unsaved = step
                 await self._save(home)
-        if touched:
+        if self._touched:
             await self._reports.commit()
+        self._touched = {}
         if self._round % PRUNE_EVERY_ROUNDS == 0 and self._homes:
             await self._store.prune(now_ms - self._keep_ms)
         self._round += 1
 
     # ---- reports -------------------------------------------------------------------------------------
 
-    async def _hear(self) -> tuple[dict[Key, None], bool]:
-        """Take the reports that are there, and return the write partitions they are about, and whether that was all."""
-        touched: dict[Key, None] = {}
+    async def _hear(self) -> bool:
+        """Take the reports that are there, note what they are about, and return whether that was all."""
         for number in range(PAGES_MAX):
-            page = await self._reports.poll(INTERVAL_S if number == 0 else 0.01)
-            if await self._take_homes() and page is not None:
-                continue  # what came with a new home may not be what it goes on with
+            page = self._page = self._page or await self._reports.poll(INTERVAL_S if number == 0 else 0.01)
+            await self._take_homes()
             if page is None:
-                return touched, True
+                return True
             home = self._homes.get(page.home)
-            if home is not None:
-                await self._take_page(home, page, touched)
-        return touched, False
+            if home is not None and self._page is not None:
+                await self._take_page(home, page)
+            self._page = None
+        return False
 
-    async def _take_homes(self) -> bool:
-        """Let homes go that are another's now, and begin with new ones where they were left. Return whether any is."""
+    async def _take_homes(self) -> None:
+        """Let homes go that are another's now, and begin with new ones where they were left."""
         assigned = self._reports.assigned()
         for number in [each for each in self._homes if each not in assigned]:
             del self._homes[number]
@@ -187,13 +189,14 @@ class LiveAudit:
         for number in new:
             position, clients = await self._store.take_home(number, self._owner)
             partitions: dict[Key, PartitionAudit] = {}
-            self._homes[number] = _Home(HomeAudit(partitions.get, clients), position, partitions)
             await self._reports.seek(number, position)
+            if self._page is not None and self._page.home == number:
+                self._page = None  # it goes on with what was stored, not with this
+            self._homes[number] = _Home(HomeAudit(partitions.get, clients), position, partitions)
         if new:
             await self._load_partitions()
-        return bool(new)
 
-    async def _take_page(self, home: _Home, page: Page, touched: dict[Key, None]) -> None:
+    async def _take_page(self, home: _Home, page: Page) -> None:
         now_ms = self._clock.wall_ms()
         for position, body in page.reports:
             try:
@@ -206,7 +209,7 @@ class LiveAudit:
             home.audit.take(await self._named(report), now_ms)
             for part in report.parts:
                 if (part.topic_id, part.partition) in home.partitions:
-                    touched[part.topic_id, part.partition] = None
+                    self._touched[part.topic_id, part.partition] = None
         home.position = page.next
 
     async def _named(self, report: Report) -> Report:
