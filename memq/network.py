@@ -11,6 +11,7 @@ import errno
 import os
 import platform
 import random
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,8 +78,8 @@ class SocketNetwork:
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(factory, host, port, backlog=4096, ssl=tls)
-        except OSError as error:
-            raise _listen_error(host, port, error) from error
+        except (OSError, ValueError) as error:
+            raise _listen_error(format_address((host, port)), error) from error
         bound = server.sockets[0].getsockname()
         return SocketListener(server, (bound[0], bound[1]))
 
@@ -86,33 +87,39 @@ class SocketNetwork:
         self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
     ) -> asyncio.BufferedProtocol:
         """See `Network.connect`."""
-        loop = asyncio.get_running_loop()
+        loop, where = asyncio.get_running_loop(), format_address((host, port))
         try:
             async with asyncio.timeout(timeout_s):
                 _, protocol = await loop.create_connection(factory, host, port)
         except TimeoutError as error:
-            raise UnreachableError(f"{host}:{port} did not answer in {timeout_s:g} s") from error
-        except OSError as error:
-            raise UnreachableError(f"can't reach {host}:{port}: {_cause(error)}") from error
+            raise UnreachableError(f"{where} did not answer in {timeout_s:g} s") from error
+        except (OSError, ValueError) as error:
+            raise UnreachableError(f"can't reach {where[:300]}: {_cause(error)}") from error
         return protocol
 
 
-def _cause(error: OSError) -> str:
-    """Return the cause in the system's words: the loops put the address, or their own name for it, into theirs."""
+def _cause(error: OSError | ValueError) -> str:
+    """Return the cause in the system's words: the loops put the address, or their own name for it, into theirs.
+
+    A ValueError is that of a name that was not even looked up: with a part of 64 letters, an empty one, or a NUL.
+    """
+    if isinstance(error, ValueError):
+        return "no host has such a name"
     if error.errno is not None and error.errno > 0:  # those of name look-ups are below
         return os.strerror(error.errno)
     return error.strerror or str(error)
 
 
-def _listen_error(host: str, port: int, error: OSError) -> UnreachableError:
+def _listen_error(where: str, error: OSError | ValueError) -> UnreachableError:
     """Return what to say: the loop puts the address into the text of its errors, in its own way."""
-    if error.errno == errno.EADDRINUSE:
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
         reason, hint = "another process listens there", "choose another port, or 0 for any free one"
-    elif error.errno == errno.EADDRNOTAVAIL:
+    elif number == errno.EADDRNOTAVAIL:
         reason, hint = "this machine has no such address", "choose one of this machine's, or 0.0.0.0"
     else:
-        reason, hint = error.strerror or str(error), "choose another address or port"
-    return UnreachableError(f"can't listen on {host}:{port}: {reason}", hint=hint)
+        reason, hint = _cause(error), "choose another address or port"
+    return UnreachableError(f"can't listen on {where[:300]}: {reason}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +142,8 @@ def parse_address(text: str, default_port: int = 9876) -> Address:
     host, separator, port = text.strip().rpartition(":")
     if not separator or (host.count(":") and not host.endswith("]")):
         return text.strip().strip("[]"), default_port
-    if not port.isdigit() or int(port) > 65535:
-        raise UnreachableError(f"bad port '{port}' in address '{text}'", hint="write HOST:PORT")
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise UnreachableError(f"bad port '{port[:20]}' in address '{text[:120]}'", hint="write HOST:PORT")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

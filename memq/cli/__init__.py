@@ -60,15 +60,19 @@ def _say(text: str) -> int:
     """Print and return the exit code; a reader that has gone is no fault."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's own flush
-        return PIPE_CLOSED
+    except OSError as error:
+        from memq.cli.run import report_output
+
+        return report_output(error)
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code. Without `arguments` it takes those of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # who started us has closed it
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - it stays open to the end
     if COMPLETE_VARIABLE not in os.environ:
         if arguments in (["--help"], ["-h"], ["help"]):
             return _say(help_text())

@@ -95,8 +95,8 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        return _close_stdout()
+    except BrokenPipeError as error:
+        return report_output(error)
     except click.exceptions.NoArgsIsHelpError as error:
         talk(error.format_message())
         return USAGE
@@ -109,10 +109,10 @@ def exit_code_of(error: BaseException) -> int:
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), FAILED)
 
 
-def _close_stdout() -> int:
-    """Let the interpreter's own flush at exit go nowhere: the reader of our pipe has gone."""
+def report_output(error: OSError) -> int:
+    """Say that stdout takes no more, unless its reader has gone; the interpreter's own flush at exit goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return PIPE_CLOSED
+    return PIPE_CLOSED if isinstance(error, BrokenPipeError) else _report(error)
 
 
 def _report(error: Exception) -> int:

@@ -31,7 +31,7 @@ _REACH_AGAIN_S = 0.1
 def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
     """Return the addresses to start from: `brokers` (one, a list, or separated by commas), else MEMQ_BROKERS.
 
-    Raises: InvalidRequestError when there is none, InvalidSettingError for what is no address, TypeError.
+    Raises: InvalidSettingError when there is none, and for what is no address; TypeError.
     """
     if brokers is None:
         brokers = os.environ.get("MEMQ_BROKERS", "")
@@ -43,7 +43,7 @@ def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
     except UnreachableError as error:
         raise InvalidSettingError(str(error), hint=error.hint) from error
     if not addresses:
-        raise InvalidRequestError("no broker is named", hint="pass brokers='HOST:PORT', or set MEMQ_BROKERS")
+        raise InvalidSettingError("no broker is named", hint="give HOST:PORT of one, or set MEMQ_BROKERS")
     return addresses
 
 

@@ -185,6 +185,17 @@ def test_a_closed_pipe_ends_quietly() -> None:
         assert process.wait() == 141
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["config"]])
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [("<&- >&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 1, "memq: error: no space left on device\n")],
+)
+def test_streams_that_are_closed_or_full(arguments: list[str], where: str, code: int, said: str) -> None:
+    command = ["sh", "-c", f'exec "$0" -m memq.cli "$@" {where}', sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_config_shows_origins(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMQ_PORT", "1234")
     assert run(["config", "--show-origin"]) == 0

@@ -1,0 +1,45 @@
+"""Addresses that people type: each is an address, or an error that quotes it, never a fault of a library."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.errors import UnreachableError
+from memq.network import SocketNetwork, format_address, parse_address
+
+NO_HOSTS = ["a" * 64, "a..b", ".a", "nul\0", "\u00e4" * 64]
+NO_PORTS = ["x", "-1", "65536", "1" * 5_000, "\u00b2", "\u0663", "1_0", " 1", ""]
+
+
+@pytest.mark.parametrize("port", NO_PORTS)
+def test_what_is_no_port_is_quoted(port: str) -> None:
+    with pytest.raises(UnreachableError, match="bad port") as caught:
+        parse_address(f"host:{port}")
+    assert len(str(caught.value)) < 300
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    try:
+        host, port = parse_address(text)
+    except UnreachableError:
+        return
+    assert 0 <= port <= 65_535
+    assert parse_address(format_address((host, port)))[1] == port or ":" in host
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+def test_a_name_that_no_host_can_have_is_unreachable(host: str) -> None:
+    with pytest.raises(UnreachableError, match=r"can't reach .*: no host has such a name"):
+        asyncio.run(SocketNetwork().connect(host, 1, asyncio.BufferedProtocol))
+    with pytest.raises(UnreachableError, match=r"can't listen on .*: no host has such a name"):
+        asyncio.run(SocketNetwork().listen(host, 0, asyncio.BufferedProtocol))
+
+
+def test_an_address_of_ipv6_is_told_in_brackets() -> None:
+    with pytest.raises(UnreachableError, match=r"\[::1\]:1: "):
+        asyncio.run(SocketNetwork().connect("::1", 1, asyncio.BufferedProtocol))
