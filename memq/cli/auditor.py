@@ -24,9 +24,9 @@ from memq.cli.live_audit import live_audit
 from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import json_option, setting_options, settings_of
 from memq.cli.output import print_json, print_table, talk, time_text
-from memq.cli.ready import say_ready
+from memq.cli.ready import listen_address, say_ready
 from memq.cli.run import FAILED, OK
-from memq.network import Runtime, parse_address
+from memq.network import Runtime
 from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, rules_of
 
 Answer = TypeVar("Answer")
@@ -136,7 +136,7 @@ def metrics(serve: str, config: str | None, profile: str | None, **flags: Value 
 
     settings = settings_of(config, profile, **flags)
     log_to_stderr(settings.broker().log_level, settings.broker().log_format)
-    listen = parse_address(serve, METRICS_PORT)
+    listen = listen_address(serve, METRICS_PORT)
     return _asked(settings, lambda view, _: export_audit(view, listen, say_ready))
 
 

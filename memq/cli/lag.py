@@ -10,9 +10,8 @@ from memq.cli.group_rows import HEADS, group_json, group_rows
 from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import print_json, print_table
-from memq.cli.ready import say_ready
+from memq.cli.ready import listen_address, say_ready
 from memq.client.admin import Admin
-from memq.network import parse_address
 from memq.settings import Value
 
 LAG_PORT = 9878
@@ -48,4 +47,4 @@ def _serve(brokers: str, groups: tuple[str, ...], listen: str) -> int:
     from memq.cli.lag_export import export_lag
 
     log_to_stderr("info", "text")
-    return asyncio.run(export_lag(brokers, groups, parse_address(listen, LAG_PORT), say_ready))
+    return asyncio.run(export_lag(brokers, groups, listen_address(listen, LAG_PORT), say_ready))

@@ -51,7 +51,7 @@ def _path_of(target: str, scheme: str) -> Path:
             hint="give a path, file:///path or s3://bucket/key?endpoint=…",
         )
     path = Path(unquote(urlsplit(target).path)) if scheme else Path(target)
-    if not path.exists():
+    if not target or not path.exists():
         raise NotFoundError(f"no file or folder '{target[:120]}'", hint="check the path")
     if (path / "cluster.json").is_file() and (path / "objects").is_dir():
         return path / "objects"
@@ -60,7 +60,9 @@ def _path_of(target: str, scheme: str) -> Path:
 
 def _reader(path: Path) -> Callable[[], memoryview]:
     def read() -> memoryview:
-        """Return a file's bytes. Raises: OSError, TooLargeError."""
+        """Return a file's bytes. Raises: OSError, TooLargeError; InvalidRequestError for a pipe or a device."""
+        if not path.is_file():
+            raise InvalidRequestError(f"'{path}' is no regular file")
         check_size(str(path), path.stat().st_size)
         return memoryview(path.read_bytes())
 

@@ -6,7 +6,7 @@ import datetime
 import re
 from dataclasses import dataclass
 
-from memq.errors import InvalidSettingError
+from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.settings import parse_time_ms
 from memq.topic import Position
 
@@ -49,9 +49,10 @@ def _parse_place(what: str, text: str, now_ms: int, hint: str) -> Place:
         return text
     if text.startswith("@"):
         return _parse_time(text[1:], now_ms, hint)
-    if re.fullmatch(r"\d+:\d+:\d+", text):
+    try:
         return Position.parse(text)
-    raise InvalidSettingError(f"bad {what} '{text[:60]}'", hint=hint)
+    except InvalidRequestError as error:
+        raise InvalidSettingError(f"bad {what} '{text[:60]}'", hint=hint) from error
 
 
 def _parse_time(text: str, now_ms: int, hint: str) -> datetime.datetime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import NO_BLOCK, Sighting, Wanted, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import print_json, talk, time_text
-from memq.errors import InvalidRequestError, MemqError, NotFoundError
+from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.format.block import Buffer
 from memq.format.pointer import Pointer, decode_pointer
 from memq.limits import POLL_BYTES_MAX
@@ -30,7 +31,9 @@ Groups = dict[int, dict[str, Position]]  # by read partition
 @click.argument("position", required=False, metavar="[POSITION]")
 @click.option("--key", "-k", metavar="KEY", help="All records of a key, UTF-8.")
 @click.option("--producer", metavar="HEX", help="The producer id, as findings name it; with --seq.")
-@click.option("--seq", "sequence", type=int, metavar="N", help="The record's number among those of its producer.")
+@click.option(
+    "--seq", "sequence", type=click.IntRange(0), metavar="N", help="The record's number among those of its producer."
+)
 @broker_options
 @json_option
 def trace(
@@ -68,16 +71,16 @@ def trace(
 def _wanted(position: str | None, key: str | None, producer: str | None, sequence: int | None) -> Wanted:
     given = [position is not None, key is not None, producer is not None or sequence is not None]
     if sum(given) != 1 or (producer is None) != (sequence is None):
-        raise InvalidRequestError(
+        raise InvalidSettingError(
             "a record is named by its position, by --key, or by --producer and --seq", hint="give one of them"
         )
+    if producer is not None and not re.fullmatch("[0-9a-fA-F]{1,16}", producer):
+        raise InvalidSettingError(f"producer '{producer[:40]}' is no id", hint="give 16 hex digits, as findings do")
+    number = int(producer, 16) if producer is not None else None
     try:
-        number = int(producer, 16) if producer is not None else None
-    except ValueError as error:
-        raise InvalidRequestError(
-            f"producer '{str(producer)[:40]}' is no id", hint="give 16 hex digits, as findings do"
-        ) from error
-    at = Position.parse(position) if position is not None else None
+        at = Position.parse(position) if position is not None else None
+    except InvalidRequestError as error:
+        raise InvalidSettingError(str(error), hint=error.hint) from error
     return Wanted(number, sequence, key.encode() if key is not None else None, at)
 
 

@@ -196,6 +196,31 @@ def test_streams_that_are_closed_or_full(arguments: list[str], where: str, code:
     assert (done.returncode, done.stderr) == (code, said)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["trace", "t"], 2),
+        (["trace", "t", "0:0"], 2),
+        (["trace", "t", "--producer", "f" * 17, "--seq", "1"], 2),
+        (["trace", "t", "--producer", "1", "--seq", "-1"], 2),
+        (["consume", "t", "-o", f"0:{'9' * 20}:0"], 2),
+        (["consume", "t", "-b", ""], 2),
+        (["consume", "t", "-b", "host:\u00b2"], 2),
+        (["consume", "t", "-b", "a..b"], 5),
+        (["lag", "--serve", "host:99999"], 2),
+        (["auditor", "metrics", "--serve", "host:99999"], 2),
+        (["inspect", ""], 3),
+        (["verify", "/dev/zero"], 1),
+    ],
+)
+def test_mistakes_of_one_word_are_one_line(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == code
+    out, err = said(capsys)
+    assert "internal error" not in err
+    assert "Traceback" not in err
+    assert (out, err.count("\n")) == ("", 1) or arguments[0] == "verify", "damage is data"
+
+
 def test_config_shows_origins(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMQ_PORT", "1234")
     assert run(["config", "--show-origin"]) == 0
