@@ -288,12 +288,16 @@ def _checked(name: str, raw: object, origin: str, rule: Rule, default: Value) ->
     if isinstance(default, int):
         return _parse_number(name, raw, origin, rule)
     text = str(raw)
+    if not isinstance(raw, str | int) or isinstance(raw, bool):
+        raise InvalidSettingError(f"setting {name} = '{text[:60]}' from {origin} is no text", hint="write it in quotes")
+    if default and not text:  # an empty folder would be this one, an empty host all interfaces
+        raise InvalidSettingError(f"setting {name} from {origin} is empty", hint=f"leave it out for '{default}'")
     if rule.choices and text not in rule.choices:
         raise InvalidSettingError(
             f"setting {name} = '{text[:60]}' from {origin} is not one of {', '.join(rule.choices)}",
             hint=did_you_mean(text, rule.choices, known=False),
         )
-    if name == "advertise" and text and not re.fullmatch(r"[^\s/]+:\d{1,5}", text):
+    if name == "advertise" and text and not re.fullmatch(r"[^\s/]+:[0-9]{1,5}", text):
         raise InvalidSettingError(f"setting advertise = '{text[:60]}' from {origin} is no HOST:PORT")
     if name in ("cluster", "broker_id"):
         check_name(text, name.replace("_id", ""))

@@ -85,7 +85,7 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, compa
         await _first(signals.first.wait(), broker.failed.wait())
         if broker.failure is not None:
             return 1
-        events.info("draining", "taking nothing new, finishing what was taken")
+        events.info("draining", "taking nothing new, finishing what was taken; a second signal gives it up")
         await _cancel(beside)
         drain = asyncio.create_task(broker.drain(), name="drain")
         await _first(asyncio.shield(drain), signals.second.wait())

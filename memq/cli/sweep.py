@@ -33,12 +33,14 @@ def sweep(*, dry_run: bool, as_json: bool, config: str | None, profile: str | No
     when a topic was left alone, since its pointers could not all be read.
     """
     settings = settings_of(config, profile, **flags)
-    tally = _Tally(as_json=as_json)
+    tally, ended = _Tally(as_json=as_json), False
     try:
         asyncio.run(_sweep(settings, tally, dry_run=dry_run))
+        ended = True
     finally:
-        verb = "would be deleted" if dry_run else "deleted"
-        talk(f"{count_text(tally.objects, 'object')} of {size_text(tally.bytes)} {verb}")
+        if ended or tally.objects:
+            verb = "would be deleted" if dry_run else "deleted"
+            talk(f"{count_text(tally.objects, 'object')} of {size_text(tally.bytes)} {verb}")
     return FAILED if tally.notes else OK
 
 

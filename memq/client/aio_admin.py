@@ -16,7 +16,7 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addres
 from memq.client.metadata import ClusterMetadata
 from memq.client.places import Places
 from memq.client.record import place_of
-from memq.errors import InvalidRequestError, NotFoundError
+from memq.errors import InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.limits import PARTITIONS_MAX
 from memq.network import Runtime, parse_address
 from memq.notification import GroupState, Span
@@ -107,7 +107,7 @@ class AsyncAdmin:
         check_kind("partitions", partitions, int)
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidRequestError(f"{partitions} partitions are outside 1 to {PARTITIONS_MAX}")
-        ask = CreateTopic(name=name, partitions=partitions, settings=dict(settings or {}), exist_ok=exist_ok)
+        ask = CreateTopic(name=name, partitions=partitions, settings=_sendable(settings or {}), exist_ok=exist_ok)
         return _topic_of(await self._ask(AdminRequest(ask=ask)))
 
     async def topics(self, *, internal: bool = False) -> list[Topic]:
@@ -150,11 +150,12 @@ class AsyncAdmin:
 
         Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
         """
-        return _topic_of(await self._ask(AdminRequest(ask=AlterTopic(name=name, settings=dict(settings)))))
+        ask = AlterTopic(name=check_name(name, internal=True), settings=_sendable(settings))
+        return _topic_of(await self._ask(AdminRequest(ask=ask)))
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with its pointers; its objects go with the sweep. Raises: NotFoundError."""
-        await self._ask(AdminRequest(ask=DeleteTopic(name=name)))
+        await self._ask(AdminRequest(ask=DeleteTopic(name=check_name(name, internal=True))))
 
     # ---- groups --------------------------------------------------------------------------------
 
@@ -164,7 +165,8 @@ class AsyncAdmin:
         return [name for name in await self._queue.groups() if internal or not is_internal(name)]
 
     async def group(self, name: str) -> GroupDescription:
-        """Return a group: members, positions and lag. Raises: NotFoundError."""
+        """Return a group: members, positions and lag. Raises: NotFoundError, InvalidNameError."""
+        check_name(name, "group", internal=True)
         await self._pool.reach(self._connect_timeout_s)
         state = await self._described(name)
         holders = {partition: member for member, held in state.members.items() for partition in held}
@@ -216,6 +218,7 @@ class AsyncAdmin:
 
     async def delete_group(self, name: str) -> None:
         """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
+        check_name(name, "group", internal=True)
         await self._pool.reach(self._connect_timeout_s)
         await self._queue.delete_group(name)
 
@@ -304,6 +307,17 @@ class AsyncAdmin:
         """Return how much lies before a position."""
         here = await self._pointers_before(topic, partition, position)
         return here.plus(position.record_index, 0)
+
+
+def _sendable(settings: Settings) -> dict[str, bool | int | str]:
+    """Return settings that a request can carry; what they mean the broker knows."""
+    for name, value in settings.items():
+        check_kind("the name of a topic setting", name, str)
+        if not isinstance(value, bool | int | str):
+            raise TypeError(f"topic setting {name} is a number, a text or a bool, not {type(value).__name__}")
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise InvalidSettingError(f"topic setting {name} = {value:.3g} is beyond 2^63")
+    return dict(settings)
 
 
 def _topic_of(answer: AdminAnswer) -> Topic:

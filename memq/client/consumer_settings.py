@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from memq.client.fetcher import ReadMode
+from memq.client.fields import check_switch
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_client_id, check_connect_timeout, check_zone
 from memq.client.record import TopicPartition
 from memq.errors import InvalidRequestError, InvalidSettingError
@@ -57,6 +58,8 @@ class ConsumerSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise InvalidSettingError(f"{name} = {value!r} is outside {low} to {high}")
+        check_switch("auto_commit", self.auto_commit)
+        check_switch("audit", self.audit)
         check_connect_timeout(self.connect_timeout_ms)
         check_client_id(self.client_id)
         check_zone(self.zone)
@@ -84,6 +87,10 @@ def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
         raise InvalidRequestError(
             f"{name} = {point} has no time zone", hint="use datetime.now(datetime.UTC), or astimezone()"
         )
+    places = point.values() if isinstance(point, Mapping) else point if _is_list(point) else (point,)
+    for place in places:
+        if isinstance(place, Position):
+            Position.parse(str(place))  # numbers that no pointer has
     if len(topics) > 1 and (isinstance(point, Position) or _is_list(point)):
         raise InvalidRequestError(
             f"{name} is a Position, and there are {len(topics)} topics", hint="use {(topic, partition): Position, …}"

@@ -151,6 +151,12 @@ def check_kind(what: str, value: object, kind: type[int | str]) -> None:
         raise TypeError(f"{what} is of type {kind.__name__}, not {type(value).__name__}")
 
 
+def check_switch(what: str, value: object) -> None:
+    """Refuse what is neither True nor False: "false" would be true. Raises: TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} is of type bool, not {type(value).__name__}")
+
+
 def as_bytes(value: BytesLike | None, what: str) -> bytes | None:
     """Return bytes of bytes-like or str; None stays None. Raises: TypeError, InvalidRequestError."""
     if value is None or type(value) is bytes:

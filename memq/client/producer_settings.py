@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from memq.client.delivery import Ack
+from memq.client.fields import check_switch
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_client_id, check_connect_timeout, check_zone
 from memq.errors import InvalidSettingError, MemqError
 from memq.format.block import CODECS
@@ -88,6 +89,7 @@ def producer_settings(
         raise InvalidSettingError(f"codec = {codec!r} is not one of {', '.join(CODECS)}")
     if on_ack is not None and not callable(on_ack):
         raise TypeError(f"on_ack is a function, not {type(on_ack).__name__}")
+    check_switch("audit", audit)
     if name and acks != "all":
         raise InvalidSettingError(f"acks = {acks!r} of producer '{name}'", hint="a named producer has acks='all'")
     _check_bounds("linger_ms", linger_ms, 0, 60_000)
@@ -109,7 +111,7 @@ def producer_settings(
         zone=check_zone(zone),
         on_ack=on_ack,
         name=check_name(name, "producer") if name else "",
-        audit=bool(audit),
+        audit=audit,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -37,6 +38,14 @@ ANY: Any = memq  # without the types that would say the same
         (lambda: ANY.Consumer(HERE, "clicks", on_assigned=5), TypeError, "on_assigned, on_revoked and on_lost"),
         (lambda: ANY.Consumer(HERE, "clicks", prefetch_bytes_max="64MiB"), InvalidSettingError, "'64MiB' is outside"),
         (lambda: ANY.Consumer(HERE, "clicks", read="store"), InvalidSettingError, "read = 'store' is not"),
+        (lambda: ANY.Consumer(HERE, "clicks", auto_commit="false"), TypeError, "auto_commit is of type bool, not str"),
+        (
+            lambda: ANY.Consumer(HERE, "clicks", start=memq.Position(0, -1)),
+            InvalidRequestError,
+            "bad position '0:-1:0'",
+        ),
+        (lambda: ANY.Producer(HERE, audit="no"), TypeError, "audit is of type bool, not str"),
+        (lambda: ANY.Producer(""), InvalidSettingError, "no broker is named"),
         (lambda: ANY.Admin(HERE, timeout=5), TypeError, "timeout"),
     ],
 )
@@ -78,6 +87,26 @@ def test_a_position_belongs_to_its_partition() -> None:
             assert list(consumer) == []
             with pytest.raises(InvalidRequestError, match="position 1:0:0 is one of partition 1, not of 0"):
                 consumer.seek("t", 0, memq.Position.parse("1:0:0"))
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "said"),
+    [
+        (lambda admin: admin.create_topic("t", settings={"retention_ms": None}), TypeError, "not NoneType"),
+        (lambda admin: admin.create_topic("t", settings={5: 1}), TypeError, "name of a topic setting is of type str"),
+        (lambda admin: admin.alter_topic("t", settings={"retention_ms": 0.5}), TypeError, "not float"),
+        (lambda admin: admin.alter_topic("t", settings={"retention_ms": 1 << 70}), InvalidSettingError, "beyond 2^63"),
+        (lambda admin: admin.alter_topic(None, settings={}), TypeError, "topic is of type str"),
+        (lambda admin: admin.delete_topic(None), TypeError, "topic is of type str"),
+        (lambda admin: admin.group(5), TypeError, "group is of type str"),
+        (lambda admin: admin.delete_group(5), TypeError, "group is of type str"),
+    ],
+)
+def test_what_an_admin_is_asked_wrongly_is_said_before_it_is_sent(
+    ask: Callable[[Any], object], kind: type[Exception], said: str
+) -> None:
+    with memq.Admin(HERE) as admin, pytest.raises(kind, match=re.escape(said)):
+        ask(admin)
 
 
 def test_partitions_are_a_number() -> None:

@@ -129,6 +129,10 @@ def test_what_kubernetes_puts_beside_a_service_named_memq_is_passed_over(folder:
         ('acks = "2"', "0, 1, all"),
         ('auto_create_topics = "maybe"', "maybe"),
         ("profile = 3", "not a table"),
+        ("host = {a = 1}", "is no text"),
+        ("zone = 1.5", "is no text"),
+        ('data = ""', "is empty"),
+        ('host = ""', "is empty"),
     ],
 )
 def test_bad_values_are_refused(folder: Path, text: str, said: str) -> None:
