@@ -16,7 +16,7 @@ import click
 
 from memq import __version__
 from memq.cli.options import broker_options, json_option, settings_of
-from memq.cli.output import colored, one_line, print_json, size_text
+from memq.cli.output import colored, count_text, one_line, print_json, size_text
 from memq.errors import MemqError
 from memq.settings import PartSettings, Settings, Value, rules_of
 
@@ -142,7 +142,7 @@ def _broker(settings: Settings) -> str:
 
     brokers = settings.client().brokers
     with Admin(brokers) as admin:
-        return f"{brokers} answers, {len(admin.topics())} topics"
+        return f"{brokers} answers, {count_text(len(admin.topics()), 'topic')}"
 
 
 def _print(finding: Finding) -> None:

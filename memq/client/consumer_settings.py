@@ -87,10 +87,11 @@ def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
         raise InvalidRequestError(
             f"{name} = {point} has no time zone", hint="use datetime.now(datetime.UTC), or astimezone()"
         )
-    places = point.values() if isinstance(point, Mapping) else point if _is_list(point) else (point,)
-    for place in places:
-        if isinstance(place, Position):
-            Position.parse(str(place))  # numbers that no pointer has
+    if isinstance(point, Mapping | Sequence) and not isinstance(point, str):
+        for place in point.values() if isinstance(point, Mapping) else point:
+            check_point(place, name, topics[:1])
+    if isinstance(point, Position):
+        Position.parse(str(point))  # numbers that no pointer has
     if len(topics) > 1 and (isinstance(point, Position) or _is_list(point)):
         raise InvalidRequestError(
             f"{name} is a Position, and there are {len(topics)} topics", hint="use {(topic, partition): Position, …}"
