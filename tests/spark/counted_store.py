@@ -1,4 +1,7 @@
-"""A broker whose objects lie in an S3 server of the test's own, which keeps what it was asked: requests and bytes."""
+"""A broker whose objects lie in an S3 server of the test's own, which keeps what it was asked: requests and bytes.
+
+It speaks TLS by an authority of its own, which only the settings file names.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
 from memq.settings import BrokerSettings
 from tests.s3_faults import FaultyS3, faulty_s3, place_of
+from tests.tls import server_context
 
 START_S = 60.0
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)\Z")
@@ -24,7 +28,7 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d+)\Z")
 
 @dataclass
 class CountedStore:
-    """The running pair. `config` is the settings file with the keys of the store."""
+    """The running pair. `config` is the settings file with the keys and the authority of the store."""
 
     address: str
     server: FaultyS3
@@ -52,13 +56,15 @@ class CountedStore:
 def counted_store(folder: Path) -> Iterator[CountedStore]:
     """Run both on a thread until the block ends."""
     config = folder / "keys.toml"
-    config.write_text('[s3]\naccess_key_id = "memq"\nsecret_access_key = "memq-secret"\nhedge_permille = 0\n')
+    tls, authority = server_context(folder, "127.0.0.1")
+    keys = 'access_key_id = "memq"\nsecret_access_key = "memq-secret"'
+    config.write_text(f'[s3]\n{keys}\nca_file = "{authority}"\nhedge_permille = 0\n')
     loop = asyncio.new_event_loop()
     ready, running = threading.Event(), []
 
     async def run(ended: asyncio.Event) -> None:
-        async with faulty_s3() as server:
-            runtime, store = Runtime(), place_of(server).open("f")
+        async with faulty_s3(tls) as server:
+            runtime, store = Runtime(), place_of(server, ca_file=str(authority)).open("f")
             coordinator = MemoryCoordinator(MemoryCluster())
             settings = BrokerSettings(port=0, audit=False)  # reports are objects, too, and all are counted
             broker = Broker(settings, runtime, {"main": store}, MemoryQueue(runtime.clock), coordinator)
