@@ -3,7 +3,8 @@
 All sides send the same values with the same codec from one producer into one partition, and read them from the
 beginning. They take turns, piece by piece; the first round warms up, of the others the medians count. A GB is 10^9
 bytes of values. Kafka runs as its own start script runs it, and keeps its log as it does by default, without fsync;
-memq's files are synced.
+memq's files are synced. The bytes that memq's broker stored in files are stored once more by the floor, which does
+only what any broker must.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from benchmarks.child import Child
+from benchmarks.floor import Floor
 from benchmarks.results import Figure, Options, median, percentile
 from benchmarks.servers import Broker, Process, RealServers, load
 from memq.limits import MIB
@@ -58,11 +60,11 @@ def run(options: Options) -> list[Figure]:
     """Measure all sizes and codecs, then latency at a low rate, then what memory it took."""
     figures = []
     with RealServers(*STORES) as servers:
-        sides = make_sides(servers)
+        sides, floor = make_sides(servers), Floor(servers)
         for size, codec in CASES:
-            measure(servers, sides, size, codec, options)
+            measure(servers, sides, floor, size, codec, options)
             figures += case_figures(sides, f"{size} B, {codec}")
-            for figure in figures[-5:]:
+            for figure in figures[-6:]:
                 options.say(figure.line())
         figures += [*latency_figures(sides, options), memory_figure(sides, servers)]
     for figure in figures[-3:]:
@@ -85,7 +87,7 @@ def make_side(servers: RealServers, name: str, kind: str, broker: Process, other
     return Side(name, servers.client(kind, broker.address), servers.client(kind, broker.address), broker, others)
 
 
-def measure(servers: RealServers, sides: list[Side], size: int, codec: str, options: Options) -> None:
+def measure(servers: RealServers, sides: list[Side], floor: Floor, size: int, codec: str, options: Options) -> None:
     """Let all sides write a piece and read it, in turn; several times over.
 
     Then Kafka and the files forget it: on a virtual machine the first touch of a page that the host has to give costs
@@ -98,6 +100,9 @@ def measure(servers: RealServers, sides: list[Side], size: int, codec: str, opti
             if side.name == "kafka":
                 side.writer.ask("create", topic=topic)
             write(side, topic, size, codec, records)
+            if side.name == "files":
+                stored = side.found["stored bytes"][-1]
+                side.note("produce floor", floor.write(int(stored)) * stored / (size * records / 1e9))
         for side in sides:
             read(side, f"flow-{size}-{codec}-{number}", size, records)
         sides[0].writer.ask("delete", topic=f"flow-{size}-{codec}-{number}")
@@ -110,11 +115,12 @@ def measure(servers: RealServers, sides: list[Side], size: int, codec: str, opti
 def write(side: Side, topic: str, size: int, codec: str, records: int) -> None:
     """Send a piece, and note rate, CPU, latency and puts."""
     side.writer.ask("produce", topic=topic, size=size, records=records, codec=codec, how="sampled", waits=True)
-    gigabytes, before, puts = size * records / 1e9, side.cpu_s(), puts_of(side)
+    gigabytes, before, puts, stored = size * records / 1e9, side.cpu_s(), puts_of(side), stored_of(side)
     wrote = side.writer.ask("go")
     note_cpu(side, "produce", before, wrote["cpu_s"], gigabytes)
     side.note("produce rate", records / (wrote["ended_s"] - wrote["began_s"]))
     side.note("puts per GiB", (puts_of(side) - puts) / gigabytes * 1.073741824)
+    side.note("stored bytes", stored_of(side) - stored)
     side.latencies += wrote["latencies_s"]
     side.memory_bytes = max(side.memory_bytes, side.broker.memory_bytes())
 
@@ -144,6 +150,11 @@ def puts_of(side: Side) -> float:
     )
 
 
+def stored_of(side: Side) -> float:
+    """Return how many bytes were stored so far."""
+    return side.broker.counter("memq_broker_stored_bytes_total") if isinstance(side.broker, Broker) else 0.0
+
+
 # ---- figures -----------------------------------------------------------------------------------
 
 
@@ -158,7 +169,10 @@ def case_figures(sides: list[Side], case: str) -> list[Figure]:
         cpu = kafka.median(f"{work} broker") / max(files.median(f"{work} broker"), 1e-9)
         figures.append(Figure(NAME, f"{work} {case}, broker CPU", cpu, "x less", CPU_BOUND, "higher"))
     rate = s3.median("produce rate") / kafka.median("produce rate")
-    return [*figures, Figure(NAME, f"produce {case}, on S3", rate, "x more")]
+    figures.append(Figure(NAME, f"produce {case}, on S3", rate, "x more"))
+    floor, broker = files.median("produce floor"), files.median("produce broker")
+    detail = {"floor CPU": floor, "Kafka's over the floor": kafka.median("produce broker") / max(floor, 1e-9)}
+    return [*figures, Figure(NAME, f"produce {case}, over the floor", broker / max(floor, 1e-9), "x", detail=detail)]
 
 
 def details(side: Side, work: str) -> dict[str, float | str]:
