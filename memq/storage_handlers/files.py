@@ -60,33 +60,33 @@ class ObjectFiles:
             self._name(temporary, key, size, checksum)
         finally:
             with suppress(OSError):  # what is left is swept at the next start
-                temporary.unlink()
+                os.unlink(temporary)
 
-    def _write(self, temporary: Path, handle: int, buffers: Sequence[Buffer]) -> tuple[int, int]:
+    def _write(self, temporary: str, handle: int, buffers: Sequence[Buffer]) -> tuple[int, int]:
         """Return size and crc32c. In the page cache it is taken afterwards, in case something changes meanwhile."""
         if self._direct.suit(buffers):
-            written = self._direct.write(str(temporary), buffers)
+            written = self._direct.write(temporary, buffers)
             if written is not None:
                 return written
         return write_all(handle, buffers), joined_crc(buffers)
 
-    def _create_temporary(self) -> tuple[Path, int]:
+    def _create_temporary(self) -> tuple[str, int]:
         while True:
-            path = self.tmp / f"{os.getpid()}-{next(self._numbers)}"
+            path = f"{self.tmp}/{os.getpid()}-{next(self._numbers)}"
             try:
                 return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             except FileExistsError:  # of an earlier process with this pid
                 continue
 
-    def _name(self, temporary: Path, key: str, size: int, checksum: int) -> None:
-        path = self.root / key
-        with self._folders.pinned(path.parent):
+    def _name(self, temporary: str, key: str, size: int, checksum: int) -> None:
+        path, folder = f"{self.root}/{key}", key.rpartition("/")[0]
+        with self._folders.pinned(folder):
             try:
                 os.link(temporary, path)
             except FileExistsError:
                 if not same_content(path, size, checksum):
                     raise ObjectExistsError(f"another object lies under key '{key}'") from None
-            sync_folder(path.parent)  # also of one that was there: its own put may not have come this far
+            sync_folder(f"{self.root}/{folder}")  # also of one that was there: its own put may not have come this far
 
     def delete(self, key: str) -> None:
         """Remove the file and the folders that it leaves empty.
@@ -102,7 +102,7 @@ class ObjectFiles:
             if not path.is_dir():
                 raise
             return
-        self._folders.prune(path.parent)
+        self._folders.prune(key.rpartition("/")[0])
 
     def get(self, key: str) -> bytes:
         """Return the whole file."""
@@ -190,9 +190,9 @@ def joined_crc(buffers: Sequence[Buffer]) -> int:
     return value
 
 
-def same_content(path: Path, size: int, checksum: int) -> bool:
+def same_content(path: Path | str, size: int, checksum: int) -> bool:
     """Tell whether a file holds `size` bytes with this crc32c."""
-    with path.open("rb", buffering=0) as file:
+    with FileIO(path) as file:
         if os.fstat(file.fileno()).st_size != size:
             return False
         value = 0
