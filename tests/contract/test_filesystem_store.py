@@ -10,6 +10,7 @@ import random
 import resource
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -248,17 +249,25 @@ def test_a_cancelled_put_has_let_go_of_the_buffers(
     assert asyncio.run(scenario()) == 8, "a put that runs is finished"
 
 
-def test_a_put_without_a_thread_is_given_up_at_once(store: FilesystemHandler) -> None:
+def test_a_put_without_a_thread_is_given_up_at_once(store: FilesystemHandler, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, go_on = os.fsync, threading.Event()
+
+    def held(handle: int) -> None:
+        go_on.wait(60)
+        real(handle)
+
     async def scenario() -> list[str]:
         tasks = [asyncio.create_task(put(store, f"k{number:02d}", bytes(1 << 20))) for number in range(40)]
         await asyncio.sleep(0)
         for task in tasks[20:]:
             task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [result for result in results[:20] if result is not None] == []
-        assert all(isinstance(result, asyncio.CancelledError) for result in results[20:])
+        results = await asyncio.gather(*tasks[20:], return_exceptions=True)  # while each thread is held by its put
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        go_on.set()
+        await asyncio.gather(*tasks[:20])
         return [entry.key async for entry in store.list()]
 
+    monkeypatch.setattr(os, "fsync", held)
     assert asyncio.run(scenario()) == [f"k{number:02d}" for number in range(20)]
 
 
