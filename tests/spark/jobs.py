@@ -33,9 +33,9 @@ CLUSTER = {
 class Job:
     """The job; all its processes are in its session, and only they."""
 
-    def __init__(self, command: Sequence[str], master: str = "local[2]") -> None:
+    def __init__(self, command: Sequence[str], master: str = "local[2]", driver_memory: str = "1g") -> None:
         settings: dict[str, object] = {"driver.extraJavaOptions": JAVA, "ui.enabled": "false"}
-        settings |= CLUSTER if master.startswith("spark:") else {}
+        settings |= {"driver.memory": driver_memory} | (CLUSTER if master.startswith("spark:") else {})
         arguments = " ".join(f"--conf spark.{name}={value}" for name, value in settings.items())
         submitted = {"PYSPARK_SUBMIT_ARGS": f"--master {master} {arguments} pyspark-shell"}
         self.process = subprocess.Popen(
