@@ -58,7 +58,8 @@ class SqliteFile:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        if _number(connection, "PRAGMA user_version") != self.version:
+        known = (_number(connection, "PRAGMA application_id"), _number(connection, "PRAGMA user_version"))
+        if known != (self.application_id, self.version):
             self._make(connection)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = ON")  # macOS: past the disk's own cache, too
