@@ -297,11 +297,15 @@ def _checked(name: str, raw: object, origin: str, rule: Rule, default: Value) ->
             f"setting {name} = '{text[:60]}' from {origin} is not one of {', '.join(rule.choices)}",
             hint=did_you_mean(text, rule.choices, known=False),
         )
-    if name == "advertise" and text and not re.fullmatch(r"[^\s/]+:[0-9]{1,5}", text):
+    if name == "advertise" and text and not _is_address(text):
         raise InvalidSettingError(f"setting advertise = '{text[:60]}' from {origin} is no HOST:PORT")
     if name in ("cluster", "broker_id"):
         check_name(text, name.replace("_id", ""))
     return text
+
+
+def _is_address(text: str) -> bool:
+    return bool(re.fullmatch(r"[^\s/]+:[0-9]{1,5}", text)) and int(text.rpartition(":")[2]) <= 65_535
 
 
 def parse_size(text: str) -> int | None:

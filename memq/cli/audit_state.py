@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from memq.audit.live.database import Database, SqliteDatabase
-from memq.errors import InvalidSettingError
+from memq.errors import InvalidSettingError, NotFoundError
 from memq.settings import AuditorSettings
 
 OpenState = Callable[[], Database]
@@ -40,6 +40,17 @@ def state_of(settings: AuditorSettings) -> OpenState:
             "no audit state is named", hint=f"give --audit-state {SQLITE}memq-data/{STATE_FILE}, or postgresql://…"
         )
     return database_at(settings.audit_state)
+
+
+def written_state(settings: AuditorSettings) -> OpenState:
+    """Return the same for who asks what was found: where no auditor has written, nothing found would mean nothing.
+
+    Raises: InvalidSettingError, NotFoundError.
+    """
+    opener, url = state_of(settings), settings.audit_state
+    if url.startswith(SQLITE) and not Path(url.removeprefix(SQLITE)).exists():
+        raise NotFoundError(f"audit state '{url[:200]}' is not there", hint="check the path; an auditor makes the file")
+    return opener
 
 
 def state_beside(settings: AuditorSettings, data: Path) -> OpenState:

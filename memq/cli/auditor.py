@@ -18,7 +18,7 @@ from memq.audit.live.rows import QUANTILES, QUEUE, percentile_name
 from memq.audit.live.store import AuditStore
 from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary, latencies
-from memq.cli.audit_state import state_of
+from memq.cli.audit_state import OpenState, state_of, written_state
 from memq.cli.beside import Beside, dashboard_beside
 from memq.cli.live_audit import live_audit
 from memq.cli.log_lines import log_to_stderr
@@ -137,7 +137,7 @@ def metrics(serve: str, config: str | None, profile: str | None, **flags: Value 
     settings = settings_of(config, profile, **flags)
     log_to_stderr(settings.broker().log_level, settings.broker().log_format)
     listen = listen_address(serve, METRICS_PORT)
-    return _asked(settings, lambda view, _: export_audit(view, listen, say_ready))
+    return _asked(settings, lambda view, _: export_audit(view, listen, say_ready), state_of)
 
 
 @auditor.command("verify")
@@ -196,9 +196,13 @@ async def _until(signal: asyncio.Event, work: Coroutine[Any, Any, None]) -> None
         tasks[1].result()
 
 
-def _asked(settings: Settings, ask: Callable[[AuditView, AuditStore], Coroutine[Any, Any, Answer]]) -> Answer:
+def _asked(
+    settings: Settings,
+    ask: Callable[[AuditView, AuditStore], Coroutine[Any, Any, Answer]],
+    opener_of: Callable[[AuditorSettings], OpenState] = written_state,
+) -> Answer:
     async def run() -> Answer:
-        state = state_of(settings.auditor())()
+        state = opener_of(settings.auditor())()
         try:
             return await ask(AuditView(state), AuditStore(state))
         finally:

@@ -210,6 +210,7 @@ def test_streams_that_are_closed_or_full(arguments: list[str], where: str, code:
         (["lag", "--serve", "host:99999"], 2),
         (["auditor", "metrics", "--serve", "host:99999"], 2),
         (["inspect", ""], 3),
+        (["auditor", "show", "--audit-state", "sqlite:nowhere.sqlite"], 3),
         (["dev", "--data", ""], 2),
         (["sweep", "--data", "nowhere"], 1),
         (["verify", "/dev/zero"], 1),

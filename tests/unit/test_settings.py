@@ -131,6 +131,7 @@ def test_what_kubernetes_puts_beside_a_service_named_memq_is_passed_over(folder:
         ("profile = 3", "not a table"),
         ("host = {a = 1}", "is no text"),
         ("zone = 1.5", "is no text"),
+        ('advertise = "here:99999"', "is no HOST:PORT"),
         ('data = ""', "is empty"),
         ('host = ""', "is empty"),
     ],
