@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import memq
 from localstack.servers import S3Server, Server
 from memq.clock import SystemClock
 from memq.limits import MIB
+from tests.integration.kafka import running_kafka
 from tests.memory import peak_bytes
 from tests.processes import BrokerProcess, settings_text
 from tests.servers import dev_server
@@ -34,6 +36,13 @@ def test_a_broker_bears_many_partitions_with_little_traffic(tmp_path: Path) -> N
         asyncio.run(_use(server.address, server.process.pid))
         server.signal()
         assert server.wait() == 0
+
+
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[Server]:
+    """A Kafka that is not taken for dead when it is busy: all its partitions would begin new epochs, for minutes."""
+    with running_kafka(tmp_path / "kafka", **{"broker.session.timeout.ms": "60000"}) as server:
+        yield server
 
 
 def test_so_does_one_whose_pointers_are_in_kafka(
