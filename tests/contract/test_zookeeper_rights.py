@@ -97,7 +97,7 @@ def test_a_path_without_rights_is_named(zookeeper: Server, tmp_path: Path) -> No
     assert topics_at(zookeeper.address, f"{path}/memq", auth="digest:other:secret", acl="creator") == []
 
 
-def test_a_broker_does_not_start_on_a_path_without_rights(zookeeper: Server, tmp_path: Path) -> None:
+def test_start_and_doctor_name_a_path_without_rights(zookeeper: Server, tmp_path: Path) -> None:
     path = path_of(tmp_path)
     lock(zookeeper, path)
     parts = {
@@ -105,12 +105,15 @@ def test_a_broker_does_not_start_on_a_path_without_rights(zookeeper: Server, tmp
         "queue": f"sqlite:{tmp_path}/queue.sqlite",
         "coordinator": f"zookeeper://{zookeeper.address}{path}/memq",
     }
-    flags = [word for name, value in parts.items() for word in (f"--{name}", value)]
-    command = [sys.executable, "-m", "memq.cli", "broker", *flags, "--port", "0", "--http-port", "-1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert ended.returncode == 4, ended.stderr
-    assert f"denies access to node {path}/memq" in ended.stderr
-    assert "check auth, acl and sasl in [zookeeper]" in ended.stderr
+    config = tmp_path / "memq.toml"
+    config.write_text("".join(f'{name} = "{value}"\n' for name, value in parts.items()))
+    for words, code in ((("broker", "--port", "0", "--http-port", "-1"), 4), (("doctor",), 1)):
+        command = [sys.executable, "-m", "memq.cli", *words, "--config", str(config)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        said = ended.stdout + ended.stderr
+        assert ended.returncode == code, said
+        assert f"denies access to node {path}/memq" in said
+        assert "check auth, acl and sasl in [zookeeper]" in said
 
 
 def test_what_was_made_with_rights_is_used_with_them(zookeeper: Server, tmp_path: Path) -> None:

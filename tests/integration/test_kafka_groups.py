@@ -35,8 +35,8 @@ def over_kafka(kafka: Server, work: Callable[[KafkaQueue], Awaitable[None]], **s
     asyncio.run(run())
 
 
-async def join(queue: KafkaQueue, name: str) -> Membership:
-    return await queue.join("report", name, FOUR, SESSION_MS)
+async def join(queue: KafkaQueue, name: str, session_ms: int = SESSION_MS) -> Membership:
+    return await queue.join("report", name, FOUR, session_ms)
 
 
 async def beat_until(
@@ -58,10 +58,10 @@ def is_shared(*expected: int) -> Callable[[Members], bool]:
     return lambda known: shares(known) == list(expected) and not any(part.revoking for part in known.values())
 
 
-async def two_members(queue: KafkaQueue) -> Members:
-    known = {"a": await join(queue, "a")}
+async def two_members(queue: KafkaQueue, session_ms: int = SESSION_MS) -> Members:
+    known = {"a": await join(queue, "a", session_ms)}
     await beat_until(queue, known, is_shared(4))
-    known["b"] = await join(queue, "b")
+    known["b"] = await join(queue, "b", session_ms)
     await beat_until(queue, known, is_shared(2, 2))
     return known
 
@@ -113,6 +113,20 @@ def test_who_leaves_or_is_silent_loses_everything(kafka: Server, protocol: str) 
             await queue.heartbeat("report", "silent", 1)
 
     over_kafka(kafka, work, group_protocol=protocol)
+
+
+def test_a_static_member_that_comes_back_in_time_finds_its_partitions_and_disturbs_nobody(kafka: Server) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        known = await two_members(queue, 60_000)
+        before = dict(known)
+        await queue.leave("report", "a")
+        assert set((await queue.describe("report")).members) == {"a", "b"}, "its place is kept"
+        known["a"] = await join(queue, "a", 60_000)
+        await beat_until(queue, known, is_shared(2, 2))
+        assert set(known["a"].assigned) == set(before["a"].assigned)
+        assert known["b"] == before["b"]
+
+    over_kafka(kafka, work, static_members=True)
 
 
 @PROTOCOLS
