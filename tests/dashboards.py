@@ -49,6 +49,9 @@ class WrittenAudit:
             raise NotFoundError(f"there is no finding '{id_}'")
         return self.named[id_]
 
+    async def findings(self) -> list[LiveFinding]:
+        return list(self.named.values())
+
     async def clients(self) -> list[ClientRow]:
         return self.heard
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from memq.audit.live.database import Database
+from memq.audit.live.evidence import EVIDENCE_MAX, csv_of
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.rows import QUANTILES, QUEUE, percentile_name
 from memq.audit.live.store import AuditStore
@@ -32,10 +32,6 @@ from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, r
 Answer = TypeVar("Answer")
 METRICS_PORT = 9880
 MINUTE_MS = 60_000
-_COLUMNS = (
-    *("id", "kind", "stage", "group", "topic", "topic_id", "partition", "minute", "producer", "records", "ranges"),
-    *("object", "block", "offset", "cause", "first_seen_ms", "resolved_ms", "acknowledged_by", "acknowledged_ms"),
-)
 _SHOWN = (
     *("topic", "group", "verdict", "records", "lost", "doubled", "corrupt", "in flight"),
     *map(percentile_name, QUANTILES),
@@ -98,9 +94,9 @@ def findings(
 ) -> int:
     """List findings of all topics, or of TOPIC, with the sequences of each; exits with 1 when there are any."""
     settings = settings_of(config, profile, **flags)
-    found = _asked(settings, lambda view, _: view.findings(topic, all_=all_, limit=100_000))
+    found = _asked(settings, lambda view, _: view.findings(topic, all_=all_, limit=EVIDENCE_MAX))
     if as_csv:
-        _print_csv(found)
+        click.echo(csv_of(found), nl=False)
     elif as_json:
         print_json([finding.to_json() for finding in found])
     else:
@@ -240,14 +236,6 @@ def _summary_json(summary: TopicSummary) -> dict[str, Any]:
         for name in _sides(summary)
     }
     return {"topic": summary.topic, "topic_id": summary.topic_id, "findings": summary.findings, "sides": sides}
-
-
-def _print_csv(found: Sequence[LiveFinding]) -> None:
-    writer = csv.writer(sys.stdout)
-    writer.writerow(_COLUMNS)
-    for finding in found:
-        values = finding.to_json() | {"ranges": " ".join(f"{first}-{next_ - 1}" for first, next_ in finding.ranges)}
-        writer.writerow([values[column] for column in _COLUMNS])
 
 
 def _minute_text(finding: LiveFinding) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import json
 import re
 import ssl
@@ -195,6 +197,20 @@ def test_a_finding_is_verified_by_what_lies_in_the_store_now(cluster: Cluster) -
             answer, body = pages.ask(f"/api/findings/{name}/verify")
             assert answer.status == 404
             assert words in json.loads(body)["error"]
+
+
+def test_findings_are_exported_as_evidence(cluster: Cluster) -> None:
+    found = {"f": named("00" * 16, topic="clicks", producer=7, records=3, ranges=((4, 6), (9, 10)))}
+    with served(cluster.address, WrittenAudit(named=found)) as pages:
+        (told,) = pages.json("/api/findings")
+        assert (told["producer"], told["ranges"]) == ("0000000000000007", [[4, 6], [9, 10]])
+        answer, body = pages.ask("/api/findings?format=csv")
+        assert answer.headers["Content-Disposition"] == 'attachment; filename="findings.csv"'
+        (row,) = csv.DictReader(io.StringIO(body.decode()))
+        assert (row["id"], row["producer"], row["ranges"]) == ("f", "0000000000000007", "4-5 9-9")
+        assert pages.ask("/api/findings?format=xml")[0].status == 400
+    with served(cluster.address) as pages:
+        assert pages.json("/api/findings?format=json") == []
 
 
 def test_the_tail_shows_what_comes_within_its_rate(pages: Served, cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memq.audit.dashboard.sources import AuditNews, MinuteRow, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
 from memq.audit.live.database import Database
+from memq.audit.live.evidence import EVIDENCE_MAX
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.rows import OK, QUEUE, Row, quantile_ms
 from memq.audit.live.store import AuditStore
@@ -55,6 +56,10 @@ class LiveSource:
     async def finding(self, id_: str) -> LiveFinding:
         """See `AuditSource.finding`."""
         return await self._view.finding(id_)
+
+    async def findings(self) -> list[LiveFinding]:
+        """See `AuditSource.findings`."""
+        return await self._view.findings(all_=True, limit=EVIDENCE_MAX)
 
     async def clients(self) -> list[ClientRow]:
         """See `AuditSource.clients`."""

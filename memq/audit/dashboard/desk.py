@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,10 @@ class Desk:
         if self._audit is None:
             raise _nobody_audits(id_)
         return await self._audit.finding(id_)
+
+    async def findings(self) -> Sequence[LiveFinding]:
+        """Return all findings that are kept; none where nobody audits."""
+        return await self._audit.findings() if self._audit is not None else ()
 
     async def acknowledge(self, finding: str, who: str) -> None:
         """Note that somebody has looked at a finding. Raises: DeniedError, NotFoundError."""

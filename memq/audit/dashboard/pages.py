@@ -20,6 +20,7 @@ from memq.audit.dashboard.history import SPANS
 from memq.audit.dashboard.objects import ObjectReader
 from memq.audit.dashboard.records import TAIL_RECORDS_S_MAX, Query, RecordReader
 from memq.audit.dashboard.stream import Feed, Seats, tail_events
+from memq.audit.live.evidence import csv_of
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -69,6 +70,7 @@ class Pages:
                     ("/api/tail", self._tail, "GET"),
                     ("/api/object", self._object, "GET"),
                     ("/api/block", self._block, "GET"),
+                    ("/api/findings", self._findings, "GET"),
                     ("/api/findings/{finding}/verify", self._verify, "GET"),
                     ("/api/findings/{finding}/acknowledge", self._acknowledge, "POST"),
                 )
@@ -132,6 +134,19 @@ class Pages:
         key = request.query_params.get("key", "")
         with self._checks.one():
             return _json(await self._objects.block(key, _number(request, "block", 0), _number(request, "first", 0)))
+
+    async def _findings(self, request: Request) -> Response:
+        kind = request.query_params.get("format", "json")
+        if kind not in ("csv", "json"):
+            raise InvalidRequestError(f"format = '{kind[:60]}' is neither csv nor json")
+        found = await self._desk.findings()
+        answer = (
+            _json([each.to_json() for each in found])
+            if kind == "json"
+            else Response(csv_of(found), media_type="text/csv")
+        )
+        answer.headers["Content-Disposition"] = f'attachment; filename="findings.{kind}"'
+        return answer
 
     async def _verify(self, request: Request) -> Response:
         with self._checks.one():

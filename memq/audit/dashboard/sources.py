@@ -67,6 +67,10 @@ class AuditSource(Protocol):
         """Return a finding with all that is known of it. Raises: NotFoundError."""
         ...
 
+    async def findings(self) -> Sequence[LiveFinding]:
+        """Return the findings that hold and those that are over, the last that changed first, EVIDENCE_MAX at most."""
+        ...
+
     async def clients(self) -> list[ClientRow]:
         """Return the clients whose reports are awaited."""
         ...

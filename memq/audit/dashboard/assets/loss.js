@@ -55,7 +55,8 @@ export function lossPage([id]) {
   return {
     title: "Findings",
     table,
-    element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Findings"), h("span", { class: "grow" }), h("label", { class: "check" }, held, "only those that hold"), words), note,
+    element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Findings"), h("span", { class: "grow" }), h("label", { class: "check" }, held, "only those that hold"), words,
+      ...["csv", "json"].map((kind) => h("a", { class: "button", href: `/api/findings?format=${kind}`, download: "", "aria-label": `Export all findings as ${kind.toUpperCase()}` }, kind.toUpperCase()))), note,
       h("div", { class: "split" }, table.element, detail)),
     update: (kinds) => { if (kinds.has("finding") || kinds.has("about")) show(); },
   };
