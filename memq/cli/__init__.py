@@ -11,6 +11,7 @@ import sys
 
 from memq import __version__
 
+INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
 PIPE_CLOSED = 141  # what a shell reports for a program that SIGPIPE ended
 COMPLETE_VARIABLE = "_MEMQ_COMPLETE"  # set by the shell when it asks for completions
 
@@ -78,6 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _say(help_text())
         if arguments in (["--version"], ["version"]):
             return _say(f"memq {__version__}")
-    from memq.cli.run import run
-
+    try:
+        from memq.cli.run import run
+    except KeyboardInterrupt:  # half of a start is import
+        return INTERRUPTED
     return run(arguments)

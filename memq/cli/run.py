@@ -10,7 +10,7 @@ import traceback
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from memq.cli import COMMANDS, COMPLETE_VARIABLE, PIPE_CLOSED, help_text
+from memq.cli import COMMANDS, COMPLETE_VARIABLE, INTERRUPTED, PIPE_CLOSED, help_text
 from memq.cli.output import one_line, talk
 from memq.errors import (
     DeniedError,
@@ -24,7 +24,6 @@ from memq.errors import (
 )
 
 OK, FAILED, USAGE, NOT_FOUND, DENIED, UNREACHABLE, TIMED_OUT = range(7)
-INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
 
 # The first class that fits decides.
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 
-from memq.cli import COMMANDS, PIPE_CLOSED
+from memq.cli import COMMANDS, INTERRUPTED, PIPE_CLOSED
 from memq.cli.options import shown_default
-from memq.cli.run import EXIT_CODES, INTERRUPTED, program
+from memq.cli.run import EXIT_CODES, program
 from memq.settings import OWNERS, RULES, rules_of
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")

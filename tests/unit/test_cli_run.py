@@ -185,6 +185,21 @@ def test_a_closed_pipe_ends_quietly() -> None:
         assert process.wait() == 141
 
 
+def test_an_interrupt_while_the_command_line_is_imported_is_quiet() -> None:
+    script = """
+import sys
+from memq.cli import main
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "memq.cli.run":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+sys.exit(main(["config"]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["config"]])
 @pytest.mark.parametrize(
     ("where", "code", "said"),
