@@ -316,7 +316,7 @@ BUGS = (
         "large object behind its manifest",
         "memq.cold.copying",
         "Copier.copy",
-        "await self._store.put(key, large.buffers, _checksum(large.buffers))",
+        "await self._store.put(key, large.buffers, joined_crc(large.buffers))",
         "pass",
     ),
     Planted("sweep takes what manifests name", "memq.broker.sweep", "Sweep._cold_keys", "*part.objects", "*()"),
