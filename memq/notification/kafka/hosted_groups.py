@@ -195,6 +195,7 @@ class HostedGroups:
         return self._parts.complaints.failure(error, doing)
 
     async def _commit_outside(self, group: str, offsets: list[TopicPartition]) -> None:
+        await self._parts.topics.check()
         request = ConsumerGroupTopicPartitions(self._parts.names.kafka_group(group), offsets)
         answers: Any = self._parts.admin.alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
         try:
@@ -258,6 +259,7 @@ class HostedGroups:
 
     async def _describe(self, group: str) -> Any:
         kafka_group = self._parts.names.kafka_group(group)
+        await self._parts.topics.check()
         answers: Any = self._parts.admin.describe_consumer_groups([kafka_group], request_timeout=self._timeout_s)
         missing = NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups")
         try:
@@ -279,6 +281,7 @@ class HostedGroups:
     async def delete(self, group: str) -> None:
         """See `Groups.delete_group`."""
         kafka_group = self._parts.names.kafka_group(group)
+        await self._parts.topics.check()
         answers: Any = self._parts.admin.delete_consumer_groups([kafka_group], request_timeout=self._timeout_s)
         try:
             await asyncio.wrap_future(answers[kafka_group])
