@@ -18,6 +18,7 @@ from memq.errors import InvalidNameError, InvalidSettingError, NotFoundError, Qu
 from memq.notification import Publication
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
+from memq.notification.kafka.topics import Topics
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 from tests.integration.kafka import kafka_queue
 
@@ -143,6 +144,26 @@ def test_settings_of_another_hand_are_named_with_the_command_that_mends_them(kaf
         await queue.publish(aged())
 
     over_kafka(kafka, work, prefix="wrong.")
+
+
+def test_a_topic_that_kafka_shows_late_is_looked_at_before_it_is_used(kafka: Server, monkeypatch: Any) -> None:
+    """Kafka's controller knows of a topic before its brokers do: another hand may just have made it."""
+    name = Names("late.").kafka_topic(part())
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin.create_topics([NewTopic(name, 1, 1, config={"retention.ms": "60000"})])[name].result()
+    count, asked = Topics.count, 0
+
+    async def late(self: Topics, topic: str) -> int:
+        nonlocal asked
+        asked += 1
+        return 0 if asked < 3 else await count(self, topic)
+
+    async def work(queue: KafkaQueue) -> None:
+        with pytest.raises(InvalidSettingError, match=r"retention\.ms = 60000"):
+            await queue.create([part()], STALE_MS)
+
+    monkeypatch.setattr(Topics, "count", late)
+    over_kafka(kafka, work, prefix="late.")
 
 
 def test_what_another_process_publishes_wakes_and_is_read(kafka: Server) -> None:

@@ -120,9 +120,9 @@ class Topics:
         Raises: InvalidSettingError when another hand has set what loses pointers; DeniedError, QueueError.
         """
         found = await self.count(topic)
-        if not found:
-            await self._make(topic, partitions, stale_publish_ms)
-        else:
+        if not found and not await self._make(topic, partitions, stale_publish_ms):
+            found = await self._until_shown(topic)
+        if found:
             await self._look_at_settings(topic, stale_publish_ms)
             if found < partitions:
                 await self._widen(topic, partitions)
@@ -169,7 +169,8 @@ class Topics:
 
     # ---- inside --------------------------------------------------------------------------------
 
-    async def _make(self, topic: str, partitions: int, stale_publish_ms: int) -> None:
+    async def _make(self, topic: str, partitions: int, stale_publish_ms: int) -> bool:
+        """Make a Kafka topic. Returns False when it is there by another hand, maybe not shown yet."""
         settings = REQUIRED | {STALE: str(stale_publish_ms)}
         if self._settings.min_insync_replicas:
             settings["min.insync.replicas"] = str(self._settings.min_insync_replicas)
@@ -178,8 +179,10 @@ class Topics:
         try:
             await asyncio.wrap_future(answer)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another broker was faster
-                raise self._complaints.failure(error, f"making Kafka topic '{topic}'") from error
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return False
+            raise self._complaints.failure(error, f"making Kafka topic '{topic}'") from error
+        return True
 
     async def _widen(self, topic: str, partitions: int) -> None:
         new = NewPartitions(topic, partitions)
@@ -224,6 +227,15 @@ class Topics:
             else:
                 self._known[topic] = max(partitions, self._known.get(topic, 0))
                 return
+
+    async def _until_shown(self, topic: str) -> int:
+        """Wait until Kafka shows a topic that it says is there. Returns how many partitions it has."""
+        for _ in range(READY_TRIES):
+            found = await self.count(topic)
+            if found:
+                return found
+            await asyncio.sleep(READY_PAUSE_S)
+        raise QueueError(f"Kafka says that topic '{topic}' is there, and does not show it")
 
     async def _until_gone(self, topic: str) -> None:
         """Wait until Kafka does not show a deleted topic any more, so that nobody who looks next finds it."""
