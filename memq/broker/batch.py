@@ -11,6 +11,7 @@ from memq.broker.ring import Slot
 from memq.format.block import CHECKED_FROM
 from memq.format.header_table import HeaderTable
 from memq.format.key import object_key
+from memq.format.latency import latency_of
 from memq.format.object import BatchEntry, ObjectMeta, ObjectTopic, encode_packed_index
 from memq.format.pointer import (
     Adopted,
@@ -153,9 +154,10 @@ def data_pointer(
     totals: Totals,
     adopted: tuple[Adopted, ...],
     skip: tuple[int, ...],
+    now_ms: int,
     named_ms: int = 0,
 ) -> Pointer:
-    """Return the pointer of a stored batch."""
+    """Return the pointer of a stored batch, to be handed to the queue at `now_ms`."""
     headers = sealed.headers
     producers, complete = bounded_ranges(producer_ranges(sequences_of(slot)), POINTER_RANGES_MAX)
     return control_pointer(
@@ -173,6 +175,7 @@ def data_pointer(
         stored_bytes=slot.bytes,
         least_ms=headers.least_ms,
         greatest_ms=headers.greatest_ms,
+        latency=headers.latency(now_ms, skip),
         skip=skip,
         producers=producers,
         producers_complete=complete,
@@ -190,9 +193,13 @@ def staged_pointer(
     totals: Totals,
     adopted: tuple[Adopted, ...],
     skip: tuple[int, ...],
+    now_ms: int,
     named_ms: int,
 ) -> Pointer:
-    """Return the pointer of a batch that a writer staged: it says where the writer's batch is with it."""
+    """Return the pointer of a batch that a writer staged: it says where the writer's batch is with it.
+
+    How old its records are is told as of the whole batch: their blocks' times are in the object only.
+    """
     staged = slot.staged
     assert staged is not None, f"batch {slot.number} is not staged"
     producers, complete = bounded_ranges(producer_ranges(staged.sequences), POINTER_RANGES_MAX)
@@ -209,6 +216,7 @@ def staged_pointer(
         stored_bytes=slot.bytes,
         least_ms=staged.least_ms,
         greatest_ms=staged.greatest_ms,
+        latency=latency_of([staged.least_ms], [staged.records], now_ms),
         skip=skip,
         producers=producers,
         producers_complete=complete,

@@ -419,14 +419,15 @@ class TopicProcessor:
             await self._publish_staged(slot, slot.staged)
             return
         own, origin, sealed = self._owned(), self._origin(), self._sealed[slot.number]
+        clock = self.services.runtime.clock
 
         def build() -> Pointer:
             adopted = own.next_adopted()
             skip = self._skip(slot, sealed, own)
             totals = own.totals_with(adopted)
-            return data_pointer(slot, sealed, origin, totals, adopted, skip, own.named_since_ms())
+            return data_pointer(slot, sealed, origin, totals, adopted, skip, clock.wall_ms(), own.named_since_ms())
 
-        key_until_s, began_ms = slot.put_s + key_s(self.services.settings), self.services.runtime.clock.wall_ms()
+        key_until_s, began_ms = slot.put_s + key_s(self.services.settings), clock.wall_ms()
         if not await self._publisher().publish(build, slot.number, key_until_s):
             self.ring.store_again(slot)
             return
@@ -442,14 +443,14 @@ class TopicProcessor:
 
     async def _publish_staged(self, slot: Slot, staged: StagedBatch) -> None:
         """Publish the pointer of a batch that a writer put into the store."""
-        own, origin = self._owned(), self._origin()
+        own, origin, clock = self._owned(), self._origin(), self.services.runtime.clock
 
         def build() -> Pointer:
             adopted, held = own.next_adopted(), enumerate(staged.sequences)
             skip = tuple(n for n, (number, *block) in held if own.producer(number).queued.covers(*block))
             totals = own.totals_with(adopted)
             named_ms = own.named_ms if staged.writers else own.named_since_ms()  # it may be the first with a name
-            return staged_pointer(slot, origin, totals, adopted, skip, named_ms)
+            return staged_pointer(slot, origin, totals, adopted, skip, clock.wall_ms(), named_ms)
 
         await self._publisher().publish(build, slot.number)
         self.ring.published()

@@ -16,6 +16,7 @@ from itertools import accumulate
 from operator import add, or_
 
 from memq.format.block import CHECKED_FROM, DELTA_SATURATED, BlockHeader, parse_header
+from memq.format.latency import Latency, latency_of
 from memq.limits import BLOCK_ENTRY_BYTES, BLOCK_HEADER_BYTES, TIME_MS_END
 
 _START = struct.Struct(f"{CHECKED_FROM}s{BLOCK_HEADER_BYTES - CHECKED_FROM}x")
@@ -65,7 +66,14 @@ class HeaderTable:
     @property
     def least_ms(self) -> int:
         """The least timestamp of all."""
-        return min(self._64_signed[6::9].tolist())
+        return min(self._leasts())
+
+    def latency(self, now_ms: int, skip: Sequence[int] = ()) -> Latency:
+        """Return how old the records are at `now_ms`, by their blocks, without those of the blocks `skip`."""
+        leasts, counts = self._leasts(), self._32[5::18].tolist()
+        for number in reversed(skip):
+            del leasts[number], counts[number]
+        return latency_of(leasts, counts, now_ms)
 
     @property
     def greatest_ms(self) -> int:
@@ -105,10 +113,13 @@ class HeaderTable:
         by_64[7::8] = self._64[8::9]  # tag bits
         return packed
 
+    def _leasts(self) -> list[int]:
+        return self._64_signed[6::9].tolist()
+
     def _greatest_ms(self) -> list[int]:
         """Return what `BlockHeader.greatest_ms` is, of each block."""
         deltas = self._32[14::18].tolist()
-        greatest = list(map(add, self._64_signed[6::9].tolist(), deltas))
+        greatest = list(map(add, self._leasts(), deltas))
         if DELTA_SATURATED in deltas or max(greatest, default=0) >= TIME_MS_END:
             last = TIME_MS_END - 1
             greatest = [

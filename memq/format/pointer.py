@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from memq.errors import CorruptDataError, InvalidNameError, InvalidRequestError, TooLargeError, UnsupportedFormatError
+from memq.format.latency import Bucket
 from memq.format.ranges import Range
 from memq.limits import (
     FORMAT_VERSION,
@@ -148,6 +149,7 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checksum: U32 = 0
     broker: str = ""
     sealed_ms: Time = 0
+    latency: tuple[tuple[Bucket, Number], ...] = ()
     named_ms: Time = 0
     requires: tuple[Text, ...] = ()
 
@@ -158,6 +160,7 @@ class Pointer(_Fields, frozen=True, kw_only=True):
     `data`: where the batch lies (`locations`), what it holds (`records`, `raw_bytes`, `stored_bytes`, times in
     Unix ms, `slots`, `tag_bits`, `producers`, `checksum` = crc32c of the batch's bytes) and what lies before it in
     the write partition (`totals`, plus `adopted`). `skip` has the numbers of blocks that the queue held already.
+    `latency` says how old its records were when the pointer was handed to the queue, as in `format/latency.py`.
     `producers` is cut at POINTER_RANGES_MAX ranges, and then not `producers_complete`: the index has all.
     `opened`: a new epoch, or the same once more, `totals`, and all `named` producers that are remembered; other kinds
     have in `named` those of their own, and in `named_ms` the queue time of the last `opened`, 0: it named nobody.

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from memq.errors import CorruptDataError, InvalidNameError, UnsupportedFormatError
 from memq.format.block import scope_of
+from memq.format.latency import Bucket, Latency
 from memq.format.pointer import Hex, Number, Text, Time, TopicId
 from memq.format.ranges import Range
 from memq.limits import KIB, SEQUENCE_END
@@ -36,7 +37,6 @@ Kind = Literal["producer", "consumer", "spark-reader", "spark-task", "spark-writ
 # user; left out as a copy; committed by the group, after the commit succeeded.
 Stage = Literal["sent", "acked", "gave-up", "fetched", "dropped", "processed"]
 BeginReason = Literal["stored", "start", "seek"]
-Bucket = Annotated[int, Meta(ge=0, le=64)]
 PositionText = Annotated[str, Meta(pattern=r"^([0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16})?$", max_length=50)]
 PlaceText = Annotated[str, Meta(pattern=r"^[0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16}$", max_length=50)]
 Stretch = tuple[PlaceText, PlaceText]
@@ -74,9 +74,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     """What passed one stage: sequences of one producer whose blocks have their least timestamp in one minute.
 
     `minute` is in Unix minutes of event time, as the block headers have it. `ranges` are half-open, ascend and do not
-    touch. `level` is the ack level that the producer asked for, 0 of readers. `latency` has pairs (bucket, records):
-    bucket b counts those that passed the stage 2^(b-1) up to 2^b ms after their block's least timestamp, bucket 0 those
-    before 1 ms, also by clocks that differ.
+    touch. `level` is the ack level that the producer asked for, 0 of readers. `latency` is as in `format/latency.py`.
     """
 
     stage: Stage
@@ -84,7 +82,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     minute: int
     ranges: tuple[Range, ...]
     level: int = 0
-    latency: tuple[tuple[int, int], ...] = ()
+    latency: Latency = ()
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,11 +183,6 @@ _encode = msgspec.json.Encoder().encode
 def home_of(topic_id: str, partition: int, homes: int) -> int:
     """Return which of the `homes` partitions of `_memq_audit` has what is said about a write partition."""
     return scope_of(bytes.fromhex(topic_id), partition) % homes
-
-
-def bucket_of(latency_ms: int) -> int:
-    """Return the bucket of a latency in ms: see `Span`."""
-    return latency_ms.bit_length() if latency_ms > 0 else 0
 
 
 def encode_report(report: Report) -> bytes:

@@ -17,6 +17,7 @@ from memq.broker.topic_processor import TopicProcessor
 from memq.format.block import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
 from memq.format.builder import BlockBuilder
 from memq.format.header_table import HeaderTable
+from memq.format.latency import latency_of
 from memq.format.object import BLOCK_ENTRY, BlockEntry, open_object
 from memq.format.pointer import Pointer
 from memq.limits import FORMAT_VERSION, TIME_MS_END
@@ -114,7 +115,8 @@ def test_a_batch_is_its_blocks_an_index_and_true_checksums(producers: list[int],
 
 
 def check_pointer(slot: Slot, sealed: SealedBatch, headers: list[BlockHeader]) -> None:
-    pointer: Pointer = data_pointer(slot, sealed, ORIGIN, Totals(), (), ())
+    pointer: Pointer = data_pointer(slot, sealed, ORIGIN, Totals(), (), (), 1_100)
+    assert pointer.latency == latency_of([h.base_ms for h in headers], [h.count for h in headers], 1_100)
     assert pointer.records == sum(header.count for header in headers)
     assert (pointer.least_ms, pointer.greatest_ms) == (1_000, 999 + len(headers))
     tag_bits = 0

@@ -92,6 +92,7 @@ def pointers(draw: st.DrawFn) -> Pointer:
         checksum=draw(u32),
         broker=draw(names | st.just("")),
         sealed_ms=draw(times),
+        latency=draw(tuples(st.tuples(st.integers(0, 64), numbers))),
         ended=draw(tuples(ended)),
         named=draw(tuples(named)),
     )
@@ -244,6 +245,7 @@ PLACE = {"store": "main", "key": "a/b", "offset": 0, "length": 1}
         {"slots": [2, 1]},
         {"slots": [0, 65_536]},
         {"skip": [1, 1]},
+        {"latency": [[65, 1]]},
         {"skip": [2, 1]},
         {"skip": [1 << 20]},
         {"tag_bits": 5},

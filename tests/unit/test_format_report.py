@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.format.latency import bucket_of, latency_of
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Begin, Part, Report, Span, bucket_of, decode_report, encode_report, fitting, home_of
+from memq.format.report import Begin, Part, Report, Span, decode_report, encode_report, fitting, home_of
 from tests.golden.make import TOPIC_ID, make_reports
 from tests.unit.test_format_pointer import ranges
 
@@ -132,6 +133,8 @@ def test_a_cut_leaves_begins_before_what_was_processed_and_the_commit_behind_it(
 
 
 def test_buckets_and_homes() -> None:
+    assert latency_of([5, 5, 900, 1_000], [1, 2, 4, 8], 1_000) == ((0, 8), (7, 4), (10, 3))
+    assert (latency_of([5, 6], [1, 2], 1_000), latency_of([], [], 7)) == (((10, 3),), ())
     assert [bucket_of(latency) for latency in (-5, 0, 1, 2, 3, 4, 1_000)] == [0, 0, 1, 2, 2, 3, 10]
     homes = [home_of(TOPIC_ID, partition, 4) for partition in range(64)]
     assert set(homes) == {0, 1, 2, 3}

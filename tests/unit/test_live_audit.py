@@ -26,6 +26,16 @@ def test_what_went_all_the_way_is_ok() -> None:
     assert desk.rows[MINUTE].side(GROUP).counts == {"fetched": 10, "processed": 10}
 
 
+def test_pointers_say_how_old_their_records_were_and_copies_are_not_timed() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10), latency=((4, 7), (9, 3)))
+    desk.queue((PRODUCER, 0, 10), latency=((15, 10),))
+    desk.queue((PRODUCER, 10, 12), latency=((4, 2),))
+    desk.queue((PRODUCER, 12, 14))  # as a restore makes them
+    desk.settle()
+    assert desk.rows[MINUTE].side("").latency == {"committed": {4: 9, 9: 3}}
+
+
 def test_what_is_acked_with_all_and_in_no_pointer_is_lost_until_it_comes() -> None:
     desk = Desk()
     desk.sent(span("sent", (0, 30)), span("acked", (0, 30)), last=True)

@@ -156,7 +156,7 @@ def test_a_damaged_block_is_named_traced_and_verified(
         assert main(["auditor", "show", "--json", "--audit-state", state]) == 1
         (shown,) = json.loads(capsys.readouterr().out)
         took_ms = {side: set(told["latency_ms"]) for side, told in shown["sides"].items()}
-        assert took_ms == {"": {"sent", "acked"}, "g": {"fetched", "processed"}}
+        assert took_ms == {"": {"sent", "acked", "committed"}, "g": {"fetched", "processed"}}
         assert list(shown["sides"]["g"]["latency_ms"]["processed"]) == ["p50", "p90", "p99"]
 
 

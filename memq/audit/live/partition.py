@@ -135,8 +135,12 @@ class PartitionAudit:
             books.objects[offset] = pointer.locations[0].key
             if len(books.objects) > OBJECTS_MAX:
                 del books.objects[next(iter(books.objects))]
-        for block in _stated(pointer) if blocks is None else blocks:
+        new = [
             self._deliver(offset, time_ms, minute, block, late=late)
+            for block in (_stated(pointer) if blocks is None else blocks)
+        ]
+        if any(new):  # else a copy, whose records were timed when they came first
+            self._row(minute).side(QUEUE).time("committed", pointer.latency)
 
     def take_unreadable(self, offset: int, time_ms: int, error: MemqError) -> None:
         """Take an entry of the queue that is no pointer that can be read."""
@@ -295,19 +299,21 @@ class PartitionAudit:
 
     # ---- the queue -----------------------------------------------------------------------------------
 
-    def _deliver(self, offset: int, time_ms: int, minute: int, block: tuple[int, int, int], *, late: bool) -> None:
+    def _deliver(self, offset: int, time_ms: int, minute: int, block: tuple[int, int, int], *, late: bool) -> bool:
+        """Take a block of a pointer. Returns whether it is no copy."""
         producer, first, next_ = block
         stream = self._stream(producer)
         new = stream.account.delivered.holes(first, next_)
         fate = stream.account.deliver(first, next_, time_ms)
         if fate is Fate.COPY:
             self._row(minute).side(QUEUE).count("copies", next_ - first)
-            return
+            return False
         if fate is Fate.DOUBLED:
             stream.doubled_at = offset
         for piece in new:
             stream.marks.add(offset, *piece)
         Dating(stream).wait(new, minute, time_ms, late=late)
+        return True
 
     def _stream(self, producer: int) -> Stream:
         self._dirty[producer] = None

@@ -73,7 +73,7 @@ function now(row) {
     tile("Bytes in", row.bytes_s, (value) => `${bytes(value)}/s`),
     tile("Lag", row.lag_records, count),
     tile("Waiting", row.lag_seconds, duration),
-    tile("p99 until acked", row.p99_ms, (ms) => duration(ms / 1000)),
+    tile("p99 until in the queue", row.p99_ms, (ms) => duration(ms / 1000)),
     tile("Lost", row.lost, count, row.lost > 0),
     tile("Doubled", row.doubled, count, row.doubled > 0),
     tile("Damaged", row.corrupt, count, row.corrupt > 0),
