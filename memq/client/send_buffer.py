@@ -53,6 +53,8 @@ class SendBuffer:
     `sticky` is the fast way in: by topic, the open block of values that keyless records go to. It is used without
     the lock, by the rule of `RowBlock`: when there is `room` for `len(value) + 5`, append the value to `cells`, set
     `room`, and look at `closed`.
+    `aside` is given a function and a block to seal by it; it says whether another thread does so, else the caller
+    has to. None: there are no such threads, and callers seal all that they cut.
     """
 
     def __init__(
