@@ -250,8 +250,10 @@ class Position:
     def parse(cls, text: str) -> Position:
         """Parse `read partition:pointer offset:record index`.
 
-        Raises: InvalidRequestError for anything else.
+        Raises: InvalidRequestError for any other text; TypeError for what is none.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"a position is parsed from text as '0:17:3', not from {type(text).__name__}")
         parts = text.split(":")
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 17 for part in parts):
             raise InvalidRequestError(f"bad position '{text[:60]}'", hint="write it as 0:17:3")

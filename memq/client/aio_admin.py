@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from memq.client.any_broker import AnyBroker
+from memq.client.arguments import check_connect_timeout, runtime_of
 from memq.client.consumer_settings import Point, check_point, point_of
-from memq.client.fields import check_kind
+from memq.client.fields import check_kind, check_switch
 from memq.client.group_positions import GroupDescription, PartitionProgress, Reset
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses, check_connect_timeout
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.places import Places
 from memq.client.record import place_of
@@ -69,7 +70,7 @@ class AsyncAdmin:
         runtime: Runtime | None = None,
     ) -> None:
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
-        self._runtime = runtime or Runtime()
+        self._runtime = runtime_of(runtime)
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._any = AnyBroker(self._pool)
@@ -105,9 +106,11 @@ class AsyncAdmin:
         """
         check_name(name)
         check_kind("partitions", partitions, int)
+        check_switch("exist_ok", exist_ok)
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidRequestError(f"{partitions} partitions are outside 1 to {PARTITIONS_MAX}")
-        ask = CreateTopic(name=name, partitions=partitions, settings=_sendable(settings or {}), exist_ok=exist_ok)
+        sent = {} if settings is None else _sendable(settings)
+        ask = CreateTopic(name=name, partitions=partitions, settings=sent, exist_ok=exist_ok)
         return _topic_of(await self._ask(AdminRequest(ask=ask)))
 
     async def topics(self, *, internal: bool = False) -> list[Topic]:
@@ -127,6 +130,7 @@ class AsyncAdmin:
 
     async def ends(self, topics: Sequence[Topic]) -> dict[str, tuple[int, ...]]:
         """Return the pointer offsets at which the read partitions of topics end, by name. Raises: NotFoundError."""
+        _check_topics(topics)
         await self._pool.reach(self._connect_timeout_s)
         partitions = [partition for topic in topics for partition in read_partitions(topic)]
         found: dict[ReadPartition, Span] = {}
@@ -139,6 +143,7 @@ class AsyncAdmin:
 
         Raises: NotFoundError.
         """
+        _check_topics([topic])
         await self._pool.reach(self._connect_timeout_s)
         return {
             each.partition: await self._places.end_totals(each, topic.settings, topic.writers_of(each))
@@ -194,7 +199,9 @@ class AsyncAdmin:
         Raises: NotFoundError, InvalidRequestError.
         """
         check_name(group, "group")
+        check_name(topic, internal=True)
         check_point(to, "to", (topic,))
+        check_switch("dry_run", dry_run)
         found = (await self.topic(topic)).topic
         if not new_ok:
             await self._described(group)  # a misspelt name must not make a group
@@ -311,6 +318,8 @@ class AsyncAdmin:
 
 def _sendable(settings: Settings) -> dict[str, bool | int | str]:
     """Return settings that a request can carry; what they mean the broker knows."""
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"settings are a mapping of names to values, not {type(settings).__name__}")
     for name, value in settings.items():
         check_kind("the name of a topic setting", name, str)
         if not isinstance(value, bool | int | str):
@@ -318,6 +327,13 @@ def _sendable(settings: Settings) -> dict[str, bool | int | str]:
         if isinstance(value, int) and value.bit_length() > 63:
             raise InvalidSettingError(f"topic setting {name} = {value:.3g} is beyond 2^63")
     return dict(settings)
+
+
+def _check_topics(topics: Sequence[Topic]) -> None:
+    """Refuse names in place of topics. Raises: TypeError."""
+    for topic in topics:
+        if not isinstance(topic, Topic):
+            raise TypeError(f"a topic is a memq.topic.Topic, as `topics` returns them, not {type(topic).__name__}")
 
 
 def _topic_of(answer: AdminAnswer) -> Topic:

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, runtime_of
 from memq.client.batch import Batch
 from memq.client.consumer_core import ConsumerCore, ConsumerStats
-from memq.client.consumer_settings import ConsumerSettings, OnDamaged, OnExpired, Point
+from memq.client.consumer_settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
 from memq.client.fetcher import Fetcher, MakeFetcher, ReadMode
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.membership import Changes
@@ -61,7 +62,7 @@ class AsyncConsumer:
         runtime: Runtime | None = None,
     ) -> None:
         settings = ConsumerSettings(
-            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            topics=topics_of(topics),
             group=group,
             start=start,
             end=end,
@@ -77,7 +78,9 @@ class AsyncConsumer:
             zone=zone,
             audit=audit,
         )
-        self._runtime = runtime or Runtime()
+        check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
+        check_tracer_provider(tracer_provider)
+        self._runtime = runtime_of(runtime)
         make_fetcher: MakeFetcher = Fetcher
         self._traces: ConsumerTraces | None = None
         if tracer_provider is not None:
@@ -121,12 +124,13 @@ class AsyncConsumer:
         None after `timeout` seconds, at the `end` that was asked for, and after `wakeup`. The first call may take
         longer: it connects. Raises: as `memq.Consumer.poll`.
         """
+        timeout_s = check_timeout(timeout)
         self._loop = asyncio.get_running_loop()
         batch = self._core.next_at_hand()
         if batch is not None:
             return batch
         clock = self._runtime.clock
-        deadline_s = None if timeout is None else clock.monotonic() + timeout
+        deadline_s = None if timeout_s is None else clock.monotonic() + timeout_s
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic())
             found = await self._core.next(left_s)

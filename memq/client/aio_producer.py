@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
+from memq.client.arguments import check_timeout, check_tracer_provider, runtime_of
 from memq.client.delivery import AsyncDelivery
 from memq.client.fields import BytesLike, HeadersLike, Many, check_fields, check_many
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
@@ -63,8 +64,9 @@ class AsyncProducer:
             name=name,
             audit=audit,
         )
+        check_tracer_provider(tracer_provider)
         addresses = bootstrap_addresses(brokers)
-        runtime = runtime or Runtime()
+        runtime = runtime_of(runtime)
         carrier = ReportCarrier if self._settings.audit else None
         self._core = ProducerCore(
             self._settings, runtime, addresses, AsyncDelivery, self._wake, self._room_made, carrier=carrier
@@ -204,7 +206,7 @@ class AsyncProducer:
 
         Raises: TimedOutError with the number of records still pending; nothing is dropped.
         """
-        await self._core.flush(timeout)
+        await self._core.flush(check_timeout(timeout))
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
@@ -212,10 +214,11 @@ class AsyncProducer:
         Raises: TimedOutError with the number of records that were given up; the first error of a record that
         failed without anybody looking at its delivery.
         """
+        timeout_s = check_timeout(timeout)
         if self._closed:
             return
         self._closed = True
-        await self._core.close(timeout)
+        await self._core.close(timeout_s)
         self._core.raise_unseen()
 
     async def stood(self, topic: str) -> dict[int, int]:

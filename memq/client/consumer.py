@@ -8,10 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from memq.client.aio_consumer import told
+from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, runtime_of
 from memq.client.background import Background
 from memq.client.batch import Batch
 from memq.client.consumer_core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
-from memq.client.consumer_settings import ConsumerSettings, OnDamaged, OnExpired, Point
+from memq.client.consumer_settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
 from memq.client.fetcher import Fetcher, MakeFetcher, ReadMode
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.membership import Changes
@@ -91,7 +92,7 @@ class Consumer:
         runtime: Runtime | None = None,
     ) -> None:
         settings = ConsumerSettings(
-            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            topics=topics_of(topics),
             group=group,
             start=start,
             end=end,
@@ -107,10 +108,9 @@ class Consumer:
             zone=zone,
             audit=audit,
         ).check()
-        for callback in (on_assigned, on_revoked, on_lost):
-            if callback is not None and not callable(callback):
-                raise TypeError(f"on_assigned, on_revoked and on_lost are functions, not {type(callback).__name__}")
-        self._runtime = runtime or Runtime()
+        check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
+        check_tracer_provider(tracer_provider)
+        self._runtime = runtime_of(runtime)
         make_fetcher: MakeFetcher = Fetcher
         self._traces: ConsumerTraces | None = None
         if tracer_provider is not None:
@@ -163,12 +163,13 @@ class Consumer:
         Raises: CorruptDataError before a damaged block; UnreachableError when no broker can be reached at first;
         NotFoundError when a topic is not there; UnsupportedFormatError; ClosedError; ForkedError.
         """
+        timeout_s = check_timeout(timeout)
         self._background.check_process()
         batch = self._core.next_at_hand()
         if batch is not None:
             return batch
         clock, io = self._runtime.clock, self._background.io
-        deadline_s = None if timeout is None else clock.monotonic() + timeout
+        deadline_s = None if timeout_s is None else clock.monotonic() + timeout_s
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic())
             found = io.run(self._core.next(left_s))

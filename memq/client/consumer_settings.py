@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from memq.client.arguments import check_client_id, check_connect_timeout, check_zone
 from memq.client.fetcher import ReadMode
 from memq.client.fields import check_switch
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_client_id, check_connect_timeout, check_zone
+from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.record import TopicPartition
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.limits import KIB, MIB
@@ -75,6 +76,15 @@ class ConsumerSettings:
         return self
 
 
+def topics_of(topics: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the topics that a consumer is to read; their names are checked later. Raises: TypeError."""
+    if isinstance(topics, str):
+        return (topics,)
+    if not isinstance(topics, Iterable):
+        raise TypeError(f"topics are one topic or a sequence of such, not {type(topics).__name__}")
+    return tuple(topics)
+
+
 def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
     """Refuse what is no place in a topic. Raises: InvalidRequestError, TypeError."""
     if not isinstance(point, str | datetime | Position | Mapping) and not _is_list(point):
@@ -87,11 +97,14 @@ def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
         raise InvalidRequestError(
             f"{name} = {point} has no time zone", hint="use datetime.now(datetime.UTC), or astimezone()"
         )
+    if isinstance(point, Mapping):
+        for key in point:
+            _check_place(key, name)
     if isinstance(point, Mapping | Sequence) and not isinstance(point, str):
         for place in point.values() if isinstance(point, Mapping) else point:
             check_point(place, name, topics[:1])
-    if isinstance(point, Position):
-        Position.parse(str(point))  # numbers that no pointer has
+    if isinstance(point, Position) and Position.parse(str(point)) != point:  # which refuses what no pointer has
+        raise TypeError(f"{name} is a Position of something else than numbers: {point!r}")
     if len(topics) > 1 and (isinstance(point, Position) or _is_list(point)):
         raise InvalidRequestError(
             f"{name} is a Position, and there are {len(topics)} topics", hint="use {(topic, partition): Position, …}"
@@ -112,6 +125,12 @@ def point_of(point: Point, place: TopicPartition) -> str | int | Position:
     if isinstance(point, Mapping):
         return point.get(place, BEGINNING)
     return next((position for position in point if position.read_partition == place.partition), BEGINNING)
+
+
+def _check_place(key: object, name: str) -> None:
+    """Refuse what names no partition: its position would be passed over. Raises: TypeError."""
+    if not isinstance(key, tuple) or len(key) != 2 or not isinstance(key[0], str) or not hasattr(key[1], "__index__"):
+        raise TypeError(f"{name} is by (topic, partition), not by {ascii(key)[:60]}")
 
 
 def _is_list(point: Point) -> bool:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
+from memq.client.arguments import check_timeout
 from memq.client.io_thread import on_io_thread
 from memq.errors import InvalidRequestError, MemqError, NotReadyError, TimedOutError
 from memq.protocol.frames import AckLevel
@@ -105,15 +106,16 @@ class Delivery(Promise):
         self.when_done(lambda: callback(self))
 
     def _wait(self, timeout: float | None) -> Ack | MemqError:
+        timeout_s = check_timeout(timeout)
         self.observed = True
         if not self.done():
             if on_io_thread():
                 raise InvalidRequestError("a callback can't wait for a delivery", hint="use add_done_callback")
             settled = threading.Event()
             self.when_done(settled.set)
-            if not settled.wait(timeout):
+            if not settled.wait(timeout_s):
                 self.forget(settled.set)
-                raise TimedOutError(f"the block is not acked after {timeout:g} s")
+                raise TimedOutError(f"the block is not acked after {timeout_s:g} s")
         return self._seen()
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from typing import cast
 
+from memq.client.arguments import runtime_of
 from memq.client.delivery import AsyncDelivery
 from memq.client.fields import BytesLike, HeadersLike, Many, check_fields, check_many, check_size
 from memq.client.import_plan import BLOCK_BYTES_MAX, Cut, Cutter
@@ -66,7 +67,7 @@ class DirectWriter:
         settings = ProducerSettings(codec=codec, pending_bytes_max=BLOCKS_IN_FLIGHT_MAX * (BLOCK_BYTES_MAX + 32 * MIB))
         self._core = ProducerCore(
             settings,
-            runtime or Runtime(),
+            runtime_of(runtime),
             bootstrap_addresses(brokers),
             AsyncDelivery,
             self._wake,

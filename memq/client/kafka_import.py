@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from memq.client.aio_admin import AsyncAdmin
 from memq.client.any_broker import AnyBroker
+from memq.client.arguments import runtime_of
 from memq.client.copier import Copier
 from memq.client.fetcher import Fetcher
 from memq.client.import_lane import Lane
@@ -57,7 +58,7 @@ class KafkaImport:
     ) -> None:
         """`moved` is told how many records more were read."""
         self._source = source
-        self._runtime = runtime or Runtime()
+        self._runtime = runtime_of(runtime)
         self._bootstrap = bootstrap_addresses(brokers)
         self._into = into
         self._moved = moved

@@ -16,10 +16,9 @@ from memq.errors import (
     TimedOutError,
     UnreachableError,
 )
-from memq.limits import NAME_CHARS_MAX, STREAMS_PER_CONNECTION_MAX
+from memq.limits import STREAMS_PER_CONNECTION_MAX
 from memq.network import Address, Runtime, format_address, parse_address
 from memq.protocol.frames import Frame
-from memq.topic import check_name
 
 CONNECT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second
@@ -45,27 +44,6 @@ def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
     if not addresses:
         raise InvalidSettingError("no broker is named", hint="give HOST:PORT of one, or set MEMQ_BROKERS")
     return addresses
-
-
-def check_connect_timeout(value: object) -> int:
-    """Return the setting, which all clients have, when it holds. Raises: InvalidSettingError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 86_400_000:
-        raise InvalidSettingError(f"connect_timeout_ms = {value!r} is outside 1 to 86400000")
-    return value
-
-
-def check_client_id(value: str) -> str:
-    """Return a client's name, which it need not have, when it holds. Raises: InvalidNameError, TypeError."""
-    return value and check_name(value, "client")
-
-
-def check_zone(value: str) -> str:
-    """Return a client's zone, which it need not say, when it holds. Raises: InvalidSettingError, TypeError."""
-    if not isinstance(value, str):
-        raise TypeError(f"zone is of type str, not {type(value).__name__}")
-    if len(value) > NAME_CHARS_MAX:
-        raise InvalidSettingError(f"zone has {len(value)} characters, {NAME_CHARS_MAX} are allowed")
-    return value
 
 
 class Session:

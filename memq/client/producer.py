@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
+from memq.client.arguments import check_timeout, check_tracer_provider, runtime_of
 from memq.client.background import Background
 from memq.client.delivery import Delivery
 from memq.client.fields import BytesLike, HeadersLike, Many, check_fields, check_many
@@ -146,7 +147,8 @@ class Producer:
             name=name,
             audit=audit,
         )
-        self._runtime = runtime or Runtime()
+        check_tracer_provider(tracer_provider)
+        self._runtime = runtime_of(runtime)
         self._background = _ProducerBackground(settings, self._runtime, bootstrap_addresses(brokers))
         self._settings = settings
         self._core = self._background.core
@@ -304,7 +306,7 @@ class Producer:
 
         Raises: TimedOutError with the number of records still pending; nothing is dropped.
         """
-        self._background.run(self._core.flush(timeout))
+        self._background.run(self._core.flush(check_timeout(timeout)))
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
@@ -312,11 +314,12 @@ class Producer:
         Closing twice is fine. Raises: TimedOutError with the number of records that were given up; the first error of
         a record that failed without anybody looking at its delivery, when there is no `on_ack`.
         """
+        timeout_s = check_timeout(timeout)
         if self._closed or self._background.was_forked:
             return
         self._closed = True
         try:
-            self._background.run(self._core.close(timeout))
+            self._background.run(self._core.close(timeout_s))
         finally:
             self._background.leave()
         self._core.raise_unseen()

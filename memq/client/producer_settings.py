@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from memq.client.arguments import check_callbacks, check_client_id, check_connect_timeout, check_zone
 from memq.client.delivery import Ack
 from memq.client.fields import check_switch
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, check_client_id, check_connect_timeout, check_zone
+from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.errors import InvalidSettingError, MemqError
 from memq.format.block import CODECS
 from memq.limits import KIB, MIB
@@ -83,12 +84,11 @@ def producer_settings(
     audit: bool,
 ) -> ProducerSettings:
     """Check the arguments of a producer. Raises: InvalidSettingError naming the one that is wrong; InvalidNameError."""
-    if isinstance(acks, bool) or acks not in _LEVELS:
+    if isinstance(acks, bool) or not isinstance(acks, int | str) or acks not in _LEVELS:
         raise InvalidSettingError(f"acks = {acks!r} is not 0, 1 or 'all'")
-    if codec not in CODECS:
+    if not isinstance(codec, str) or codec not in CODECS:
         raise InvalidSettingError(f"codec = {codec!r} is not one of {', '.join(CODECS)}")
-    if on_ack is not None and not callable(on_ack):
-        raise TypeError(f"on_ack is a function, not {type(on_ack).__name__}")
+    check_callbacks(on_ack=on_ack)
     check_switch("audit", audit)
     if name and acks != "all":
         raise InvalidSettingError(f"acks = {acks!r} of producer '{name}'", hint="a named producer has acks='all'")

@@ -12,8 +12,9 @@ from typing import Self
 
 from awscrt.checksums import crc32c
 
+from memq.client.arguments import check_connect_timeout, runtime_of
 from memq.client.fields import BytesLike, HeadersLike, check_fields, check_many
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses, check_connect_timeout
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
 from memq.client.reporter import STEP_S_MAX, JobReporter, MakeCarrier
@@ -61,7 +62,7 @@ class StagedWriter:
         self._codec = codec
         self._block_bytes = block_bytes
         self._object_bytes = object_bytes
-        self._runtime = runtime or Runtime()
+        self._runtime = runtime_of(runtime)
         self._staged: list[StagedObject] = []
         self._open = self._builder()
 
@@ -133,7 +134,7 @@ class StagedCommits:
         runtime: Runtime | None = None,
         carrier: MakeCarrier | None = None,
     ) -> None:
-        self._runtime = runtime or Runtime()
+        self._runtime = runtime_of(runtime)
         self._writer = check_name(writer, "writer")
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
         self._metadata = ClusterMetadata(self._runtime, self._pool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from memq.client.fields import check_kind
 from memq.clock import Clock
 from memq.errors import InvalidRequestError, MemqError, QueueError, StoreError
 from memq.notification import Entry, Membership, Publication
@@ -33,7 +34,10 @@ class Faults:
         self._planned: dict[str, deque[MemqError]] = {call: deque() for call in CALLS}
 
     def plan(self, call: str, times: int, error: MemqError | None) -> None:
-        """Let the next `times` calls fail. Raises: InvalidRequestError for a call that is not in CALLS."""
+        """Let the next `times` calls fail. Raises: InvalidRequestError for a call that is not in CALLS; TypeError."""
+        if error is not None and not isinstance(error, MemqError):
+            raise TypeError(f"error is a MemqError, as a failed call raises it, not {type(error).__name__}")
+        check_kind("times", times, int)
         planned = self._planned.get(call)
         if planned is None:
             raise InvalidRequestError(f"call '{call}' can't be made to fail", hint=f"use one of {', '.join(CALLS)}")

@@ -1,0 +1,68 @@
+"""Checks of the arguments that all clients have: what is wrong is named at once, and not where it is used."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from memq.errors import InvalidSettingError
+from memq.limits import NAME_CHARS_MAX
+from memq.network import Runtime
+from memq.topic import check_name
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+_FOR_EVER_S = 1e9  # from here on a timeout is none: the system's clocks can't wait for so long
+
+
+def check_connect_timeout(value: object) -> int:
+    """Return the setting when it holds. Raises: InvalidSettingError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 86_400_000:
+        raise InvalidSettingError(f"connect_timeout_ms = {value!r} is outside 1 to 86400000")
+    return value
+
+
+def check_client_id(value: str) -> str:
+    """Return a client's name, which it need not have, when it holds. Raises: InvalidNameError, TypeError."""
+    return value if value == "" else check_name(value, "client")
+
+
+def check_zone(value: str) -> str:
+    """Return a client's zone, which it need not say, when it holds. Raises: InvalidSettingError, TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"zone is of type str, not {type(value).__name__}")
+    if len(value) > NAME_CHARS_MAX:
+        raise InvalidSettingError(f"zone has {len(value)} characters, {NAME_CHARS_MAX} are allowed")
+    return value
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return how many seconds to wait, None for ever; below 0 is as 0. Raises: TypeError; InvalidSettingError."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout is a number of seconds, or None to wait for ever, not {type(timeout).__name__}")
+    if math.isnan(timeout):
+        raise InvalidSettingError("timeout = nan is no number of seconds", hint="give seconds, or None for ever")
+    return timeout if timeout < _FOR_EVER_S else None
+
+
+def runtime_of(runtime: Runtime | None) -> Runtime:
+    """Return the runtime that a client was given, else the system's. Raises: TypeError."""
+    if runtime is not None and not isinstance(runtime, Runtime):
+        raise TypeError(f"runtime is a memq.network.Runtime, not {type(runtime).__name__}")
+    return runtime or Runtime()
+
+
+def check_tracer_provider(provider: TracerProvider | None) -> None:
+    """Refuse what gives no tracers, as a tracer itself. Raises: TypeError."""
+    if provider is not None and not callable(getattr(provider, "get_tracer", None)):
+        raise TypeError(f"tracer_provider is a TracerProvider of OpenTelemetry, not {type(provider).__name__}")
+
+
+def check_callbacks(**callbacks: object) -> None:
+    """Refuse, by their names, callbacks that can't be called. Raises: TypeError."""
+    for name, callback in callbacks.items():
+        if callback is not None and not callable(callback):
+            raise TypeError(f"{name} is a function, not {type(callback).__name__}")
