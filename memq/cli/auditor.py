@@ -57,7 +57,7 @@ def auditor(context: click.Context, /, config: str | None, profile: str | None, 
         return runner.run(_serve(settings.client().brokers, open_state(), settings.auditor().audit_keep_ms, dashboard))
 
 
-@auditor.command("show")
+@auditor.command("show", short_help="Show each topic's verdict, with its groups.")
 @setting_options(*rules_of(AuditorSettings))
 @click.option("--minutes", default=60, metavar="N", help="So many minutes up to now (default 60).")
 @json_option
@@ -77,7 +77,7 @@ def show(minutes: int, as_json: bool, config: str | None, profile: str | None, *
     return FAILED if any(summary.findings for summary in found) else OK
 
 
-@auditor.command("findings")
+@auditor.command("findings", short_help="List findings of all topics, or of TOPIC.")
 @setting_options(*rules_of(AuditorSettings))
 @click.argument("topic", default="")
 @click.option("--all", "all_", is_flag=True, help="Also what is over, and what is merely unproven.")
@@ -117,7 +117,7 @@ def acknowledge(finding: str, who: str, config: str | None, profile: str | None,
     return OK
 
 
-@auditor.command("metrics")
+@auditor.command("metrics", short_help="Serve what was found as metrics for Prometheus.")
 @setting_options(*rules_of(AuditorSettings), "log_level", "log_format")
 @click.option(
     "--serve",
@@ -136,7 +136,7 @@ def metrics(serve: str, config: str | None, profile: str | None, **flags: Value 
     return _asked(settings, lambda view, _: export_audit(view, listen, say_ready), state_of)
 
 
-@auditor.command("verify")
+@auditor.command("verify", short_help="Fetch the object of FINDING again, and check it.")
 @setting_options("brokers", *rules_of(AuditorSettings))
 @click.argument("finding")
 def verify(finding: str, config: str | None, profile: str | None, **flags: Value | None) -> int:

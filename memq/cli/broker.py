@@ -68,7 +68,7 @@ def list_brokers(as_json: bool, config: str | None, profile: str | None, **flags
     print_table(("broker", "address", "zone", "partitions", "bytes/s", "state"), rows)
 
 
-@broker.command()
+@broker.command(short_help="Show what clients may have at the broker NAME.")
 @click.argument("name")
 @broker_options
 @json_option
@@ -86,7 +86,7 @@ def clients(name: str, as_json: bool, config: str | None, profile: str | None, *
     print_table(("client", "mode", "bytes/s", "requests/s", "connections", "over"), rows)
 
 
-@broker.command()
+@broker.command(short_help="Have the broker NAME hand its partitions over.")
 @click.argument("name")
 @broker_options
 def drain(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:

@@ -49,7 +49,7 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
     print_table(HEADS, group_rows(found))
 
 
-@group.command()
+@group.command(short_help="Put a group without members to another place.")
 @click.argument("name")
 @click.argument("topic")
 @click.option(

@@ -26,7 +26,7 @@ def import_topics() -> None:
     """Copy topics of other systems into a topic."""
 
 
-@import_topics.command()
+@import_topics.command(short_help="Copy Kafka topics with keys, headers and timestamps.")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--into", required=True, metavar="TOPIC", help="The topic to copy into; made when it is not there.")
 @click.option("--from", "servers", required=True, metavar="HOST:PORT,...", help="The Kafka that has the topics.")

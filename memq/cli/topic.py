@@ -96,7 +96,7 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
     print_table(("setting", "value"), [(key, str(value).lower()) for key, value in values.items()])
 
 
-@topic.command()
+@topic.command(short_help="Change settings of a topic.")
 @click.argument("name")
 @set_option
 @broker_options
