@@ -23,7 +23,7 @@ def database_at(url: str) -> OpenState:
             from memq.audit.live.postgres import PostgresDatabase
         except ImportError as error:
             raise InvalidSettingError(
-                "the audit's state in PostgreSQL needs a driver", hint="install memq[audit]"
+                "the audit's state in PostgreSQL needs a driver", hint="pip install 'memq[audit]'"
             ) from error
         return partial(PostgresDatabase, url)
     if not url.startswith(SQLITE) or url == SQLITE:

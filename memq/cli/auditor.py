@@ -59,7 +59,9 @@ def auditor(context: click.Context, /, config: str | None, profile: str | None, 
 
 @auditor.command("show", short_help="Show each topic's verdict, with its groups.")
 @setting_options(*rules_of(AuditorSettings))
-@click.option("--minutes", default=60, metavar="N", help="So many minutes up to now (default 60).")
+@click.option(
+    "--minutes", type=click.IntRange(1), default=60, metavar="N", help="So many minutes up to now (default 60)."
+)
 @json_option
 def show(minutes: int, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Show each topic's verdict, with its groups, over the last minutes; exits with 1 when something is wrong.
