@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-MEMQ = (sys.executable, "-m", "memq.cli")
+MEMQ = (sys.executable, "-m", "memq")
 STOP_S_MAX = 20.0
 
 

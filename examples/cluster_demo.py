@@ -51,7 +51,7 @@ def main() -> int:
         addresses = ",".join(broker.address for broker in brokers.values())
         send(addresses, brokers, lines, size)
         same = compare(lines, receive(addresses, len(lines), size))
-        audit = subprocess.run([sys.executable, "-m", "memq.cli", "audit", TOPIC, "-b", addresses], check=False)
+        audit = subprocess.run([sys.executable, "-m", "memq", "audit", TOPIC, "-b", addresses], check=False)
     return 0 if same and audit.returncode == 0 else 1
 
 

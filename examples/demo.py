@@ -40,7 +40,7 @@ def main() -> int:
         print(f"memq dev runs at {address} on {options.data}/", flush=True)
         send(address, lines, size)
         same = compare(lines, receive(address, len(lines), size))
-        audit = subprocess.run([sys.executable, "-m", "memq.cli", "audit", TOPIC, "-b", address], check=False)
+        audit = subprocess.run([sys.executable, "-m", "memq", "audit", TOPIC, "-b", address], check=False)
         show_objects(options.data, size)
     return 0 if same and audit.returncode == 0 else 1
 
@@ -48,7 +48,7 @@ def main() -> int:
 @contextmanager
 def broker(data: Path, *options: str) -> Iterator[str]:
     """Run `memq dev` on a free port; yield its address; end it with a drain."""
-    command = [sys.executable, "-m", "memq.cli", "dev", "--data", str(data), "--port", "0", "--http-port", "-1"]
+    command = [sys.executable, "-m", "memq", "dev", "--data", str(data), "--port", "0", "--http-port", "-1"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None, "stdout is a pipe"
         ready = process.stdout.readline()

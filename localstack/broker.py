@@ -16,7 +16,7 @@ DRAIN_TIMEOUT_S = 60.0  # it stores and acks what it holds; a store that is slow
 def launch(config: Path, name: str, ports: list[int], arguments: Sequence[str]) -> Launch:
     """Say how to start the broker of that name; `arguments` go to `memq broker` as they are."""
     (port,) = ports
-    command = [sys.executable, "-m", "memq.cli", "broker", "--config", str(config), "--broker-id", name]
+    command = [sys.executable, "-m", "memq", "broker", "--config", str(config), "--broker-id", name]
     command += ["--spool", str(config.parent / name / "spool")]
     return Launch(
         kind=name,

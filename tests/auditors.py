@@ -31,7 +31,7 @@ class AuditorProcess(MemqProcess):
     def __init__(self, folder: Path, name: str, brokers: str, state: str, *, group: str = "") -> None:
         super().__init__(folder / f"{name}.log")
         self.state = state
-        self._start = ["-c", _OTHER_GROUP.format(group)] if group else ["-m", "memq.cli"]
+        self._start = ["-c", _OTHER_GROUP.format(group)] if group else ["-m", "memq"]
         self._brokers = brokers
 
     def command(self) -> list[str]:
@@ -49,7 +49,7 @@ class AuditorProcess(MemqProcess):
         return next((each for each in found if each["topic"] == name), {})
 
     def _said(self, *arguments: str) -> Any:
-        command = [sys.executable, "-m", "memq.cli", "auditor", *arguments, "--audit-state", self.state]
+        command = [sys.executable, "-m", "memq", "auditor", *arguments, "--audit-state", self.state]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=END_TIMEOUT_S)
         assert done.returncode in (0, 1), done.stdout + done.stderr
         return json.loads(done.stdout)

@@ -33,7 +33,7 @@ class BrokerProcess(BrokerServer):
 
     def command(self) -> list[str]:
         """Return what Python is given to start it."""
-        start = ["-c", _BEHIND.format(self.behind_ms)] if self.behind_ms else ["-m", "memq.cli"]
+        start = ["-c", _BEHIND.format(self.behind_ms)] if self.behind_ms else ["-m", "memq"]
         return [*start, "broker", *self._options, "--port", str(self.port), "--spool", str(self.spool)]
 
 

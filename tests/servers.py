@@ -21,7 +21,7 @@ class DevServer(BrokerServer):
 
     def command(self) -> list[str]:
         """Return what Python is given to start it."""
-        return ["-m", "memq.cli", "dev", "--data", str(self.data), "--port", str(self.port), *self._options]
+        return ["-m", "memq", "dev", "--data", str(self.data), "--port", str(self.port), *self._options]
 
     def objects_of(self, topic: str) -> list[Path]:
         """Return the files of a topic's own objects; reports to the audit lie in shared ones."""

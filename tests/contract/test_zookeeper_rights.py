@@ -108,7 +108,7 @@ def test_start_and_doctor_name_a_path_without_rights(zookeeper: Server, tmp_path
     config = tmp_path / "memq.toml"
     config.write_text("".join(f'{name} = "{value}"\n' for name, value in parts.items()))
     for words, code in ((("broker", "--port", "0", "--http-port", "-1"), 4), (("doctor",), 1)):
-        command = [sys.executable, "-m", "memq.cli", *words, "--config", str(config)]
+        command = [sys.executable, "-m", "memq", *words, "--config", str(config)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         said = ended.stdout + ended.stderr
         assert ended.returncode == code, said

@@ -48,7 +48,7 @@ def memq(address: str, tmp_path: Path) -> Memq:
         environment.pop("MEMQ_DEBUG", None)
         given = stdin.encode() if isinstance(stdin, str) else stdin
         done = subprocess.run(
-            [sys.executable, "-m", "memq.cli", *arguments],
+            [sys.executable, "-m", "memq", *arguments],
             input=given,
             capture_output=True,
             timeout=60,
@@ -189,7 +189,7 @@ def test_nobody_there(memq: Memq, command: list[str]) -> None:
 
 def test_ctrl_c_says_what_was_done(memq: Memq, address: str) -> None:
     memq("produce", "waiting", stdin="a\n")
-    command = [sys.executable, "-m", "memq.cli"]
+    command = [sys.executable, "-m", "memq"]
     pipe = subprocess.PIPE
     with (
         subprocess.Popen(
@@ -280,7 +280,7 @@ def test_a_plan_without_changes_says_so(memq: Memq) -> None:
 def test_limits_of_clients_are_set_and_shown(tmp_path: Path) -> None:
     config = tmp_path / "memq.toml"
     config.write_text('[clients]\nloader = "hard 10MiB/s 500/s"\n')
-    command = [sys.executable, "-m", "memq.cli", "broker", "clients", "broker-1", "--json", "-b"]
+    command = [sys.executable, "-m", "memq", "broker", "clients", "broker-1", "--json", "-b"]
     with dev_server(tmp_path / "data", "--config", str(config)) as server:
         shown = subprocess.run([*command, server.address], capture_output=True, text=True, check=True, timeout=60)
     assert [

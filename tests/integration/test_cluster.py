@@ -18,7 +18,7 @@ from tests.soak import repetitions, report
 
 def said(brokers: list[BrokerProcess], *arguments: str) -> str:
     """Return what a command prints."""
-    command = [sys.executable, "-m", "memq.cli", *arguments, "-b", addresses_of(brokers)]
+    command = [sys.executable, "-m", "memq", *arguments, "-b", addresses_of(brokers)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -124,7 +124,7 @@ def read_as_group(broker: DevServer, group: str, until: memq.Position | None = N
 
 def audited(broker: DevServer) -> tuple[object, ...]:
     """Return what the audit says, with the bounds of what it rests on."""
-    command = [sys.executable, "-m", "memq.cli", "audit", "clicks", "-b", broker.address, "--json"]
+    command = [sys.executable, "-m", "memq", "audit", "clicks", "-b", broker.address, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

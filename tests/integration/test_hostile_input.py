@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]:
 def run_memq(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `memq ARGUMENTS…` in a folder."""
     return subprocess.run(
-        [sys.executable, "-m", "memq.cli", *arguments],
+        [sys.executable, "-m", "memq", *arguments],
         input="a record",
         capture_output=True,
         text=True,

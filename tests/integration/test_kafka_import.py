@@ -105,7 +105,7 @@ def target_rows(address: str, topic: str, **options: Any) -> list[list[Row]]:
 
 
 def command(kafka: Server, server: DevServer, *topics: str, into: str) -> list[str]:
-    line = [sys.executable, "-m", "memq.cli", "import", "kafka", *topics, "--into", into]
+    line = [sys.executable, "-m", "memq", "import", "kafka", *topics, "--into", into]
     return [*line, "--from", kafka.address, "-b", server.address, "--json"]
 
 
@@ -139,7 +139,7 @@ def test_transactions_leave_gaps_and_no_aborted_record(kafka: Server, server: De
     assert sum(map(len, rows)) == 360
     assert target_rows(server.address, "paid") == rows
     audited = subprocess.run(
-        [sys.executable, "-m", "memq.cli", "audit", "paid", "-b", server.address],
+        [sys.executable, "-m", "memq", "audit", "paid", "-b", server.address],
         capture_output=True,
         text=True,
         timeout=120,

@@ -23,7 +23,7 @@ ROUND = 1_000
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "memq.cli", *arguments]
+    line = [sys.executable, "-m", "memq", *arguments]
     return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
 
 

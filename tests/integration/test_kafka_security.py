@@ -151,5 +151,5 @@ def assert_said(text: str, pattern: str) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "memq.cli", *arguments]
+    command = [sys.executable, "-m", "memq", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0
 @contextmanager
 def exporter(*command: str) -> Iterator[str]:
     """Run a command that serves metrics until the end of the test; yields the address."""
-    command = (sys.executable, "-m", "memq.cli", *command, "--serve", "127.0.0.1:0")
+    command = (sys.executable, "-m", "memq", *command, "--serve", "127.0.0.1:0")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -30,7 +30,7 @@ def run(block: str, folder: Path, brokers: list[Server], s3: S3Server) -> str:
     memq = folder / "bin" / "memq"
     if not memq.exists():
         memq.parent.mkdir()
-        memq.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memq.cli "$@"\n', encoding="utf-8")
+        memq.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memq "$@"\n', encoding="utf-8")
         memq.chmod(0o755)
     environment = {
         **os.environ,

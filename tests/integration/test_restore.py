@@ -15,7 +15,7 @@ VALUES = [f"value {number}".encode() for number in range(3_000)]
 
 
 def restore(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "memq.cli", "restore", "--data", str(data), *options]
+    command = [sys.executable, "-m", "memq", "restore", "--data", str(data), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -71,7 +71,7 @@ def test_a_lost_queue_is_restored_and_goes_on(tmp_path: Path) -> None:
         with memq.Producer(server.address) as producer:
             producer.send(TOPIC, b"after", partition=0).result(timeout=30)
         assert (0, b"after") in read(server.address)
-        command = [sys.executable, "-m", "memq.cli", "audit", TOPIC, "-b", server.address]
+        command = [sys.executable, "-m", "memq", "audit", TOPIC, "-b", server.address]
         audited = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert audited.returncode == 0, audited.stdout
     finally:

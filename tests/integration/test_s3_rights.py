@@ -120,7 +120,7 @@ def both_say(file: Path, **environment: str) -> list[str]:
 
     def memq(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "memq.cli", *arguments, "--config", str(file)],
+            [sys.executable, "-m", "memq", *arguments, "--config", str(file)],
             capture_output=True,
             text=True,
             check=False,

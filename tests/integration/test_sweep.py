@@ -22,7 +22,7 @@ OLD_S = 7_200
 
 def swept(*arguments: str, code: int = 0) -> list[dict[str, object]]:
     """Run the sweep in a process of its own and return what it names."""
-    command = [sys.executable, "-m", "memq.cli", "sweep", "--json", *arguments]
+    command = [sys.executable, "-m", "memq", "sweep", "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
     assert done.returncode == code, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -69,7 +69,7 @@ def test_a_topic_of_a_broker_as_a_command(spark: SparkSession, broker: DevServer
     assert done.return_value == 0
     told = json.loads(done.stdout)
     line = subprocess.run(
-        [sys.executable, "-m", "memq.cli", "audit", "audited", "-b", broker.address, "--json"],
+        [sys.executable, "-m", "memq", "audit", "audited", "-b", broker.address, "--json"],
         capture_output=True,
         text=True,
         check=True,

@@ -77,7 +77,7 @@ def test_a_reader_that_has_gone_is_no_fault(arguments: list[str]) -> None:
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "memq.cli", *arguments],
+            [sys.executable, "-m", "memq", *arguments],
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,
@@ -206,7 +206,7 @@ sys.exit(main(["config"]))
     [("<&- >&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 1, "memq: error: no space left on device\n")],
 )
 def test_streams_that_are_closed_or_full(arguments: list[str], where: str, code: int, said: str) -> None:
-    command = ["sh", "-c", f'exec "$0" -m memq.cli "$@" {where}', sys.executable, *arguments]
+    command = ["sh", "-c", f'exec "$0" -m memq "$@" {where}', sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (code, said)
 

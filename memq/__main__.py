@@ -1,4 +1,4 @@
-"""`python -m memq.cli`: the command line without its script."""
+"""`python -m memq`: the command line without its script."""
 
 from __future__ import annotations
 
