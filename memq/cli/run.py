@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import traceback
 
@@ -40,6 +41,9 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UnknownSettingError, USAGE),
     (click.UsageError, USAGE),
 )
+
+# How click, and `did_you_mean`, end a message about a word that is not known.
+_KNOWN = re.compile(r"\.? \(?((?:did you mean|known are) .+?)\)?$", re.IGNORECASE)
 
 
 class LazyGroup(click.Group):
@@ -135,9 +139,10 @@ def _describe(error: Exception) -> tuple[str, str]:
         return str(error), error.hint
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "memq"
-        text, _, near = error.format_message().rstrip(".)").partition("Did you mean ")
-        text = text.rstrip(" .(")
-        return text[:1].lower() + text[1:], f"did you mean {near}" if near else f"see {command} --help"
+        text, known = error.format_message().rstrip("."), f"see {command} --help"
+        if found := _KNOWN.search(text):
+            text, known = text[: found.start()], found[1]
+        return text[:1].lower() + text[1:], known[:1].lower() + known[1:]
     if isinstance(error, click.ClickException):
         return error.format_message(), ""
     if isinstance(error, OSError):

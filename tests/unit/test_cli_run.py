@@ -98,7 +98,9 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["confg"], 2, ["no command 'confg'", "did you mean 'config'?"]),
+        (["confg"], 2, ["no command 'confg' (did you mean 'config'?)\n"]),
+        (["xyz"], 2, ["no command 'xyz' (known are dev, ", ", config)\n"]),
+        (["config", "all"], 2, ["got unexpected extra argument (all) (see memq config --help)\n"]),
         (["config", "--jsn"], 2, ["'--jsn' (did you mean '--json'?)"]),
         (["config", "--xyz"], 2, ["'--xyz' (see memq config --help)"]),
         (["topic", "descibe"], 2, ["'descibe' (did you mean 'describe'?)"]),
