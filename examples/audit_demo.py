@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from demo import TOPIC, broker, send
 from flights import RECORDS, flights
+from folders import claim, clear
 from injury import Injury, injure
 
 import memq
@@ -36,20 +36,26 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("memq-audit-demo"), help="folder for all data, made anew")
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
-    shutil.rmtree(options.data, ignore_errors=True)
+    with claim(options.data):
+        return run(options.data, options.records)
+
+
+def run(data: Path, records: int) -> int:
+    """Run it in a folder, and return the exit code."""
+    clear(data)
     print("reading the flight records …", flush=True)
-    lines = [item for item, _ in zip(flights(), range(options.records), strict=False)]
-    with broker(options.data, "--audit-interval-ms", str(INTERVAL_MS)) as address:
+    lines = [item for item, _ in zip(flights(), range(records), strict=False)]
+    with broker(data, "--audit-interval-ms", str(INTERVAL_MS)) as address:
         send(address, lines, sum(len(line) for _, line in lines))
-        asyncio.run(until(options.data, lambda view: all_queued(view, len(lines))))
+        asyncio.run(until(data, lambda view: all_queued(view, len(lines))))
         print(f"the auditor has seen all {len(lines):,} records sent, acked and queued: {TOPIC} is ok", flush=True)
         with memq.Admin(address) as admin:
-            injuries = injure(options.data, admin.topic(TOPIC).topic)
+            injuries = injure(data, admin.topic(TOPIC).topic)
         for injury in injuries:
             print(f"injured, {injury}", flush=True)
         receive(address)
         started = time.perf_counter()
-        found = asyncio.run(until(options.data, lambda view: all_named(view, injuries)))
+        found = asyncio.run(until(data, lambda view: all_named(view, injuries)))
         print(f"named by the auditor {time.perf_counter() - started:.1f} s after the group had read and committed all:")
         for finding in found:
             print(f"  {time.strftime('%Y-%m-%dT%H:%MZ', time.gmtime(finding.minute * 60))} {finding}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from demo import compare, finish, receive
 from flights import RECORDS, flights
+from folders import claim, clear
 
 import memq
 from localstack.servers import S3Server, Server, start_broker, start_kafka, start_s3, start_zookeeper
@@ -40,14 +40,20 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with the demo
-    for left in down(options.data):
+    with claim(options.data):
+        return run(options.data, options.records)
+
+
+def run(data: Path, records: int) -> int:
+    """Run it in a folder, and return the exit code."""
+    for left in down(data):
         print(f"ending {left.name}, which an earlier run left", flush=True)
-    shutil.rmtree(options.data, ignore_errors=True)
+    clear(data)
     print("reading the flight records …", flush=True)
-    lines = [item for item, _ in zip(flights(), range(options.records), strict=False)]
+    lines = [item for item, _ in zip(flights(), range(records), strict=False)]
     size = sum(len(line) for _, line in lines)
     print(f"{len(lines):,} flights, {size / 1e6:.1f} MB as JSON lines", flush=True)
-    with cluster(options.data) as brokers:
+    with cluster(data) as brokers:
         addresses = ",".join(broker.address for broker in brokers.values())
         send(addresses, brokers, lines, size)
         same = compare(lines, receive(addresses, len(lines), size))

@@ -7,7 +7,6 @@ reads them back with a consumer group, compares them one by one with what was se
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flights import RECORDS, flights
+from folders import claim, clear
 
 import memq
 
@@ -31,17 +31,23 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("memq-demo"), help="folder for the broker's data, made anew")
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
-    shutil.rmtree(options.data, ignore_errors=True)
+    with claim(options.data):
+        return run(options.data, options.records)
+
+
+def run(data: Path, records: int) -> int:
+    """Run it in a folder, and return the exit code."""
+    clear(data)
     print("reading the flight records …", flush=True)
-    lines = [item for item, _ in zip(flights(), range(options.records), strict=False)]
+    lines = [item for item, _ in zip(flights(), range(records), strict=False)]
     size = sum(len(line) for _, line in lines)
     print(f"{len(lines):,} flights, {size / 1e6:.1f} MB as JSON lines", flush=True)
-    with broker(options.data) as address:
-        print(f"memq dev runs at {address} on {options.data}/", flush=True)
+    with broker(data) as address:
+        print(f"memq dev runs at {address} on {data}/", flush=True)
         send(address, lines, size)
         same = compare(lines, receive(address, len(lines), size))
         audit = subprocess.run([sys.executable, "-m", "memq", "audit", TOPIC, "-b", address], check=False)
-        show_objects(options.data, size)
+        show_objects(data, size)
     return 0 if same and audit.returncode == 0 else 1
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import pandas
 from demo import broker, send
 from flights import RECORDS, flights
+from folders import claim, clear
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession, functions
 
@@ -34,19 +34,24 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("memq-spark-demo"), help="folder for all data, made anew")
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
     options = parser.parse_args()
-    shutil.rmtree(options.data, ignore_errors=True)
-    options.data.mkdir(parents=True)
-    lines = [item for item, _ in zip(flights(), range(options.records), strict=False)]
+    with claim(options.data):
+        return run(options.data, options.records)
+
+
+def run(data: Path, records: int) -> int:
+    """Run it in a folder, and return the exit code."""
+    clear(data)
+    lines = [item for item, _ in zip(flights(), range(records), strict=False)]
     size = sum(len(line) for _, line in lines)
-    expected = pandas_delays(options.records)
-    with broker(options.data / "broker") as address:
+    expected = pandas_delays(records)
+    with broker(data / "broker") as address:
         print(f"memq dev runs at {address}: {len(lines):,} flights, {size / 1e6:.1f} MB as JSON lines", flush=True)
         send(address, lines, size)
-        spark = session(options.data)
+        spark = session(data)
         try:
             same = [
                 compare("batch", batch_delays(spark, address), expected),
-                compare("stream", stream_delays(spark, address, options.data), expected),
+                compare("stream", stream_delays(spark, address, data), expected),
             ]
         finally:
             spark.stop()
