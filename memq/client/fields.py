@@ -108,6 +108,8 @@ def check_many(
     if checked_keys is not None and len(checked_keys) != len(checked):
         raise InvalidRequestError(f"{len(checked_keys)} keys for {len(checked)} values")
     if timestamps_ms is not None:
+        if not isinstance(timestamps_ms, Iterable):
+            raise TypeError(f"timestamps_ms are a sequence of int, not {type(timestamps_ms).__name__}")
         timestamps_ms = list(timestamps_ms)
         if len(timestamps_ms) != len(checked):
             raise InvalidRequestError(f"{len(timestamps_ms)} timestamps for {len(checked)} values")
@@ -140,8 +142,8 @@ _KINDS = {bytes, type(None)}
 
 
 def check_not_text(cells: object, what: str) -> None:
-    """Refuse one bytes or str where many are asked for: it would be taken apart. Raises: TypeError."""
-    if isinstance(cells, bytes | bytearray | memoryview | str):
+    """Refuse one value where many are asked for: bytes and str would be taken apart. Raises: TypeError."""
+    if isinstance(cells, bytes | bytearray | memoryview | str) or not isinstance(cells, Iterable):
         raise TypeError(f"{what} are a sequence of bytes, not {type(cells).__name__}")
 
 

@@ -201,6 +201,10 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
                 await producer.send("clicks", b"", headers=[b"x"])  # type: ignore[list-item]
             with pytest.raises(TypeError, match="a sequence of bytes"):
                 await producer.send_many("clicks", b"abc")  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="values are a sequence of bytes, not int"):
+                await producer.send_many("clicks", 5)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="timestamps_ms are a sequence of int, not int"):
+                await producer.send_many("clicks", [b"x"], timestamps_ms=5)  # type: ignore[arg-type]
             with pytest.raises(InvalidRequestError, match="2 keys for 1 values"):
                 await producer.send_many("clicks", [b"x"], keys=[b"a", b"b"])
             with pytest.raises(InvalidRequestError, match="timestamp"):
