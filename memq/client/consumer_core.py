@@ -14,6 +14,7 @@ from memq.client.committer import Committer
 from memq.client.consumer_settings import ConsumerSettings, Point, check_point
 from memq.client.dead_letters import DeadLetters
 from memq.client.fetcher import Fetcher, MakeFetcher
+from memq.client.fields import check_kind
 from memq.client.flow import Counts, Delivery
 from memq.client.group_session import GroupSession
 from memq.client.handouts import Handout, Handouts
@@ -281,6 +282,8 @@ class ConsumerCore:
         Raises: InvalidRequestError without a group; GenerationFencedError when the batch's partition was given to
         another member. What passes is tried again for as long as this one is in its group.
         """
+        if batch is not None and not isinstance(batch, Batch):
+            raise TypeError(f"commit takes a batch that the consumer gave out, not {type(batch).__name__}")
         self._check()
         committer = self._need_group()
         if batch is not None:
@@ -440,6 +443,7 @@ class ConsumerCore:
         self._tell()
 
     def _find(self, topic: str, partition: int) -> tuple[ReadPartition, Assigned]:
+        check_kind("partition", partition, int)
         self._check()
         for key, assigned in self._reading.assigned.items():
             if (key.topic, key.partition) == (topic, partition):

@@ -122,6 +122,10 @@ def test_a_position_belongs_to_its_partition() -> None:
             assert list(consumer) == []
             with pytest.raises(InvalidRequestError, match="position 1:0:0 is one of partition 1, not of 0"):
                 consumer.seek("t", 0, memq.Position.parse("1:0:0"))
+            with pytest.raises(TypeError, match="partition is of type int, not str"):
+                consumer.pause("t", "0")  # type: ignore[arg-type]  # as a newcomer would
+            with pytest.raises(TypeError, match="commit takes a batch that the consumer gave out, not int"):
+                consumer.commit(5)  # type: ignore[arg-type]  # the same
 
 
 @pytest.mark.parametrize(
