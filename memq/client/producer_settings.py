@@ -84,9 +84,9 @@ def producer_settings(
     audit: bool,
 ) -> ProducerSettings:
     """Check the arguments of a producer. Raises: InvalidSettingError naming the one that is wrong; InvalidNameError."""
-    if isinstance(acks, bool) or not isinstance(acks, int | str) or acks not in _LEVELS:
+    if isinstance(acks, bool) or acks not in tuple(_LEVELS):  # which asks for no hash
         raise InvalidSettingError(f"acks = {acks!r} is not 0, 1 or 'all'")
-    if not isinstance(codec, str) or codec not in CODECS:
+    if codec not in tuple(CODECS):
         raise InvalidSettingError(f"codec = {codec!r} is not one of {', '.join(CODECS)}")
     check_callbacks(on_ack=on_ack)
     check_switch("audit", audit)

@@ -39,7 +39,7 @@ ANY: Any = memq  # without the types that would say the same
         (lambda: ANY.Consumer(HERE, "clicks", on_assigned=5), TypeError, "on_assigned is a function, not int"),
         (lambda: ANY.Consumer(HERE, None), TypeError, "topics are one topic or a sequence of such, not NoneType"),
         (lambda: ANY.Consumer(HERE, "clicks", start={"clicks": memq.Position(0, 1)}), TypeError, "by (topic, part"),
-        (lambda: ANY.Consumer(HERE, "clicks", start=memq.Position("0", 1)), TypeError, "start is a Position of some"),
+        (lambda: ANY.Consumer(HERE, "clicks", start=ANY.Position("0", 1)), TypeError, "start is a Position of some"),
         (lambda: ANY.Consumer(HERE, "clicks", runtime=5), TypeError, "runtime is a memq.network.Runtime, not int"),
         (lambda: ANY.Consumer(HERE, "clicks", tracer_provider=5), TypeError, "tracer_provider is a TracerProvider of"),
         (lambda: ANY.Consumer(HERE, "clicks", client_id=0), TypeError, "client is of type str, not int"),
