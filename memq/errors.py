@@ -119,6 +119,13 @@ class NotReadyError(RetryableError):
     default_hint = "wait; the partition is being opened"
 
 
+class LogLostError(NotReadyError):
+    """The queue shows nothing of a partition that the store has batches of: it is not opened, so that they stay."""
+
+    code = "log-lost"
+    default_hint = "the queue has lost its log: stop the brokers, and make it anew with memq restore"
+
+
 class DrainingError(RetryableError):
     """The broker is leaving and takes nothing new."""
 

@@ -108,6 +108,9 @@ BROKER = (
     _broker_counter("rejected_connections", "connections", "connections closed for what they sent, or did not send"),
     _broker_counter("swept_objects", "objects", "objects deleted that no pointer named"),
     _broker_counter("swept_bytes", "bytes", "bytes of objects deleted that no pointer named"),
+    _broker_counter(
+        "kept_objects", "objects", "objects that a sweep kept since the queue has lost what may have named them"
+    ),
     _broker_counter("retired_pointers", "pointers", "pointers deleted by retention"),
     _broker_counter("retired_objects", "objects", "objects deleted by retention"),
     _broker_histogram("store_seconds", "seconds of a put, its tries included"),
@@ -121,6 +124,7 @@ BROKER = (
     _broker_gauge("reading_paused", "0 or 1", "1 while the memory budget stops all reading"),
     _broker_gauge("open_connections", "connections", "connections now"),
     _broker_gauge("open_partitions", "partitions", "partitions that are open here"),
+    _broker_gauge("lost_partitions", "partitions", "partitions that are not opened since the queue has lost their log"),
     _broker_gauge("ring_batches", "batches", "batches that are not yet published"),
     Definition(
         "memq_broker_over_limit",

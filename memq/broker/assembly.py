@@ -10,9 +10,10 @@ from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
 from memq.broker.limit_settings import client_limits
+from memq.broker.lost_queue import LostQueue
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
-from memq.errors import InvalidSettingError
+from memq.errors import InvalidSettingError, LogLostError
 from memq.governor import Coordinator
 from memq.governor.data_folder import lock_folder, make_folder
 from memq.governor.standalone import StandaloneCoordinator
@@ -61,6 +62,24 @@ async def check_part(
     queue = open_queue(parts, runtime, settings.cluster)
     await _closed_after(queue.check(), queue.close)
     return f"{parts.queue} answers, and lets memq do what it has to"
+
+
+async def check_pointers(
+    parts: PartSettings, settings: BrokerSettings, *, runtime: Runtime | None = None
+) -> list[LogLostError]:
+    """Compare queue and store as a start does; return what logs the queue has lost. Raises: as `LostQueue.check`."""
+    runtime = runtime or Runtime()
+    coordinator = open_coordinator(parts, runtime, settings.cluster)
+    try:
+        store = open_store(parts, runtime, settings.cluster)
+        queue = open_queue(parts, runtime, settings.cluster)
+        try:
+            return await LostQueue(settings.cluster, store, queue, coordinator).check()
+        finally:
+            await queue.close()
+            await store.close()
+    finally:
+        await coordinator.close()
 
 
 async def _closed_after(check: Awaitable[object], close: Callable[[], Awaitable[None]]) -> None:

@@ -13,7 +13,6 @@ from memq.broker.connection import Connection
 from memq.broker.hot import HotBatches
 from memq.broker.intake import Intake
 from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits, LimitBook
-from memq.broker.lost_queue import check_queue
 from memq.broker.metrics import Counters
 from memq.broker.partitions import Partitions
 from memq.broker.requests import Requests
@@ -116,7 +115,8 @@ class Broker:
     async def start(self, http_address: str = "") -> None:
         """Listen, register, and learn what is assigned. Raises: MemqError for what stands in the way."""
         settings, services = self.services.settings, self.services
-        await check_queue(services)
+        for lost in await services.lost_queue.check():
+            services.events.error("log-lost", f"{lost}; {lost.hint}")
         if services.spool.disk is not None:
             await self._replay.find(services.spool.disk)
             services.spool.start()

@@ -1,38 +1,171 @@
-"""Refuses to start on a queue that was lost: with an empty one, a sweep would take every object for unnamed."""
+"""Finds what the queue has lost: topics that it does not have, and logs that show nothing though the store has batches.
+
+With an empty queue a sweep would take every object for unnamed, and an owner that opened an empty log would begin anew.
+"""
 
 from __future__ import annotations
 
-from memq.broker.services import Services
-from memq.errors import InvalidRequestError, NotFoundError
-from memq.format.key import shared_prefix, staged_prefix, topic_prefix
-from memq.topic import read_partitions
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memq.broker.object_index import read_index
+from memq.cold.files import ColdFiles
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    LogLostError,
+    NotFoundError,
+    UnsupportedFormatError,
+)
+from memq.format.key import (
+    ObjectKey,
+    cold_manifest_prefix,
+    parse_object_key,
+    shared_prefix,
+    staged_prefix,
+    topic_prefix,
+)
+from memq.governor import Coordinator
+from memq.notification import PointerReader, Span
+from memq.storage_handlers import StorageHandler
+from memq.topic import ReadPartition, Topic, read_partitions
+
+SPANS_AT_ONCE_MAX = 1_000  # a queue joins what is asked at once
+LOOKS_AT_ONCE_MAX = 16
 
 
-async def check_queue(services: Services) -> None:
-    """Prove that the queue knows each topic that has objects. Raises: InvalidRequestError, MemqError of the parts.
+@dataclass(frozen=True, slots=True)
+class LostQueue:
+    """Compares the queue of one cluster with its store."""
 
-    A topic that is not in the queue and has no objects is one whose making was interrupted. The objects that topics
-    share may be anybody's, so they tell something only when no topic with such objects is known; those that writers
-    staged, only when no topic is known at all.
-    """
-    cluster, known, sharing, held, lost = services.settings.cluster, False, "", False, ""
-    for topic in await services.coordinator.topics():
+    cluster: str
+    store: StorageHandler
+    queue: PointerReader
+    coordinator: Coordinator
+
+    async def check(self) -> list[LogLostError]:
+        """Prove that the queue knows each topic that has objects; return what logs it has lost of those that it knows.
+
+        A topic that is not in the queue and has no objects is one whose making was interrupted. The objects that topics
+        share may be anybody's, so they tell something only when no topic with such objects is known; those that writers
+        staged, only when no topic is known at all. Raises: InvalidRequestError, MemqError of the parts.
+        """
+        known, sharing, held, lost = False, "", False, ""
+        empty: list[tuple[Topic, ReadPartition]] = []
+        for topic in await self.coordinator.topics():
+            partitions = read_partitions(topic)
+            try:
+                spans = await self._spans(partitions)
+            except NotFoundError:
+                await self._refuse_objects(topic.name, topic_prefix(self.cluster, topic.name, topic.id))
+                sharing, lost = topic.name if topic.settings.shared_objects else sharing, topic.name
+            else:
+                held, known = True, known or topic.settings.shared_objects
+                empty += [(topic, each) for each, span in zip(partitions, spans, strict=True) if span.begin == span.end]
+        if sharing and not known:
+            await self._refuse_objects(sharing, shared_prefix(self.cluster))
+        if lost and not held:
+            await self._refuse_objects(lost, staged_prefix(self.cluster))
+        return await self._lost_logs(empty)
+
+    async def _spans(self, partitions: Sequence[ReadPartition]) -> list[Span]:
+        """Return the spans of the partitions of a topic. Raises: NotFoundError when one is not there, QueueError."""
+        found: list[Span] = []
+        for first in range(0, len(partitions), SPANS_AT_ONCE_MAX):
+            asked = partitions[first : first + SPANS_AT_ONCE_MAX]
+            for span in await asyncio.gather(*map(self.queue.span, asked), return_exceptions=True):
+                if isinstance(span, BaseException):
+                    raise span
+                found.append(span)
+        return found
+
+    async def _refuse_objects(self, topic: str, prefix: str) -> None:
+        async for entry in self.store.list(prefix):
+            raise InvalidRequestError(
+                f"the queue does not have all of topic '{topic}', the store has '{entry.key}'",
+                hint="make the queue anew with memq restore, before any broker starts",
+            )
+
+    async def _lost_logs(self, empty: Sequence[tuple[Topic, ReadPartition]]) -> list[LogLostError]:
+        """Return which of the logs that show nothing once had an owner, and have batches in the store."""
+        if not empty:
+            return []
+        claimed = {(each.topic_id, each.partition) for each in await self.coordinator.assignments() if each.epoch}
+        had = [
+            (topic, partition)
+            for topic, partition in empty
+            if any((topic.id, writer) in claimed for writer in topic.writers_of(partition))
+        ]
+        turn = asyncio.Semaphore(LOOKS_AT_ONCE_MAX)
+
+        async def look(topic: Topic, partition: ReadPartition) -> LogLostError | None:
+            async with turn:
+                return await self._lost_log(topic, partition)
+
+        found = await asyncio.gather(*(look(*each) for each in had))
+        return [error for error in found if error is not None]
+
+    async def check_opening(self, topic: Topic, partition: int, *, claimed: bool) -> None:
+        """Prove that a write partition may be opened of which its log shows nothing; `claimed`: it had an owner before.
+
+        One that had none may share its log with others. Raises: LogLostError, MemqError of the parts.
+        """
+        read = topic.read_partition_of(partition)
+        for writer in topic.writers_of(read):
+            if not claimed and writer != partition:
+                claimed = (await self.coordinator.assignment(topic.id, writer)).epoch > 0
+        if not claimed:
+            return
+        span = await self.queue.span(read)
+        if span.begin < span.end:
+            return  # of others, whose opening was checked; or a restore has made it
+        error = await self._lost_log(topic, read)
+        if error is not None:
+            raise error
+
+    async def _lost_log(self, topic: Topic, partition: ReadPartition) -> LogLostError | None:
+        """Return what is wrong with a log that shows nothing when the store has a batch of it."""
         try:
-            await services.queue.span(read_partitions(topic)[0])
-        except NotFoundError:
-            await _refuse_objects(services, topic.name, topic_prefix(cluster, topic.name, topic.id))
-            sharing, lost = topic.name if topic.settings.shared_objects else sharing, topic.name
-        else:
-            held, known = True, known or topic.settings.shared_objects
-    if sharing and not known:
-        await _refuse_objects(services, sharing, shared_prefix(cluster))
-    if lost and not held:
-        await _refuse_objects(services, lost, staged_prefix(cluster))
-
-
-async def _refuse_objects(services: Services, topic: str, prefix: str) -> None:
-    async for entry in services.store.list(prefix):
-        raise InvalidRequestError(
-            f"the queue does not have topic '{topic}', the store has '{entry.key}'",
-            hint="make the queue anew with memq restore, before any broker starts",
+            key = await self._stored(topic, partition)
+        except DeniedError:
+            return None  # who may not list, does not sweep either
+        if not key:
+            return None
+        return LogLostError(
+            f"topic '{topic.name}' partition {partition.partition}: the queue shows nothing of it,"
+            f" the store has '{key}'"
         )
+
+    async def _stored(self, topic: Topic, partition: ReadPartition) -> str:
+        """Return the key of an object that a pointer of this log named, "" when there is none.
+
+        A listing up to the first one; where the topic shares objects, their indexes are read, too.
+        """
+        writers = topic.writers_of(partition)
+        try:
+            manifest = await ColdFiles(self.cluster, self.store).highest(partition)
+        except (CorruptDataError, UnsupportedFormatError):
+            return cold_manifest_prefix(self.cluster, topic.name, topic.id, partition.partition)
+        if manifest is not None and manifest.parts:
+            return manifest.parts[0].key
+        async for entry in self.store.list(topic_prefix(self.cluster, topic.name, topic.id)):
+            try:
+                named = parse_object_key(entry.key)
+            except InvalidRequestError:
+                continue
+            if isinstance(named, ObjectKey) and named.partition in writers:
+                return entry.key
+        return await self._shared(topic, writers) if topic.settings.shared_objects else ""
+
+    async def _shared(self, topic: Topic, writers: Sequence[int]) -> str:
+        async for entry in self.store.list(shared_prefix(self.cluster)):
+            try:
+                index, _ = await read_index(self.store, entry)
+            except (CorruptDataError, NotFoundError, UnsupportedFormatError):
+                continue
+            for batch in index.batches:
+                if index.meta.topics[batch.topic].id == topic.id and batch.partition in writers:
+                    return entry.key
+        return ""

@@ -14,6 +14,7 @@ from memq.broker.publishing import Publisher
 from memq.broker.services import Services
 from memq.errors import (
     EpochFencedError,
+    LogLostError,
     MemqError,
     MovedError,
     NotFoundError,
@@ -29,20 +30,31 @@ from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
 BACKOFF_S_MAX = 2.0
 HELD_RETRY_S = 0.1  # how often a partition is looked at that its last owner still drains
+LOST_RETRY_S = 30.0  # and one whose log is lost: a restore wants all brokers stopped, so little can change meanwhile
 
 
 async def open_partition(services: Services, topic: Topic, partition: int, read: ReadPartition) -> Ownership:
     """Open a partition that is assigned to this broker, trying again for ever while it is.
 
     An opening whose answer is lost or late does not count: the next try has the next epoch, so no epoch
-    is ever opened twice. Raises: MovedError when the partition belongs to another broker, or is gone.
+    is ever opened twice. While the queue has lost the log, `Services.lost_logs` has it. Raises: MovedError when the
+    partition belongs to another broker, or is gone.
     """
-    tries, seen = 0, 0
+    tries, seen, epoch, claimed = 0, 0, 0, False
     while True:
         try:
             async with services.openings:
-                epoch = await _claim(services, topic, partition, seen)
-                own = await _open_epoch(services, topic, partition, read, epoch)
+                last, epoch = epoch, await _claim(services, topic, partition, seen)
+                claimed = claimed or epoch != last + 1  # by others: what was claimed here and not opened stored nothing
+                own = await _open_epoch(services, topic, partition, read, epoch, claimed=claimed)
+        except LogLostError as error:
+            services.events.error("log-lost", f"{error}; {error.hint}")
+            services.lost_logs[topic.id, partition] = str(error)
+            try:
+                await asyncio.sleep(LOST_RETRY_S)
+            finally:
+                del services.lost_logs[topic.id, partition]
+            continue
         except NotReadyError:
             await asyncio.sleep(HELD_RETRY_S)
             continue
@@ -87,7 +99,9 @@ def _moved(topic: Topic, partition: int, current: Assignment) -> MovedError:
     return MovedError(f"partition {partition} of topic '{topic.name}' belongs to {owner}")
 
 
-async def _open_epoch(services: Services, topic: Topic, partition: int, read: ReadPartition, epoch: int) -> Ownership:
+async def _open_epoch(
+    services: Services, topic: Topic, partition: int, read: ReadPartition, epoch: int, *, claimed: bool
+) -> Ownership:
     """Return the ownership of an epoch: OPENING when all is well, FENCED when a higher epoch was met."""
     settings, clock = topic.settings, services.runtime.clock
     own = Ownership(
@@ -100,7 +114,11 @@ async def _open_epoch(services: Services, topic: Topic, partition: int, read: Re
     )
     own.proof_s = own.opened_s
     try:
-        await _publish_opened(services, topic, own, Publisher(services, own, read))
+        publisher = Publisher(services, own, read)
+        await _read_tail(services, topic, own, publisher)
+        if not own.highest_epoch:
+            await services.lost_queue.check_opening(topic, partition, claimed=claimed)
+        await _publish_opened(services, topic, own, publisher)
     except EpochFencedError as error:
         text = f"topic '{topic.name}' partition {partition} epoch {epoch}: {error}"
         services.events.info("opening-passed", text)
@@ -110,9 +128,8 @@ async def _open_epoch(services: Services, topic: Topic, partition: int, read: Re
 
 
 async def _publish_opened(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
-    """Read the tail, publish `opened`, and read up to it. Raises: EpochFencedError, RetryableError, TimeoutError."""
+    """Publish `opened`, and read up to it. Raises: EpochFencedError, RetryableError, TimeoutError."""
     clock = services.runtime.clock
-    await _read_tail(services, topic, own, publisher)
     if own.highest_epoch >= own.epoch:  # a coordinator that was set back: its keys lie in the store already
         raise EpochFencedError(f"the queue shows epoch {own.highest_epoch}")
     own.state()

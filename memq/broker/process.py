@@ -168,5 +168,6 @@ def _gauges(broker: Broker) -> dict[str, Callable[[], float]]:
         "reading_paused": lambda: broker.intake.starved,
         "open_connections": lambda: len(broker.intake.readers),
         "open_partitions": lambda: len(broker.partitions.processors),
+        "lost_partitions": lambda: len(services.lost_logs),
         "ring_batches": lambda: sum(len(processor.ring) for processor in broker.partitions.at_work()),
     }

@@ -45,7 +45,7 @@ class Publisher:
             if batch_sequence is not None and batch_sequence in own.landed:
                 own.take_landed(batch_sequence)
                 return True
-            pointer, time_ms, handed_over_s = build(), own.queue_time_ms(), self._now()
+            pointer, time_ms, handed_over_s, read_to = build(), own.queue_time_ms(), self._now(), own.read_to
             if handed_over_s > until_s:
                 own.unread = tries > 0  # a try may land yet: it is looked for before the next one
                 return False
@@ -62,6 +62,9 @@ class Publisher:
                     self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")
                 await asyncio.sleep(self._backoff_s(tries))
                 continue
+            if offset < read_to:
+                text = f"{self._name()}: the queue put a pointer at offset {offset}, below {read_to}: its log is lost"
+                self._services.events.error("log-lost", text)
             if own.follows(offset):
                 own.prove(handed_over_s)
             own.published(offset, pointer, time_ms)

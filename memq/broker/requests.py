@@ -23,6 +23,7 @@ from memq.broker.staging import publish_staged
 from memq.broker.topic_processor import TopicProcessor
 from memq.errors import (
     InvalidRequestError,
+    LogLostError,
     MemqError,
     MovedError,
     NotFoundError,
@@ -266,6 +267,9 @@ class Requests:
     async def _open_processor(self, topic: str, topic_id: str, partition: int) -> TopicProcessor:
         """Return the processor of a partition of ours, ready to take blocks."""
         processor = await self._processor(topic, topic_id, partition)
+        lost = self._services.lost_logs.get((processor.topic.id, partition))
+        if lost is not None:
+            raise LogLostError(lost, retry_after_ms=NOT_READY_MS)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await processor.ready()

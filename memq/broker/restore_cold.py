@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from memq.broker.object_index import read_index
 from memq.broker.rebuild import BatchPlace, FoundBatch, places_in
 from memq.cold.files import ColdFiles
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
 from memq.format.cold import ColdManifest
 from memq.format.key import cold_prefix, is_cold_object
-from memq.format.object import parse_index, parse_trailer
 from memq.format.pointer import NamedProducer, decode_pointer
-from memq.limits import TRAILER_BYTES
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, read_partitions
 
@@ -47,10 +46,7 @@ async def cold_batches(cluster: str, store: StorageHandler, topic: Topic) -> Col
     batches = ColdBatches()
     async for entry in store.list(f"{cold_prefix(cluster, topic.name, topic.id)}objects/"):
         try:
-            trailer = parse_trailer(
-                await store.get_range(entry.key, entry.size - TRAILER_BYTES, TRAILER_BYTES), entry.size
-            )
-            index = parse_index(await store.get_range(entry.key, trailer.index_offset, trailer.index_length), trailer)
+            index, trailer = await read_index(store, entry)
         except (CorruptDataError, UnsupportedFormatError) as error:
             batches.findings.append((entry.key, str(error)))
             continue

@@ -65,9 +65,10 @@ class HeldPartition:
 async def held_in(queue: NotificationQueue, partition: ReadPartition, writers: Iterable[int]) -> HeldPartition:
     """Read a log until each of its write partitions was opened, or to its end. Raises: as the queue."""
     try:
-        held = HeldPartition(trimmed=(await queue.span(partition)).begin > 0)
+        span = await queue.span(partition)
     except NotFoundError:
         return HeldPartition()
+    held = HeldPartition(trimmed=0 < span.begin < span.end)  # retention leaves the last pointers
     offset, unopened = 0, set(writers)
     while unopened and not held.trimmed:
         entries = await queue.read(partition, offset, READ_BYTES)

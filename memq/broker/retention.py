@@ -157,6 +157,7 @@ async def sweep(services: Services, age_ms: int) -> tuple[int, int]:
         objects, bytes_ = objects + 1, bytes_ + gone.size
         services.counters.swept_objects += 1
         services.counters.swept_bytes += gone.size
+    services.counters.kept_objects += found.kept
     return objects, bytes_
 
 

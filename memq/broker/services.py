@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memq.broker.hot import HotBatches
 from memq.broker.limit_book import LimitBook
+from memq.broker.lost_queue import LostQueue
 from memq.broker.metrics import Counters
 from memq.broker.slabs import SlabPool
 from memq.broker.spool.writer import Spool
@@ -49,6 +50,7 @@ class Services:
     counters: Counters
     traces: BrokerTraces | None = None
     openings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENINGS_AT_ONCE_MAX))
+    lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
     cold: ColdFiles = field(init=False)
     pointers: ColdReader = field(init=False)
@@ -59,6 +61,11 @@ class Services:
         object.__setattr__(self, "cold", ColdFiles(self.settings.cluster, self.store))
         object.__setattr__(self, "pointers", ColdReader(self.queue, self.cold, self.runtime.clock))
         object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))
+
+    @property
+    def lost_queue(self) -> LostQueue:
+        """What compares the queue with the store."""
+        return LostQueue(self.settings.cluster, self.store, self.queue, self.coordinator)
 
     @property
     def store(self) -> StorageHandler:

@@ -8,6 +8,9 @@ committed, so it has an age of its own, of which a commit may take half; the man
 
 Pointers leave the queue for a manifest of a cold part, which is there before: manifests are read after the queue. What
 such a pointer named in the queue, and what retention takes of a manifest, stays for the safety age from then on.
+
+A queue may lose what it held: then what is unnamed may be data. What a log does not account for
+(`memq.broker.shown_log`) stays, and is told.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memq.broker.pointers import keys_of, pointers_of
+from memq.broker.shown_log import ShownLog
+from memq.broker.unaccounted import Place, Unaccounted
 from memq.clock import Clock
 from memq.cold.files import ColdFiles
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.key import shared_prefix, staged_prefix, topic_prefix
+from memq.governor import Assignment
 from memq.notification import PointerReader
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
@@ -39,6 +45,10 @@ class Topics(Protocol):
         """Return all topics as they are now."""
         ...
 
+    async def assignments(self) -> Sequence[Assignment]:
+        """Return the assignments of all partitions."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Unnamed:
@@ -51,7 +61,10 @@ class Unnamed:
 
 
 class Sweep:
-    """Looks through the objects of one cluster. `note` is told what is left alone though nobody knows what it is."""
+    """Looks through the objects of one cluster. `note` is told what is left alone though nobody knows what it is.
+
+    `kept` counts the objects that a lost log may have named.
+    """
 
     def __init__(
         self,
@@ -66,6 +79,8 @@ class Sweep:
         self._store = store
         self._queue = queue
         self.topics = topics.topics
+        self.kept = 0
+        self._assignments = topics.assignments
         self._clock = clock
         self._note = note
         self._cold = ColdFiles(cluster, store)
@@ -83,7 +98,7 @@ class Sweep:
         self._staged_bound_ms = now_ms - staged_age_ms
         self._left_bound_ms = bound_ms - CLOCK_ERROR_MS
         async for prefix, entries in self._old(f"{self._cluster}/", bound_ms):
-            why = await self._why(prefix, {entry.key: None for entry in entries})
+            why = await self._why(prefix, {entry.key: entry for entry in entries})
             for entry in entries:
                 if entry.key in why:
                     yield Unnamed(entry.key, entry.size, entry.modified_ms, why[entry.key])
@@ -123,7 +138,7 @@ class Sweep:
                 return prefix
         return "/".join(key.split("/")[:4]) + "/" if key.startswith(f"{self._cluster}/topics/") else ""
 
-    async def _why(self, prefix: str, keys: dict[str, None]) -> dict[str, str]:
+    async def _why(self, prefix: str, keys: dict[str, ObjectEntry]) -> dict[str, str]:
         """Return why those of `keys`, all of one prefix, may go that no pointer names.
 
         None of them when a pointer is damaged or a partition of the queue is gone: nobody knows what was named, so
@@ -132,19 +147,28 @@ class Sweep:
         shared = prefix in (shared_prefix(self._cluster), self._staged)
         topics = await self.topics()  # as they are now: a broker may have made one meanwhile
         mine = [each for each in topics if shared or topic_prefix(self._cluster, each.name, each.id) == prefix]
+        logs: dict[Place, ShownLog] = {}
         for topic in mine:
-            if not await self._strike_named(topic, keys):
+            if not await self._strike_named(topic, keys, logs):
                 return {}
+        if mine and keys:
+            await self._strike_unaccounted(mine, keys, logs)
         return dict.fromkeys(keys, UNNAMED if shared or mine else NO_TOPIC)
 
-    async def _strike_named(self, topic: Topic, keys: dict[str, None]) -> bool:
-        """Take what the pointers of a topic name out of `keys`; False when they can't all be read."""
+    async def _strike_named(self, topic: Topic, keys: dict[str, ObjectEntry], logs: dict[Place, ShownLog]) -> bool:
+        """Take what the pointers of a topic name out of `keys`; False when they can't all be read.
+
+        `logs` gets what they show of each write partition.
+        """
         for partition in read_partitions(topic):
+            begin = -1
             try:
-                async for _, pointer in pointers_of(self._queue, partition, self._note):
+                async for entry, pointer in pointers_of(self._queue, partition, self._note):
                     if pointer is None:
                         self._note(f"topic '{topic.name}' is not swept: a pointer is damaged")
                         return False
+                    begin = entry.offset if begin < 0 else begin
+                    logs.setdefault((topic.id, pointer.partition), ShownLog()).take(pointer, cut=begin > 0)
                     for key in keys_of(pointer):
                         keys.pop(key, None)
             except NotFoundError as error:
@@ -152,7 +176,27 @@ class Sweep:
                 return False
         return await self._strike_cold(topic, keys)
 
-    async def _strike_cold(self, topic: Topic, keys: dict[str, None]) -> bool:
+    async def _strike_unaccounted(
+        self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[Place, ShownLog]
+    ) -> None:
+        """Take what a log may have named that lost it out of `keys`, and tell it."""
+        claimed = {(each.topic_id, each.partition) for each in await self._assignments() if each.epoch}
+        unaccounted = Unaccounted(self._store, {topic.id: topic for topic in topics}, logs, claimed)
+        kept: dict[tuple[str, int], list[ObjectEntry]] = {}
+        for entry in list(keys.values()):
+            place = await unaccounted.place_of(entry)
+            if place is not None:
+                del keys[entry.key]
+                kept.setdefault(place, []).append(entry)
+        for (topic, partition), entries in kept.items():
+            self.kept += len(entries)
+            self._note(
+                f"topic '{topic}' partition {partition}: the queue has lost what may have named {len(entries)} objects"
+                f" of {sum(entry.size for entry in entries)} bytes, the first is '{entries[0].key}': they are kept;"
+                f" memq restore makes their pointers anew"
+            )
+
+    async def _strike_cold(self, topic: Topic, keys: dict[str, ObjectEntry]) -> bool:
         """Take what the manifests of a topic name out of `keys`; False when they can't all be read."""
         numbers = await self._cold.highest_numbers(topic.name, topic.id)
         try:

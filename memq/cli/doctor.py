@@ -17,8 +17,8 @@ import click
 from memq import __version__
 from memq.cli.options import broker_options, json_option, settings_of
 from memq.cli.output import colored, count_text, one_line, print_json, size_text
-from memq.errors import MemqError
-from memq.settings import PartSettings, Settings, Value, rules_of
+from memq.errors import LogLostError, MemqError
+from memq.settings import BrokerSettings, PartSettings, Settings, Value, rules_of
 
 PACKAGES = ("awscrt", "click", "h11", "lz4", "msgspec", "prometheus_client", "zstandard")
 EXTRAS = {"pyarrow": "batch.arrow() and memq.read_arrow need it: pip install 'memq[arrow]'"}
@@ -126,8 +126,26 @@ def _parts(settings: Settings) -> Iterator[Finding]:
         from memq.broker.assembly import check_part
 
         parts, own = settings.parts(), settings.broker()
+        looks: list[Finding] = []
         for name in named:
-            yield _checked(name, lambda name=name: asyncio.run(check_part(name, parts, own)))  # type: ignore[misc]
+            looks.append(_checked(name, lambda name=name: asyncio.run(check_part(name, parts, own))))  # type: ignore[misc]
+            yield looks[-1]
+        of_many = not parts.coordinator.startswith("standalone:")  # that one is locked: a process opens it once
+        if of_many and len(looks) == len(rules_of(PartSettings)) and all(each.state == "ok" for each in looks):
+            yield _pointers(parts, own)
+
+
+def _pointers(parts: PartSettings, own: BrokerSettings) -> Finding:
+    """Compare what the queue and the store of a cluster have."""
+    from memq.broker.assembly import check_pointers
+
+    def look() -> str:
+        lost = asyncio.run(check_pointers(parts, own))
+        if lost:
+            raise LogLostError(f"{lost[0]}; of {count_text(len(lost), 'partition')} the queue has lost the log")
+        return "the queue has lost no topic and no partition"
+
+    return _checked("pointers", look)
 
 
 def _checked(what: str, look: Callable[[], str]) -> Finding:

@@ -30,7 +30,7 @@ def sweep(*, dry_run: bool, as_json: bool, config: str | None, profile: str | No
 
     Brokers may run; the age must be theirs. Objects that topics share go when no topic names them. Where the settings
     name no store, queue and coordinator, it is the folder of --data, which nobody else may use meanwhile. Exits with 1
-    when a topic was left alone, since its pointers could not all be read.
+    when a topic was left alone, since its pointers could not all be read, or objects that lost pointers may have named.
     """
     settings = settings_of(config, profile, **flags)
     tally, ended = _Tally(as_json=as_json), False

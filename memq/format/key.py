@@ -157,6 +157,12 @@ def is_of_many(key: str) -> bool:
     return key.split("/")[1:2] == ["shared"] or _COLD_KEY.fullmatch(key) is not None
 
 
+def is_staged_object(key: str) -> bool:
+    """Whether an object with this key was put there by a writer that stages; the manifests of commits are none."""
+    parts = key.split("/")
+    return parts[1:2] == ["staged"] and parts[3:4] == ["objects"]
+
+
 def is_cold_object(key: str) -> bool:
     """Whether it is the key of a large object."""
     return _COLD_KEY.fullmatch(key) is not None

@@ -24,6 +24,7 @@ from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
 from tests.simulation.faults import LEVELS
 from tests.simulation.live_rules import LiveRules
+from tests.simulation.lost_log_rules import LostLogRules
 from tests.simulation.named_producer import NamedLife
 from tests.simulation.named_rules import NamedRules
 from tests.simulation.node import Node
@@ -105,6 +106,7 @@ class Scenario:
         self._check_audit()
         if self.plan.shape.cold and "staged" not in self.plan.producers:
             self._check_restore()
+        self._check_lost_log()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)
         world.collect()
         world.check()
@@ -167,6 +169,15 @@ class Scenario:
         work = node.loop.create_task(rules.check(node.clock, self.world.random("restore")))
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the restore does not end"
+        work.result()
+
+    def _check_lost_log(self) -> None:
+        """Let the queue lose a log, and sweep: nothing goes that it named."""
+        cluster, node = self.cluster, self.cluster.cloud.node
+        rules = LostLogRules(CLUSTER, cluster.topic, cluster.objects, self.checker.logs, self.world.fail)
+        work = node.loop.create_task(rules.check(node.clock, self.world.random("lost log")))
+        self.world.run(AUDIT_S, done=work.done)
+        assert work.done(), "the sweep does not end"
         work.result()
 
     def _report(self) -> Report:

@@ -22,6 +22,7 @@ from memq.format.block import scope_of
 from memq.format.key import cold_prefix, is_cold_object, object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, decode_pointer, encode_pointer
+from memq.governor import Assignment
 from memq.network import Runtime
 from memq.notification import Entry, Publication, Span
 from memq.notification.memory import MemoryQueue
@@ -174,6 +175,9 @@ class World:
         class Topics:
             async def topics(self) -> Sequence[Topic]:
                 return [TOPIC]
+
+            async def assignments(self) -> Sequence[Assignment]:
+                return []
 
         sweep = Sweep(CLUSTER, self.store, self.queue, Topics(), self.clock, pytest.fail)
         return len([gone async for gone in sweep.run(age_ms, age_ms)])

@@ -25,7 +25,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import OffsetSpec
 
 from memq.clock import Clock
-from memq.errors import GenerationFencedError, NotFoundError, QueueError
+from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.fetcher import PASSING
 from memq.notification.kafka.library import admin_of, consumer_of
@@ -87,14 +87,16 @@ class KafkaSource:
 
         Raises: NotFoundError, DeniedError, QueueError.
         """
-        doing = f"asking Kafka at {self._settings.servers}"
-        cluster = await self._ask(self._admin.describe_cluster(request_timeout=self._timeout_s), doing)
+        try:  # not by describe_cluster: the library may end the process when that times out (see `Topics.check`)
+            listed = await self._pool.run(self._admin.list_topics, timeout=self._timeout_s)
+        except KafkaException as error:
+            raise self._failure(error, f"asking Kafka at {self._settings.servers}") from error
         found: dict[str, SourceTopic] = {}
         answers: Any = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=self._timeout_s)
         for topic, answer in answers.items():
             described = await self._ask(answer, f"looking at Kafka topic '{topic}'")
             found[topic] = SourceTopic(str(described.topic_id), len(described.partitions))
-        return cluster.cluster_id, found
+        return _id_of(listed.cluster_id), found
 
     async def ends(self, places: Sequence[Place]) -> dict[Place, tuple[int, int]]:
         """Return the first offset of each partition, and the one behind its last record that is committed."""
@@ -238,11 +240,21 @@ class KafkaSource:
         try:
             return await asyncio.wrap_future(answer)
         except KafkaException as error:
-            self._admin.poll(0)
-            found = self._complaints.failure(error, doing)
-            if isinstance(found, NotFoundError | QueueError):
-                found.hint = "check --from and the names of the topics"
-            raise found from error
+            raise self._failure(error, doing) from error
+
+    def _failure(self, error: KafkaException, doing: str) -> MemqError:
+        self._admin.poll(0)
+        found = self._complaints.failure(error, doing)
+        if isinstance(found, NotFoundError | QueueError):
+            found.hint = "check --from and the names of the topics"
+        return found
+
+
+def _id_of(cluster: str | None) -> str:
+    """Return the id of a Kafka, of which the records' identity is made."""
+    if not cluster:
+        raise QueueError("Kafka does not tell the id of its cluster", hint="a Kafka of 0.10.1 and later does")
+    return cluster
 
 
 def _record_of(message: Message) -> SourceRecord:

@@ -1,0 +1,75 @@
+"""Which of the objects that no pointer names a log may have named that lost its past: those must stay."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Container, Mapping
+
+from memq.broker.object_index import read_index
+from memq.broker.shown_log import ShownLog
+from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from memq.format.key import ObjectKey, is_of_many, is_staged_object, parse_object_key
+from memq.storage_handlers import ObjectEntry, ObjectReader
+from memq.topic import Topic
+
+Place = tuple[str, int]  # topic id, write partition
+
+
+class Unaccounted:
+    """Tells them by their keys, or by the index of an object of many batches: one GET for each of those.
+
+    `logs` are of all write partitions of `topics` that show anything; `claimed` are those that ever had an owner.
+    """
+
+    def __init__(
+        self,
+        store: ObjectReader,
+        topics: Mapping[str, Topic],
+        logs: Mapping[Place, ShownLog],
+        claimed: Container[Place],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._logs = logs
+        self._claimed = claimed
+
+    async def place_of(self, entry: ObjectEntry) -> tuple[str, int] | None:
+        """Return the topic and the write partition whose log does not account for an object; None: it may go.
+
+        Raises: as the store; UnsupportedFormatError for an object of a newer version.
+        """
+        try:
+            async for topic_id, partition, epoch, batch_sequence in self._batches(entry):
+                topic = self._topics.get(topic_id)
+                if topic is not None and not self._accounts((topic.id, partition), epoch, batch_sequence):
+                    return topic.name, partition
+        except (CorruptDataError, NotFoundError):
+            pass  # what has no index no restore can name either; what is gone is gone
+        return None
+
+    def _accounts(self, place: Place, epoch: int, batch_sequence: int) -> bool:
+        """Whether the log of a place accounts for a batch; one of epoch 0 was staged, and any owner may have named it.
+
+        An owner opens before it stores; but what writers stage may wait for a partition that never had one.
+        """
+        log = self._logs.get(place)
+        if epoch:
+            return log is not None and log.accounts_for(epoch, batch_sequence)
+        return place not in self._claimed if log is None else not log.lost
+
+    async def _batches(self, entry: ObjectEntry) -> AsyncIterator[tuple[str, int, int, int]]:
+        """Yield topic id, write partition, epoch and number of the batches of an object; none of other files."""
+        staged = is_staged_object(entry.key)
+        if staged or is_of_many(entry.key):
+            index, _ = await read_index(self._store, entry)
+            for batch in index.batches:
+                topic_id = index.meta.topics[batch.topic].id
+                yield topic_id, batch.partition, 0 if staged else batch.epoch, batch.batch_sequence
+            return
+        try:
+            named = parse_object_key(entry.key)
+        except InvalidRequestError:
+            return
+        if isinstance(named, ObjectKey):
+            for topic in self._topics.values():  # of one prefix, there is one
+                if (topic.name, topic.id[:8]) == (named.topic, named.topic_id):
+                    yield topic.id, named.partition, named.epoch, named.batch_sequence

@@ -1,0 +1,322 @@
+"""A log that the queue has lost: nothing of it is swept, it is not opened, others are, and a restore brings it back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from memq.broker.broker import Broker
+from memq.broker.opening import open_partition
+from memq.broker.restore import Restorer
+from memq.broker.retention import sweep
+from memq.broker.services import Services
+from memq.client.aio_producer import AsyncProducer
+from memq.client.staged_writer import StagedWriter
+from memq.cold.plan import ColdRule
+from memq.errors import DeniedError, InvalidRequestError
+from memq.format.key import is_staged_object, shared_prefix
+from memq.notification.memory import MemoryQueue
+from memq.protocol.frames import Api
+from memq.settings import BrokerSettings
+from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import PartitionSlots, Topic, TopicSettings, read_partitions
+from tests.brokers import BareClient, run, running_broker, until
+from tests.cold import DAY_MS, parts_on
+
+RECORDS = 5
+
+
+async def filled(broker: Broker, *, shared: bool = False) -> Topic:
+    """Make a topic of two partitions with records, each an object of its own unless topics share them."""
+    topic = await broker.partitions.create("clicks", 2, TopicSettings(shared_objects=shared), exist_ok=False)
+    async with AsyncProducer(broker.address) as producer:
+        for number in range(2 * RECORDS):
+            await (await producer.send("clicks", b"%d" % number, partition=number % 2))
+    return topic
+
+
+async def with_lost_log(services: Services, topic: Topic, lost: int = 1) -> Services:
+    """Return the parts with a queue that has lost one log of the topic."""
+    queue = MemoryQueue(services.runtime.clock)
+    for each in await services.coordinator.topics():
+        partitions = read_partitions(each)
+        await queue.create(partitions, each.settings.stale_publish_ms)
+        for partition in partitions:
+            if each.id != topic.id or partition.partition != lost:
+                log = queue._logs[partition]
+                log.entries += await services.queue.read(partition, 0, 1 << 24)
+                log.begin = log.entries[0].offset if log.entries else 0
+    return replace(services, queue=queue)
+
+
+async def restore(services: Services, topic: Topic) -> int:
+    """Restore what is lost; return how many pointers were made."""
+    clock, cluster = services.runtime.clock, services.settings.cluster
+    told = await Restorer(cluster, "main", services.store, services.queue, clock).restore(topic)
+    assert told.findings == []
+    return told.pointers
+
+
+async def opened(services: Services, topic: Topic, partition: int = 1) -> str:
+    """Open a partition; return why it is not opened, "" when it is."""
+    opening = asyncio.create_task(open_partition(services, topic, partition, topic.read_partition_of(partition)))
+    await until(lambda: opening.done() or bool(services.lost_logs))
+    why = "".join(services.lost_logs.values())
+    if not why:
+        opening.result()
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert not services.lost_logs
+    return why
+
+
+def objects_of(services: Services) -> dict[str, bytes]:
+    store = services.store
+    assert isinstance(store, MemoryHandler)
+    return dict(store.objects)
+
+
+def said(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
+    """Return what was logged of an event."""
+    return [each.getMessage() for each in caplog.records if event in each.getMessage()]
+
+
+def test_nothing_of_a_lost_log_is_swept_and_a_restore_brings_it_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            services = await with_lost_log(broker.services, topic)
+            before = objects_of(services)
+            assert await sweep(services, 0) == (0, 0)
+            assert objects_of(services) == before
+            assert services.counters.kept_objects == RECORDS
+            (told,) = said(caplog, "not-swept")
+            assert f"topic 'clicks' partition 1: the queue has lost what may have named {RECORDS} objects" in told
+            assert "the queue shows nothing of it, the store has" in await opened(services, topic)
+            assert await opened(services, topic, 0) == "", "the other one is served"
+            assert await restore(services, topic) == RECORDS
+            assert await opened(services, topic) == ""
+            assert await sweep(services, 0) == (0, 0)
+            assert services.counters.kept_objects == RECORDS, "no more than before"
+
+    with caplog.at_level(logging.WARNING, "memq"):
+        run(work())
+
+
+def test_what_was_opened_on_an_empty_log_is_still_not_swept() -> None:
+    """By an owner of an earlier version, that did not look."""
+
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            services = await with_lost_log(broker.services, topic)
+            empty = replace(services, stores={"main": MemoryHandler(services.runtime.clock)})
+            assert await opened(empty, topic) == ""
+            assert await sweep(services, 0) == (0, 0)
+            assert services.counters.kept_objects == RECORDS
+
+    run(work())
+
+
+def test_an_opening_that_was_interrupted_is_none_of_a_lost_log() -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            services = broker.services
+            topic = await broker.partitions.create("clicks", 2, TopicSettings(), exist_ok=False)
+            async with AsyncProducer(broker.address) as producer:
+                await (await producer.send("clicks", b"x", partition=0))
+            claimed = msgspec.structs.replace(await services.coordinator.assignment(topic.id, 1), epoch=7)
+            await services.coordinator.set_assignment(claimed)
+            assert await services.lost_queue.check() == []
+            assert await opened(services, topic) == ""
+
+    run(work())
+
+
+def test_who_shares_a_lost_log_and_never_had_an_owner_does_not_open_it_either() -> None:
+    """Its `opened` would be the first entry, and nothing could be restored before that."""
+
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            services = await with_lost_log(broker.services, topic)
+            first, second = topic.partitions
+            split = PartitionSlots(partition=2, slot_first=60_000, slot_last=second.slot_last, read_partition=1)
+            wider = msgspec.structs.replace(
+                topic, partitions=(first, msgspec.structs.replace(second, slot_last=59_999), split)
+            )
+            await services.coordinator.alter_topic(wider)
+            own = msgspec.structs.replace(
+                await services.coordinator.assignment(topic.id, 2), broker=services.settings.broker_id
+            )
+            await services.coordinator.set_assignment(own)
+            assert await opened(services, wider, 2)
+            assert await restore(services, wider) == RECORDS
+            assert await opened(services, wider, 2) == ""
+
+    run(work())
+
+
+def test_shared_objects_stay_that_a_lost_log_may_have_named() -> None:
+    async def work() -> None:
+        async with running_broker(audit=False, shared_age_ms_max=1) as broker:
+            topic = await filled(broker, shared=True)
+            services = await with_lost_log(broker.services, topic)
+            before = objects_of(services)
+            assert all(key.startswith(shared_prefix(services.settings.cluster)) for key in before)
+            assert await sweep(services, 0) == (0, 0)
+            assert objects_of(services) == before
+            assert await opened(services, topic)
+            await restore(services, topic)
+            assert await opened(services, topic) == ""
+            await broker.partitions.delete("clicks")
+            assert (await sweep(services, 0))[0] == len(before), "nobody is left who could have named them"
+
+    run(work())
+
+
+def test_staged_objects_stay_that_a_lost_log_may_have_named() -> None:
+    async def work() -> None:
+        async with running_broker(audit=False, staged_age_ms=60_000) as broker:
+            topic = await filled(broker)
+            store = broker.services.store
+            writer = StagedWriter(broker.services.settings.cluster, {topic.name: topic}, store, "nightly")
+            await writer.add(topic.name, b"x", partition=1)
+            await writer.finish()
+            (staged,) = [key for key in objects_of(broker.services) if is_staged_object(key)]
+            assert isinstance(store, MemoryHandler)
+            store._modified_ms[staged] -= 120_000
+            await sweep(await with_lost_log(broker.services, topic), 0)
+            assert staged in objects_of(broker.services)
+            await sweep(broker.services, 0)
+            assert staged not in objects_of(broker.services), "nobody committed it"
+
+    run(work())
+
+
+def test_a_log_whose_past_is_in_large_objects_alone_is_not_opened_anew() -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            services, partition = broker.services, read_partitions(topic)[1]
+            queue, store = services.queue, services.store
+            assert isinstance(queue, MemoryQueue)
+            assert isinstance(store, MemoryHandler)
+            log = queue._logs[partition]
+            log.entries[:] = [replace(entry, time_ms=entry.time_ms - 2 * DAY_MS) for entry in log.entries]
+            async with AsyncProducer(broker.address) as producer:
+                await (await producer.send("clicks", b"young", partition=1))
+            parts = parts_on(queue, store, services.runtime, services.settings.cluster)
+            rule = ColdRule(age_ms=DAY_MS, object_bytes=1, rest=True)
+            assert await parts.compact(partition, topic.settings, rule)
+            for key in list(store.objects):
+                if "/cold/" not in key:
+                    del store.objects[key]
+            services = await with_lost_log(services, topic)
+            assert "/cold/parts/" in await opened(services, topic)
+            before = objects_of(services)
+            await sweep(services, 0)
+            assert objects_of(services) == before
+            assert await restore(services, topic) == RECORDS
+            assert await opened(services, topic) == ""
+
+    run(work())
+
+
+@asynccontextmanager
+async def broker_on(services: Services) -> AsyncIterator[Broker]:
+    """Run another broker on these parts."""
+    settings = BrokerSettings(port=0, audit=False, broker_id=services.settings.broker_id)
+    broker = Broker(settings, services.runtime, services.stores, services.queue, services.coordinator)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def test_a_start_names_the_lost_log_and_serves_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            services = broker.services
+        services = await with_lost_log(services, topic)
+        async with broker_on(services) as broker:
+            (told,) = said(caplog, "log-lost")
+            assert "topic 'clicks' partition 1: the queue shows nothing of it" in told, "at the start"
+            assert "memq restore" in told
+            broker.partitions.processor(topic, 1)
+            await until(lambda: bool(broker.services.lost_logs))
+            client = await BareClient.connect(broker)
+            client.send_open(topic, partition=1)
+            error = await client.error()
+            assert (error.code, error.kind) == ("log-lost", "retryable")
+            assert "topic 'clicks' partition 1" in error.text
+            await client.open(topic, stream=2)
+            await client.close()
+            await broker.drain()
+        assert await restore(services, topic) == RECORDS
+        async with broker_on(services) as broker:
+            client = await BareClient.connect(broker)
+            client.send_open(topic, partition=1)
+            assert (await client.frame()).api == Api.OPEN
+            await client.close()
+
+    with caplog.at_level(logging.WARNING, "memq"):
+        run(work())
+
+
+def test_a_start_is_refused_when_the_queue_lacks_any_partition_of_a_topic_with_objects() -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            services = broker.services
+        await services.queue.drop(read_partitions(topic)[1:])
+        with pytest.raises(InvalidRequestError, match="does not have all of topic 'clicks'"):
+            async with broker_on(services):
+                pass
+
+    run(work())
+
+
+def test_who_may_not_list_serves_on() -> None:
+    class Unlisted(MemoryHandler):
+        def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            raise DeniedError(f"'{prefix}' may not be listed")
+
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            services = await with_lost_log(broker.services, topic)
+            services = replace(services, stores={"main": Unlisted(services.runtime.clock)})
+            assert await services.lost_queue.check() == []
+            assert await opened(services, topic) == ""
+
+    run(work())
+
+
+def test_an_owner_tells_that_the_queue_lost_its_log_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            queue = broker.services.queue
+            assert isinstance(queue, MemoryQueue)
+            queue._logs[read_partitions(topic)[1]].entries.clear()
+            before = objects_of(broker.services)
+            async with AsyncProducer(broker.address) as producer:
+                await (await producer.send("clicks", b"x", partition=0))
+                assert said(caplog, "log-lost") == []
+                await (await producer.send("clicks", b"x", partition=1))
+            assert "partition 1: the queue put a pointer at offset 0, below" in said(caplog, "log-lost")[0]
+            await sweep(broker.services, 0)
+            assert objects_of(broker.services).keys() >= before.keys()
+
+    with caplog.at_level(logging.WARNING, "memq"):
+        run(work())

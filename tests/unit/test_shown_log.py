@@ -1,0 +1,93 @@
+"""What a log accounts for of what no pointer names: what its owners let go, never what it has lost itself."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from memq.broker.shown_log import ShownLog
+from memq.format.pointer import Pointer
+from memq.topic import Totals
+
+
+def pointer(text: str, records: int = 0) -> Pointer:
+    """Return the pointer of `o3` (epoch 3 is opened) or `3.7` (its batch 7), after so many records."""
+    epoch, _, batch = text.removeprefix("o").partition(".")
+    return Pointer(
+        kind="opened" if text.startswith("o") else "data",
+        cluster="c",
+        topic="clicks",
+        topic_id="0" * 32,
+        partition=0,
+        epoch=int(epoch),
+        batch_sequence=int(batch or 0),
+        totals=Totals(records, records),
+    )
+
+
+def shown(text: str, *, cut: bool = False, before: int = 0) -> ShownLog:
+    """Return a log of such pointers, the first one after `before` records."""
+    log = ShownLog()
+    for number, each in enumerate(text.split()):
+        log.take(pointer(each, before + number if number or before else 0), cut=cut)
+    return log
+
+
+SOUND, CUT, LOST, RESTORED, UNDER_OWNER = "o1 1.0 o2 2.0", "2.5 o3", "o4 4.0", "1.0 2.0 2.1 o5 5.0", "3.8 3.9 o4"
+
+
+@pytest.mark.parametrize(
+    ("log", "gone", "kept"),
+    [
+        (shown(SOUND), "1.5 2.0 2.9", "3.0 9.0"),
+        (shown(CUT, cut=True, before=10), "1.0 2.0 2.6 3.0", "4.0"),
+        (shown("o1 o4 4.0"), "1.7 4.2", "2.0 3.5 5.0"),
+        (shown(""), "", "1.0 2.0"),
+        (shown(LOST), "4.0 4.9", "1.0 3.9 5.0"),
+        (shown(RESTORED), "1.0 1.9 2.1 5.3", "2.2 3.0 4.9 6.0"),
+        (shown(UNDER_OWNER, before=10), "4.0", "1.0 3.0 3.7 3.9 5.0"),
+    ],
+    ids=["sound", "cut by retention", "hole", "empty", "opened anew", "restored", "lost under its owner"],
+)
+def test_what_a_log_accounts_for(log: ShownLog, gone: str, kept: str) -> None:
+    for text in f"{gone} {kept}".split():
+        place = pointer(text)
+        assert log.accounts_for(place.epoch, place.batch_sequence) is (text in gone.split()), text
+
+
+def test_which_logs_have_lost_all_of_their_past() -> None:
+    assert [log.lost for log in (shown(""), shown(UNDER_OWNER, before=10), shown(SOUND), shown(RESTORED))] == [
+        *(True, True),
+        *(False, False),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_owners_and_retention_did_is_accounted_for_and_a_lost_end_is_not(seed: int) -> None:
+    """Owners open, store, publish or die before it; late pointers land behind higher epochs; retention cuts."""
+    draw = random.Random(seed)
+    log: list[Pointer] = []
+    stored: list[tuple[int, int]] = []
+    late: list[Pointer] = []
+    for epoch in range(1, draw.randint(2, 9)):
+        log.append(pointer(f"o{epoch}", 10 * len(log)))
+        for batch in range(draw.randint(0, 4)):
+            stored.append((epoch, batch))
+            each = pointer(f"{epoch}.{batch}", 10 * len(log))
+            draw.choice([log, log, late]).append(each)
+        if late and draw.random() < 0.5:
+            log.append(late.pop())
+    kept = draw.randint(0, len(log) - 1)
+    sound = ShownLog()
+    for each in log[kept:]:
+        sound.take(each, cut=kept > 0)
+    left = [each.epoch for each in log[kept:]]
+    for epoch, batch in stored:
+        if epoch in left or epoch < min(left):
+            assert sound.accounts_for(epoch, batch)
+    lost, begun = ShownLog(), draw.randint(1, max(left))
+    for each in log[kept:]:
+        if each.epoch < begun:
+            lost.take(each, cut=kept > 0)
+    assert not any(lost.accounts_for(epoch, batch) for epoch, batch in stored if epoch >= begun)
