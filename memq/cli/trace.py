@@ -57,7 +57,7 @@ def trace(
     if not found:
         raise NotFoundError(
             f"no pointer of topic '{topic}' names this record",
-            hint="retention may have taken it, or what can't be followed has it; memq audit tells",
+            hint="memq consume --json shows positions; memq audit tells of what retention took, or can't be read",
         )
     if as_json:
         print_json([sighting.to_json() | {"groups": _passed(sighting, groups)} for sighting in found])

@@ -35,6 +35,8 @@ ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
 CALM_SWEEP_AGE_MS = 25_000
+NAMED_PACE_S_MAX = 0.4  # their rests take their time
+STORM_SENDS_S = 80.0  # for how long a producer sends by keys in a storm, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,10 @@ def _with_names(plan: Plan, level: str, draw: random.Random) -> Plan:
     if level != "calm":
         chaos = replace(chaos, move_every_s=draw.choice([3.0, 10.0]))
     faults = replace(plan.faults, chaos=chaos)
-    return replace(plan, shape=shape, faults=faults, producers=(*plan.producers[:1], "named"), named_rest_s_max=rest_s)
+    producers, pace_s_max = (*plan.producers[:1], "named"), min(plan.pace_s_max, NAMED_PACE_S_MAX)
+    return replace(
+        plan, shape=shape, faults=faults, producers=producers, named_rest_s_max=rest_s, pace_s_max=pace_s_max
+    )
 
 
 def _with_staging(plan: Plan, level: str, draw: random.Random) -> Plan:
@@ -233,8 +238,12 @@ def _with_staging(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(named, faults=faults if level != "calm" else named.faults, producers=(*plan.producers[:2], "staged"))
 
 
-def _with_widening(plan: Plan, _level: str, draw: random.Random) -> Plan:
-    """Let write partitions be split and joined, while producers send by keys: each key keeps its order."""
+def _with_widening(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Let write partitions be split and joined, while producers send by keys: each key keeps its order.
+
+    All of them give up after 30 s. A storm may need longer for an opening, in which a call may hang for 40 s: there they
+    send for 80 s, or half of the runs would end with nothing in the queue.
+    """
     before = plan.shape.settings
     window_ms = 30_000 + 2 * (before.stale_publish_ms + CLOCK_ERROR_MS)
     settings = msgspec.structs.replace(
@@ -247,7 +256,10 @@ def _with_widening(plan: Plan, _level: str, draw: random.Random) -> Plan:
     kinds = tuple("product" if kind == "plain" else kind for kind in plan.producers)
     chaos = replace(plan.faults.chaos, reshape_every_s=draw.choice([1.0, 5.0]))
     shape = replace(plan.shape, settings=settings)
-    return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos), producers=kinds, keyed=True)
+    plan = replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos), producers=kinds, keyed=True)
+    if level != "stormy" or chaos.seize_every_s:  # that one asks for full rings
+        return plan
+    return replace(plan, pace_s_max=max(plan.pace_s_max, 2 * STORM_SENDS_S / plan.blocks))
 
 
 def _with_disk(plan: Plan, level: str, draw: random.Random) -> Plan:
