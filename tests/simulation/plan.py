@@ -241,8 +241,8 @@ def _with_staging(plan: Plan, level: str, draw: random.Random) -> Plan:
 def _with_widening(plan: Plan, level: str, draw: random.Random) -> Plan:
     """Let write partitions be split and joined, while producers send by keys: each key keeps its order.
 
-    All of them give up after 30 s. A storm may need longer for an opening, in which a call may hang for 40 s: there they
-    send for 80 s, or half of the runs would end with nothing in the queue.
+    All of them give up after 30 s. A storm may need longer for an opening, in which a call may hang for 40 s: there
+    they send for 80 s, or half of the runs would end with nothing in the queue.
     """
     before = plan.shape.settings
     window_ms = 30_000 + 2 * (before.stale_publish_ms + CLOCK_ERROR_MS)
