@@ -90,7 +90,7 @@ def dashboard_beside(loaded: Settings, open_state: OpenState | None) -> Beside |
             async with Dashboard(address, settings, audit=audit):
                 await asyncio.Event().wait()  # until it is cancelled
         except MemqError as error:
-            events.warning("dashboard.failed", f"there is no dashboard: {error}")
+            events.warning("dashboard.failed", f"there is no dashboard: {error} ({error.hint}; it is dashboard_port)")
         finally:
             if state is not None:
                 await state.close()

@@ -86,4 +86,4 @@ def _executing(connection: psycopg.Connection[Any]) -> Execute:
 
 
 def _text(error: psycopg.Error) -> str:
-    return str(error).strip().lower().replace("\n", "; ")
+    return "; ".join(line.strip() for line in str(error).strip().lower().split("\n"))
