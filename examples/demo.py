@@ -7,6 +7,7 @@ reads them back with a consumer group, compares them one by one with what was se
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -115,7 +116,7 @@ def show_objects(data: Path, size: int) -> None:
     objects = sorted(path for path in (data / "objects").glob(f"*/topics/{TOPIC}/**/*") if path.is_file())
     stored = sum(path.stat().st_size for path in objects)
     print(f"objects: {len(objects)} files, {stored / 1e6:.1f} MB ({size / max(stored, 1):.1f}:1) under {data}/objects/")
-    print(f"look into one:  .venv/bin/memq inspect {objects[0]}")
+    print(f"look into one:  {os.path.relpath(sys.executable)} -m memq inspect {objects[0]}")
 
 
 def progress(what: str, number: int, count: int) -> float:
