@@ -20,8 +20,10 @@ from memq.protocol.frames import AckLevel
 
 GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are just coming in
 WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload beside others
-FAST_S_MAX = 0.05  # a batch that will be worth one so soon waits for that
-GAP_S_MAX = 0.008  # as long as blocks keep coming
+FAST_BYTES_S = 20_000_000  # a batch that fills up faster waits for more
+FAST_S_MAX = 0.125  # so long at most
+GAP_S_MAX = 0.016  # and as long as blocks keep coming
+GOAL_GROWS = 1.02
 Extent = tuple[Slab, int, int]  # one block: slab, start, end
 
 
@@ -158,6 +160,9 @@ class Ring:
         self.publishing = False
         self.flushing = False
         self._next_number = 0
+        self._goal_bytes = float(limits.batch_bytes_max)  # for which a batch waits that fills up fast
+        self._vain_bytes = 0  # in the last batch, when it waited for more in vain
+        self._published_s = 0.0  # when a batch was published last
 
     def __len__(self) -> int:
         """How many slots are not free."""
@@ -198,6 +203,7 @@ class Ring:
         slot = self.open
         if slot is None:
             assert len(self.batches) < self.limits.slots, "appended to a full ring"
+            self._learn(now_s)
             slot = self.open = Slot(self._next_number, now_s)
             self._next_number += 1
         slot.extents += extents
@@ -237,6 +243,8 @@ class Ring:
         slot.become(SlotState.SEALED)
         self.batches.append(slot)
         self.open = None
+        if slot.bytes >= self._goal_bytes:
+            self._goal_bytes = min(self._goal_bytes * GOAL_GROWS, float(self.limits.batch_bytes_max))
 
     def hurry(self) -> None:
         """Let the open batch wait for others on their way, but neither for its age nor for more blocks."""
@@ -280,8 +288,8 @@ class Ring:
         A batch costs its object, its pointer and its acks whatever it holds (1 to 2 ms of CPU): while blocks are coming
         in, a free slot waits for them, 2 ms at most; and while a batch is on its way, until that is published or an
         eighth of a full batch is there. So a steady trickle costs one PUT after another, not as many at once as there
-        may be. One that fills up so fast that it will soon be an eighth waits for that while blocks keep coming: 10 to
-        30 ms more for its acks, and a fraction of the PUTs. Without all that, small batches
+        may be. One that fills up fast waits until it is full, while blocks keep coming: its acks come up to 125 ms
+        later, and it takes a fraction of the PUTs. Without all that, small batches
         keep themselves small: what they cost slows their producers down.
         """
         slot = self.open
@@ -290,22 +298,34 @@ class Ring:
         due_s = slot.opened_s + self.limits.batch_age_s_max
         idle = (self.limits.seal_when_idle or slot.hurried) and len(self.batches) < self.limits.uploads_in_flight_max
         idle = idle and not (growing and now_s - slot.opened_s < GROUP_S_MAX)
-        idle = idle and (self._worth(slot) >= 1 or not self.batches)
-        if idle and not self.flushing and not slot.hurried and now_s < min(due_s, self._fast_until_s(slot)):
-            return min(due_s, self._fast_until_s(slot))
+        idle = idle and (slot.bytes * WORTH_SHARE >= self.limits.batch_bytes_max or not self.batches)
+        if idle and not self.flushing and not slot.hurried:
+            fast_s = min(due_s, self._fast_until_s(slot))
+            if now_s < fast_s:
+                return fast_s
+            came_fast = slot.bytes >= FAST_BYTES_S * (slot.last_s - slot.opened_s)
+            in_vain = came_fast and slot.bytes < self._goal_bytes and now_s - slot.opened_s < FAST_S_MAX
+            self._vain_bytes = slot.bytes if in_vain else 0
         if self.flushing or idle or (now_s >= due_s and len(self.batches) < self.limits.slots - 1):
             self.seal()
             return None
         return due_s if now_s < due_s else None
 
-    def _worth(self, slot: Slot) -> float:
-        """Return which part of a batch that is worth an upload of its own is there: 1 and more when it is one."""
-        return slot.bytes * WORTH_SHARE / self.limits.batch_bytes_max
-
     def _fast_until_s(self, slot: Slot) -> float:
-        """Return until when a batch waits that fills up fast: at its speed so far it is worth an upload in time."""
-        worth = self._worth(slot)
-        return slot.opened_s if worth >= 1 else min(slot.opened_s + FAST_S_MAX * worth, slot.last_s + GAP_S_MAX)
+        """Return until when a batch waits that fills up fast."""
+        if slot.bytes >= self._goal_bytes:
+            return slot.opened_s
+        return min(slot.opened_s + min(slot.bytes / FAST_BYTES_S, FAST_S_MAX), slot.last_s + GAP_S_MAX)
+
+    def _learn(self, now_s: float) -> None:
+        """Wait for less when a batch came fast, and more only as soon as it was acked: its producers waited for that.
+
+        A quarter of what they sent at once lets them fill one batch while others are on their way. What suffices grows
+        again, slowly, as they send that much.
+        """
+        if self._vain_bytes and not self.batches and now_s - self._published_s <= GAP_S_MAX:
+            self._goal_bytes = max(self._vain_bytes / 4, self.limits.batch_bytes_max / WORTH_SHARE)
+        self._vain_bytes = 0
 
     def stored(self, slot: Slot, started_s: float) -> None:
         """The batch lies in the store, under a key whose first put began at `started_s`."""
@@ -318,9 +338,9 @@ class Ring:
         slot.late = True
         self.publishing = False
 
-    def published(self) -> Slot:
+    def published(self, now_s: float) -> Slot:
         """The head's pointer is in the queue: take it out of the ring and return it."""
-        slot = self.batches.popleft()
+        slot, self._published_s = self.batches.popleft(), now_s
         slot.become(SlotState.PUBLISHED)
         self.publishing = False
         return slot

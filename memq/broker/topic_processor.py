@@ -435,7 +435,7 @@ class TopicProcessor:
             self.services.traces.published(sealed, began_ms)
         if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names
             own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
-        self._ack(self.ring.published(), own.epoch)
+        self._ack(self.ring.published(self._now()), own.epoch)
         slot.settle()
         del self._sealed[slot.number]
         batch = HotBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
@@ -453,7 +453,7 @@ class TopicProcessor:
             return staged_pointer(slot, origin, totals, adopted, skip, clock.wall_ms(), named_ms)
 
         await self._publisher().publish(build, slot.number)
-        self.ring.published()
+        self.ring.published(self._now())
         staged.settle(None)
 
     def _skip(self, slot: Slot, sealed: SealedBatch, own: Ownership) -> tuple[int, ...]:

@@ -229,7 +229,7 @@ KEEPING_BUGS = (
         "self.named.forget(now_ms - retention_ms, writing)",
         "self.named.forget(horizon, writing)",
         level="breezy",
-        seed=1014,
+        seed=1211,
         aspects=("named",),
     ),
     Planted(
@@ -258,7 +258,7 @@ KEEPING_BUGS = (
         "await disk.append(segment.name, buffers)",
         "await disk.append(segment.name, [])",
         level="calm",
-        seed=1002,
+        seed=1017,
         aspects=("disk",),
     ),
     Planted(

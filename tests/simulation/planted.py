@@ -122,7 +122,7 @@ BUGS = (
         "pass",
         level="breezy",
         aspects=("widen",),
-        seed=1020,
+        seed=1108,
     ),
     Planted(
         "cumulative ack over a refused block",
@@ -147,7 +147,7 @@ BUGS = (
         "check_epoch(publication,",
         "0 and check_epoch(publication,",
         level="sleepy",
-        seed=1010,
+        seed=1024,
     ),
     Planted(
         "off-by-one seal",

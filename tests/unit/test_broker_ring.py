@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 from typing import cast
 
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memq.broker.ring import (
+    FAST_BYTES_S,
     FAST_S_MAX,
     GAP_S_MAX,
+    GOAL_GROWS,
     GROUP_S_MAX,
     SUCCESSORS,
     WORTH_SHARE,
@@ -31,6 +34,8 @@ WORTH = 1000 // WORTH_SHARE
 LIMITS = RingLimits(
     slots=4, batch_bytes_max=1000, batch_blocks_max=8, batch_age_s_max=0.5, seal_when_idle=True, uploads_in_flight_max=2
 )
+
+LARGE = replace(LIMITS, batch_bytes_max=8_000_000, batch_blocks_max=4_096)
 
 
 class Nobody:
@@ -103,7 +108,7 @@ def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age
     ring.append(stream, 1, 1, memory, 0, WORTH - 1, 0.0)
     assert ring.plan(0.0).wake_s == 0.5  # one is, and this one is not worth another upload beside it
     ring.append(stream, 2, 1, memory, 0, 1, 0.0)
-    assert [slot.number for slot in ring.plan(0.0).uploads] == [1]
+    assert [slot.number for slot in ring.plan(0.01).uploads] == [1]
     ring.append(stream, 3, 1, memory, 0, WORTH, 1.0)
     assert ring.plan(1.2).wake_s == 1.5  # no upload slot is free: the open batch grows
     assert ring.open is not None
@@ -118,7 +123,7 @@ def test_what_waited_for_a_batch_goes_when_that_is_published() -> None:
     ring.append(stream, 1, 1, memory, 0, 10, GAP_S_MAX)
     ring.stored(first, 0.1)
     assert ring.plan(0.1).uploads == []
-    ring.published()
+    ring.published(1.0)
     assert [slot.number for slot in ring.plan(0.1).uploads] == [1]
 
 
@@ -132,30 +137,77 @@ def test_an_idle_ring_waits_a_moment_for_blocks_that_are_coming_in() -> None:
     assert ring.plan(0.001 + GAP_S_MAX).uploads == [slot]
     assert len(slot.extents) == 2
     ring.stored(slot, 0.5)
-    ring.published()
+    ring.published(1.0)
     ring.append(stream, 2, 1, memory, 0, 10, 1.0)
     assert ring.plan(1.0, growing=True).uploads == []
-    assert ring.plan(1.0 + GROUP_S_MAX, growing=True).uploads == []
+    assert ring.plan(1.0 + GROUP_S_MAX / 2, growing=True).uploads == []
     assert ring.plan(1.0 + GAP_S_MAX, growing=True).uploads != []  # however many more come
 
 
-def test_a_batch_that_fills_up_fast_waits_until_it_is_worth_an_upload() -> None:
-    ring, stream, memory, step_s = Ring(LIMITS), stream_of(), slab(), GAP_S_MAX / 2
-    for number in range(3):
-        ring.append(stream, number, 1, memory, 0, WORTH // 4, number * step_s)
+def fill(ring: Ring, stream: Stream, size: int, now_s: float) -> None:
+    """Add one block of `size` bytes."""
+    assert ring.append(stream, round(now_s * 1e6), 1, slab(), 0, size, now_s)
+
+
+def test_a_batch_that_fills_up_fast_waits_until_it_is_full() -> None:
+    ring, stream, step_s = Ring(LARGE), stream_of(), GAP_S_MAX / 2
+    for number in range(5):
+        fill(ring, stream, LARGE.batch_bytes_max // 5, number * step_s)
         plan = ring.plan(number * step_s)
-        assert plan.uploads == []
-        assert plan.wake_s is not None
-        assert number * step_s < plan.wake_s <= number * step_s + GAP_S_MAX, "when nothing more comes it goes"
-    ring.append(stream, 3, 1, memory, 0, WORTH, 3 * step_s)
-    assert len(ring.plan(3 * step_s).uploads) == 1
+        if number < 4:
+            assert plan.uploads == []
+            assert plan.wake_s == number * step_s + GAP_S_MAX, "when nothing more comes it goes"
+    assert [slot.bytes for slot in plan.uploads] == [LARGE.batch_bytes_max // 5 * 5]
 
 
 def test_a_batch_that_fills_up_slowly_goes_at_once() -> None:
-    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
-    assert ring.plan(0.0).uploads == []
-    assert len(ring.plan(FAST_S_MAX / WORTH * 11).uploads) == 1
+    ring, stream = Ring(LARGE), stream_of()
+    fill(ring, stream, 10_000, 0.0)
+    assert ring.plan(0.0).wake_s == 10_000 / FAST_BYTES_S
+    assert len(ring.plan(10_000 / FAST_BYTES_S).uploads) == 1
+
+
+def test_no_batch_waits_for_long_however_fast_it_fills_up() -> None:
+    ring, stream, size = Ring(LARGE), stream_of(), int(FAST_BYTES_S * GAP_S_MAX)
+    for number in range(8):
+        fill(ring, stream, size, number * GAP_S_MAX * 0.99)
+    assert ring.plan(FAST_S_MAX * 0.99).uploads == []
+    assert [len(slot.extents) for slot in ring.plan(FAST_S_MAX).uploads] == [8]
+
+
+def waited_in_vain(ring: Ring, stream: Stream, burst: int) -> Slot:
+    """Give a ring a batch that came fast, and then no more: return it when it went."""
+    fill(ring, stream, burst, 0.0)
+    assert ring.plan(GAP_S_MAX / 2).uploads == []
+    (slot,) = ring.plan(GAP_S_MAX).uploads
+    return slot
+
+
+def test_producers_that_wait_for_acks_get_a_quarter_of_what_they_send_at_once() -> None:
+    ring, stream, burst = Ring(LARGE), stream_of(), LARGE.batch_bytes_max // 2
+    ring.stored(waited_in_vain(ring, stream, burst), 0.0)
+    ring.published(1.0)
+    wanted = burst / 4
+    for _ in range(3):
+        fill(ring, stream, int(wanted) - 1, 1.0)
+        assert ring.plan(1.0).uploads == []
+        fill(ring, stream, 2, 1.0)
+        (slot,) = ring.plan(1.0).uploads
+        ring.stored(slot, 1.0)
+        ring.published(1.0)
+        wanted *= GOAL_GROWS  # it suffices
+
+
+@pytest.mark.parametrize("acked", [False, True])
+def test_producers_that_only_paused_still_get_full_batches(acked: bool) -> None:
+    """They go on before they are acked, or long after that."""
+    ring, stream, burst = Ring(LARGE), stream_of(), LARGE.batch_bytes_max // 2
+    slot = waited_in_vain(ring, stream, burst)
+    if acked:
+        ring.stored(slot, 0.0)
+        ring.published(0.5)
+    fill(ring, stream, burst + 1, 1.0)
+    assert ring.plan(1.0).uploads == []
 
 
 def test_the_open_batch_grows_when_the_ring_is_nearly_full() -> None:
@@ -177,7 +229,7 @@ def test_only_the_head_is_published_and_one_at_a_time() -> None:
     assert ring.plan(0.0, may_publish=False).publish is None
     assert ring.plan(0.0).publish is first
     assert ring.plan(0.0).publish is None  # one is under way
-    assert ring.published() is first
+    assert ring.published(1.0) is first
     assert ring.plan(0.0).publish is second
 
 
@@ -224,7 +276,7 @@ def test_whatever_happens_blocks_are_published_once_and_in_order(seed: int, step
             assert head is None
             head = plan.publish
         if head is not None and draw.random() < 0.7:
-            assert ring.published() is head
+            assert ring.published(1.0) is head
             assert [run.first for run in head.runs] == [out]
             out = head.runs[-1].next
             head = None
