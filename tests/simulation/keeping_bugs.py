@@ -151,7 +151,7 @@ KEEPING_BUGS = (
         "Fate.COPY if",
         "Fate.DOUBLED if",
         level="breezy",
-        seed=1001,
+        seed=1003,
     ),
     Planted(
         "audit misses what retention took",

@@ -150,14 +150,14 @@ def fill(ring: Ring, stream: Stream, size: int, now_s: float) -> None:
 
 
 def test_a_batch_that_fills_up_fast_waits_until_it_is_full() -> None:
-    ring, stream, step_s = Ring(LARGE), stream_of(), GAP_S_MAX / 2
-    for number in range(5):
-        fill(ring, stream, LARGE.batch_bytes_max // 5, number * step_s)
+    ring, stream, step_s, size = Ring(LARGE), stream_of(), GAP_S_MAX / 2, LARGE.batch_bytes_max // 5
+    for number in range(4):
+        fill(ring, stream, size, number * step_s)
         plan = ring.plan(number * step_s)
-        if number < 4:
-            assert plan.uploads == []
-            assert plan.wake_s == number * step_s + GAP_S_MAX, "when nothing more comes it goes"
-    assert [slot.bytes for slot in plan.uploads] == [LARGE.batch_bytes_max // 5 * 5]
+        assert plan.uploads == []
+        assert plan.wake_s == number * step_s + GAP_S_MAX, "when nothing more comes it goes"
+    fill(ring, stream, size, 4 * step_s)
+    assert [slot.bytes for slot in ring.plan(4 * step_s).uploads] == [5 * size]
 
 
 def test_a_batch_that_fills_up_slowly_goes_at_once() -> None:
