@@ -10,15 +10,6 @@ from typing import Any
 
 from tests.memq_process import END_TIMEOUT_S, MemqProcess
 
-# One state is of one group of auditors: those of another state read all reports for themselves.
-_OTHER_GROUP = """
-import sys
-import memq.cli.live_audit
-memq.cli.live_audit.AUDIT_GROUP = {!r}
-from memq.cli import main
-sys.exit(main())
-"""
-
 
 class AuditorProcess(MemqProcess):
     """One auditor of the cluster at `brokers`; started again it goes on with its `state`. Its log is NAME.log.
@@ -28,15 +19,14 @@ class AuditorProcess(MemqProcess):
 
     ready = "memq auditing: "
 
-    def __init__(self, folder: Path, name: str, brokers: str, state: str, *, group: str = "") -> None:
+    def __init__(self, folder: Path, name: str, brokers: str, state: str) -> None:
         super().__init__(folder / f"{name}.log")
         self.state = state
-        self._start = ["-c", _OTHER_GROUP.format(group)] if group else ["-m", "memq"]
         self._brokers = brokers
 
     def command(self) -> list[str]:
         """Return what Python is given to start it."""
-        return [*self._start, "auditor", "-b", self._brokers, "--audit-state", self.state, "--dashboard-port", "-1"]
+        return ["-m", "memq", "auditor", "-b", self._brokers, "--audit-state", self.state, "--dashboard-port", "-1"]
 
     def findings(self) -> list[dict[str, Any]]:
         """Return what `memq auditor findings --json` prints: what holds and is grave."""

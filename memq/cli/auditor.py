@@ -44,9 +44,9 @@ _SHOWN = (
 def auditor(context: click.Context, /, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Watch all topics of a cluster whose setting audit is on, until a signal, and keep what is found.
 
-    Several auditors with one state in PostgreSQL share the work; with two states, as beside the one in `memq dev`, each
-    would know a part. Prints `memq auditing: ADDR` on stdout when the first round is done; the log says where the
-    dashboard is, which needs the extra [dashboard].
+    Several auditors with one state in PostgreSQL share the work; one with another state, as beside that in `memq dev`,
+    reads everything for itself. Prints `memq auditing: ADDR` on stdout when the first round is done; the log says where
+    the dashboard is, which needs the extra [dashboard].
     """
     if context.invoked_subcommand is not None:
         return OK

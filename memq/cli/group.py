@@ -19,7 +19,7 @@ def group() -> None:
 
 
 @group.command("list")
-@click.option("--all", "internal", is_flag=True, help="Also memq's own groups, as _memq_auditor.")
+@click.option("--all", "internal", is_flag=True, help="Also memq's own groups, as those of auditors.")
 @broker_options
 @json_option
 def list_groups(internal: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:

@@ -1,4 +1,4 @@
-"""The live audit over brokers: an ordinary member of the group `_memq_auditor`."""
+"""The live audit over brokers: an ordinary member of the group of all auditors that have the same state."""
 
 from __future__ import annotations
 
@@ -91,10 +91,12 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
             raise NotFoundError(
                 "the cluster does not audit: it has no topic _memq_audit", hint="set audit = on in its brokers"
             )
+        store = AuditStore(state)
+        group = await store.group(f"{AUDIT_GROUP}-{runtime.random.getrandbits(64):016x}")
         consumer = await stack.enter_async_context(
             AsyncConsumer(
                 *(brokers, [AUDIT_TOPIC]),
-                group=AUDIT_GROUP,
+                group=group,
                 auto_commit=False,
                 on_damaged="skip",
                 on_expired="skip",
@@ -105,4 +107,4 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
         any_broker = AnyBroker(pool)
         queue = RemoteQueue(any_broker)
         reports = GroupReports(consumer, queue, found[AUDIT_TOPIC])
-        yield LiveAudit(reports, admin.topics, queue, any_broker.read, AuditStore(state), runtime, keep_ms)
+        yield LiveAudit(reports, admin.topics, queue, any_broker.read, store, runtime, keep_ms)

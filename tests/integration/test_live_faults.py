@@ -151,7 +151,7 @@ def auditors(folder: Path, brokers: Sequence[BrokerProcess], seed: int) -> Itera
         second = f"sqlite:{folder / 'second.sqlite'}"
         found = [
             AuditorProcess(folder, "first", addresses_of(brokers), first),
-            AuditorProcess(folder, "second", addresses_of(brokers), second, group="another"),
+            AuditorProcess(folder, "second", addresses_of(brokers), second),
         ]
         for auditor in found:
             stack.callback(auditor.close)

@@ -305,7 +305,8 @@ def test_the_auditor_beside_a_broker_begins_again_when_its_state_could_not_be_op
         await until([], database, lambda summary: summary.row.side("")["acked"] == RECORDS)
         await database.close()
         async with memq.aio.Admin(cluster.address) as admin:
-            assert (await admin.groups(), await admin.groups(internal=True)) == ([], ["_memq_auditor"])
+            (name,) = await admin.groups(internal=True)
+            assert (await admin.groups(), name.startswith("_memq_auditor-")) == ([], True)
         auditing.cancel()
         await asyncio.wait([auditing])
         assert auditing.cancelled()

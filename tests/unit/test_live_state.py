@@ -78,6 +78,18 @@ def test_what_one_stored_another_goes_on_with(open_database: Callable[[], Databa
     run(work)
 
 
+def test_auditors_of_one_state_are_one_group(open_database: Callable[[], Database]) -> None:
+    async def work() -> None:
+        async with opened(open_database) as (one, _), opened(open_database) as (other, _):
+            names = await asyncio.gather(one.group("g-1"), other.group("g-2"))
+            assert names[0] == names[1]
+            assert names[0] in ("g-1", "g-2")
+        async with opened(open_database) as (later, _):
+            assert await later.group("g-3") == names[0]
+
+    run(work)
+
+
 def test_who_lost_the_home_stores_nothing(open_database: Callable[[], Database]) -> None:
     async def work() -> None:
         desk = Desk()
