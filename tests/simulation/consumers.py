@@ -14,6 +14,7 @@ from tests.simulation.cluster import PORT, SimCluster
 from tests.simulation.node import Node
 
 WANDER_RATE = 0.05
+WANDERS_MAX = 40  # of one life: who goes back for ever comes to the end of a long log by luck alone
 PAUSE_S_MAX = 2.0
 
 
@@ -35,7 +36,7 @@ class Reader:
 
     def __init__(self, name: str, group: str, node: Node, cluster: SimCluster, *, wanders: bool) -> None:
         self.name = name
-        self._wanders = wanders
+        self._wanders_left = WANDERS_MAX if wanders else 0
         self._group = group
         self._draw = node.random
         self._cluster = cluster
@@ -46,7 +47,7 @@ class Reader:
         """Read for ever. Raises: MemqError."""
         draw, loop = self._draw, asyncio.get_running_loop()
         self._groups.begin(self.name)
-        auto_commit = draw.random() < 0.5
+        auto_commit, wanders = draw.random() < 0.5, bool(self._wanders_left)
         consumer = AsyncConsumer(
             [f"{host}:{PORT}" for host, _port in self._cluster.addresses()],
             self._cluster.topic.name,
@@ -70,7 +71,7 @@ class Reader:
                     if not auto_commit and draw.random() < 0.5:
                         await consumer.commit(batch)
                     await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
-                if self._wanders:
+                if wanders:
                     self._resume(consumer, loop.time())
                     await self._wander(consumer, loop.time())
 
@@ -89,8 +90,9 @@ class Reader:
 
     async def _wander(self, consumer: AsyncConsumer, now_s: float) -> None:
         """Now and then pause a partition for a while, or go back to what the group has iterated."""
-        if self._draw.random() >= WANDER_RATE:
+        if not self._wanders_left or self._draw.random() >= WANDER_RATE:
             return
+        self._wanders_left -= 1
         places = list(consumer.position())
         if not places:
             return
@@ -131,7 +133,7 @@ class Reader:
     async def _take(self, batch: Batch) -> None:
         partition = self._partition(batch.partition)
         for record in batch:
-            if self._wanders and self._draw.random() < WANDER_RATE:
+            if self._wanders_left and self._draw.random() < WANDER_RATE:
                 await asyncio.sleep(self._draw.uniform(0, 0.05))  # what is not iterated yet must not be stored
             at = record.position
             value = record.value or b""
