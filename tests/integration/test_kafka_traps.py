@@ -15,8 +15,9 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from localstack.servers import Server
 from memq.clock import SystemClock
 from memq.errors import InvalidNameError, InvalidSettingError, NotFoundError, QueueError, QueueRefusedError
-from memq.notification import Publication
+from memq.notification import Publication, Span
 from memq.notification.kafka.names import Names
+from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.topics import Topics
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
@@ -246,3 +247,24 @@ def test_what_is_wrong_with_the_way_to_kafka_is_named(kafka: Server) -> None:
         over_kafka(kafka, lambda queue: queue.check(), **{"no.such.setting": "1"})
     with pytest.raises(InvalidNameError, match="210"):
         over_kafka(kafka, lambda queue: queue.create([part(topic="x" * 245)], STALE_MS), prefix="memq1.")
+
+
+def test_a_partition_that_has_no_leader_for_a_moment_is_asked_again(kafka: Server, monkeypatch: Any) -> None:
+    """A broker that starts asks for the ends of topics that another one is just making."""
+    begin, asked = Offsets.begin, 0
+
+    async def leaderless(self: Offsets, topic: str, number: int) -> int:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise QueueError("broker: not leader for partition")
+        return await begin(self, topic, number)
+
+    async def work(queue: KafkaQueue) -> None:
+        await queue.create([part()], STALE_MS)
+        await queue.publish(aged())
+        monkeypatch.setattr(Offsets, "begin", leaderless)
+        assert await queue.span(part()) == Span(0, 1)
+        assert asked == 2
+
+    over_kafka(kafka, work, prefix="leaderless.")

@@ -27,6 +27,8 @@ from memq.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, check_group
 
 CHECK_S = 60.0  # a readiness probe asks Kafka whether it is there, and only now and then for the rights
+LEADERLESS_S_MAX = 3.0  # for a moment a partition that was just made has no leader that answers
+LEADERLESS_PAUSE_S = 0.1
 
 
 class KafkaQueue:
@@ -109,8 +111,17 @@ class KafkaQueue:
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
         topic, number = self._place(partition)
-        begin, end = await asyncio.gather(self._offsets.begin(topic, number), self._offsets.end(topic, number))
-        return Span(begin, max(begin, end))
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + LEADERLESS_S_MAX
+        while True:
+            try:
+                begin, end = await asyncio.gather(self._offsets.begin(topic, number), self._offsets.end(topic, number))
+            except QueueError:  # a broker that starts asks for topics that another one is just making
+                if loop.time() >= until_s:
+                    raise
+                await asyncio.sleep(LEADERLESS_PAUSE_S)
+            else:
+                return Span(begin, max(begin, end))
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
