@@ -23,7 +23,7 @@ WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload 
 FAST_BYTES_S = 20_000_000  # a batch that fills up faster waits for more
 FAST_S_MAX = 0.125  # so long at most
 GAP_S_MAX = 0.016  # and as long as blocks keep coming
-GOAL_GROWS = 1.02
+GOAL_GROWS = 1.05
 Extent = tuple[Slab, int, int]  # one block: slab, start, end
 
 
@@ -304,7 +304,8 @@ class Ring:
             if now_s < fast_s:
                 return fast_s
             came_fast = slot.bytes >= FAST_BYTES_S * (slot.last_s - slot.opened_s)
-            in_vain = came_fast and slot.bytes < self._goal_bytes and now_s - slot.opened_s < FAST_S_MAX
+            worth = self.limits.batch_bytes_max / WORTH_SHARE <= slot.bytes < self._goal_bytes
+            in_vain = came_fast and worth and now_s - slot.opened_s < FAST_S_MAX
             self._vain_bytes = slot.bytes if in_vain else 0
         if self.flushing or idle or (now_s >= due_s and len(self.batches) < self.limits.slots - 1):
             self.seal()
