@@ -23,7 +23,7 @@ WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload 
 FAST_BYTES_S = 20_000_000  # a batch that fills up faster waits for more
 FAST_S_MAX = 0.125  # so long at most
 GAP_S_MAX = 0.016  # and as long as blocks keep coming
-GOAL_GROWS = 1.05
+GOAL_GROWS = 1.05  # what it waits for when its producers waited for acks, with each batch that comes whole
 Extent = tuple[Slab, int, int]  # one block: slab, start, end
 
 
@@ -285,7 +285,7 @@ class Ring:
 
         A free slot means that fewer batches than may upload at once are on their way to the queue: with
         the store or the queue away, the open batch grows instead, so that the ring holds full batches.
-        A batch costs its object, its pointer and its acks whatever it holds (1 to 2 ms of CPU): while blocks are coming
+        A batch costs its object, its pointer and its acks whatever it holds (1 to 3 ms of CPU): while blocks are coming
         in, a free slot waits for them, 2 ms at most; and while a batch is on its way, until that is published or an
         eighth of a full batch is there. So a steady trickle costs one PUT after another, not as many at once as there
         may be. One that fills up fast waits until it is full, while blocks keep coming: its acks come up to 125 ms
@@ -303,10 +303,7 @@ class Ring:
             fast_s = min(due_s, self._fast_until_s(slot))
             if now_s < fast_s:
                 return fast_s
-            came_fast = slot.bytes >= FAST_BYTES_S * (slot.last_s - slot.opened_s)
-            worth = self.limits.batch_bytes_max / WORTH_SHARE <= slot.bytes < self._goal_bytes
-            in_vain = came_fast and worth and now_s - slot.opened_s < FAST_S_MAX
-            self._vain_bytes = slot.bytes if in_vain else 0
+            self._vain_bytes = slot.bytes if self._in_vain(slot, now_s) else 0
         if self.flushing or idle or (now_s >= due_s and len(self.batches) < self.limits.slots - 1):
             self.seal()
             return None
@@ -317,6 +314,12 @@ class Ring:
         if slot.bytes >= self._goal_bytes:
             return slot.opened_s
         return min(slot.opened_s + min(slot.bytes / FAST_BYTES_S, FAST_S_MAX), slot.last_s + GAP_S_MAX)
+
+    def _in_vain(self, slot: Slot, now_s: float) -> bool:
+        """Whether a batch came fast, and then no more; one that is worth no upload beside others tells nothing."""
+        came_fast = slot.bytes >= FAST_BYTES_S * (slot.last_s - slot.opened_s)
+        worth = self.limits.batch_bytes_max / WORTH_SHARE <= slot.bytes < self._goal_bytes
+        return came_fast and worth and now_s - slot.opened_s < FAST_S_MAX
 
     def _learn(self, now_s: float) -> None:
         """Wait for less when a batch came fast, and more only as soon as it was acked: its producers waited for that.

@@ -113,7 +113,7 @@ class AuditStore:
 
 def _group(execute: Execute, name: str) -> str:
     execute("UPDATE audit_version SET number = number", ())  # one auditor at a time
-    execute("CREATE TABLE IF NOT EXISTS audit_group (name TEXT NOT NULL)", ())
+    execute("CREATE TABLE IF NOT EXISTS audit_group (name TEXT NOT NULL)", ())  # older states have none
     if not execute("SELECT name FROM audit_group", ()):
         execute("INSERT INTO audit_group VALUES (?)", (name,))
     found: str = execute("SELECT name FROM audit_group", ())[0][0]

@@ -116,7 +116,7 @@ class KafkaQueue:
         while True:
             try:
                 begin, end = await asyncio.gather(self._offsets.begin(topic, number), self._offsets.end(topic, number))
-            except QueueError:  # a broker that starts asks for topics that another one is just making
+            except QueueError:  # said in several ways: a broker that starts asks for what another is just making
                 if loop.time() >= until_s:
                     raise
                 await asyncio.sleep(LEADERLESS_PAUSE_S)
