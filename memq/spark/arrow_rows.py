@@ -61,13 +61,14 @@ class Decoding(NamedTuple):
 
 
 class RowMaker:
-    """Makes the batches of one read. What is not among `columns` is a field of the values, which `decoding` makes."""
+    """Makes the batches of one read. The columns at `fields` are fields of the values, which `decoding` makes."""
 
-    def __init__(self, schema: StructType, columns: Sequence[str], decoding: Decoding | None = None) -> None:
+    def __init__(self, schema: StructType, fields: range, decoding: Decoding | None = None) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._fields = [number for number, name in enumerate(self._schema.names) if name not in columns]
+        self._fields = fields
+        self._own = [name for number, name in enumerate(self._schema.names) if number not in fields]
         self._decoding = decoding
-        self._decode = decoding.decoder([self._schema.field(number) for number in self._fields]) if decoding else None
+        self._decode = decoding.decoder([self._schema.field(number) for number in fields]) if decoding else None
 
     def block(self, place: BlockPlace, reader: BlockReader, low: int, high: int) -> pyarrow.RecordBatch:
         """Return the records `low` up to, not with, `high` of a block; they keep its bytes alive.
@@ -85,7 +86,7 @@ class RowMaker:
 
     def damage(self, place: BlockPlace, block: int, records: int, cause: MemqError) -> pyarrow.RecordBatch | None:
         """Return the row that tells of a damaged block; None when the column `damage` is not read."""
-        if "damage" not in self._schema.names:
+        if "damage" not in self._own:
             return None
         position = Position(place.partition, place.pointer_offset, place.first)
         told = Damage(place.object, block, records, str(position), str(cause))
@@ -98,7 +99,10 @@ class RowMaker:
             "object": place.object,
             "orphan": place.orphan,
         }
-        columns = [pyarrow.array([row.get(field.name)], field.type) for field in self._schema]
+        columns = [
+            pyarrow.array([None if number in self._fields else row.get(field.name)], field.type)
+            for number, field in enumerate(self._schema)
+        ]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _decoded(self, source: _Source) -> dict[int, pyarrow.Array]:

@@ -54,7 +54,7 @@ class MemqReader(DataSourceReader):
 
     def take_filters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take what prunes; return what Spark is still to apply."""
-        self._wanted, left = take_filters(filters)
+        self._wanted, left = take_filters(filters, self._options.columns)
         return left
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -124,8 +124,14 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
 
 def _check_together(told: Mapping[str, str]) -> None:
     """Check that it is said where records are, and only once."""
-    if bool(told.get("topics")) == bool(told.get("path")):
+    if not told.get("topics") and not told.get("path"):
         raise InvalidSettingError("one of the options 'topics' and 'path' is needed", hint="topics = clicks")
+    for name in ("topics", "queue", "store"):
+        if told.get("path") and told.get(name):
+            raise InvalidSettingError(
+                f"options 'path' and '{name}' exclude each other",
+                hint="path says where objects are, and of which topic",
+            )
     if told.get("queue") and told.get("brokers"):
         raise InvalidSettingError("options 'brokers' and 'queue' exclude each other", hint="brokers know the queue")
     if told.get("queue") and not told.get("store"):

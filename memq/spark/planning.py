@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from memq.client.places import window_ms
-from memq.errors import MemqError
+from memq.errors import MemqError, NotFoundError
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry
 from memq.spark.access import Access, TopicPlace
@@ -28,6 +28,7 @@ class Stretch:
 async def stretches(access: Access, options: ReadOptions, wanted: Wanted) -> list[Stretch]:
     """Return what a batch read covers, as far as the queue goes now. Raises: as the queue; InvalidRequestError."""
     found: list[Stretch] = []
+    check_positions(access, options)
     for topic in access.topics.values():
         for partition in topic.partitions:
             if wanted.has(partition.topic, partition.partition):
@@ -36,6 +37,21 @@ async def stretches(access: Access, options: ReadOptions, wanted: Wanted) -> lis
                 span = await access.queue.span(partition)
                 found.append(Stretch(partition, start, min(end, Position(partition.partition, span.end))))
     return [stretch for stretch in found if stretch.start < stretch.end]
+
+
+def check_positions(access: Access, options: ReadOptions) -> None:
+    """Check that positions lie in partitions that there are: others would be read whole, as if nothing had been said.
+
+    Raises: NotFoundError.
+    """
+    for name, point in (("start", options.start), ("end", options.end)):
+        for topic, number in point if isinstance(point, Mapping) else ():
+            numbers = sorted(partition.partition for partition in access.topics[topic].partitions)
+            if number not in numbers and not options.queue:  # a queue knows those only that have had a pointer
+                raise NotFoundError(
+                    f"option '{name}' has a position in partition {number}, which topic '{topic}' does not have",
+                    hint=f"its partitions are {numbers[0]} to {numbers[-1]}",
+                )
 
 
 async def place_of(

@@ -67,11 +67,15 @@ class Wanted:
         )
 
 
-def take_filters(filters: Sequence[Filter]) -> tuple[Wanted, list[Filter]]:
-    """Return what a query wants, all `filters` taken together, and those that are still to be applied to records."""
+def take_filters(filters: Sequence[Filter], columns: Sequence[str]) -> tuple[Wanted, list[Filter]]:
+    """Return what a query wants, all `filters` taken together, and those that are still to be applied to records.
+
+    `columns` are those that are memq's own: a decoded field may be called `tag`, and says nothing of the record's.
+    """
     wanted, left = Wanted(), []
     for one in filters:
-        taken = _take(wanted, one)
+        ours = getattr(one, "attribute", ()) in [(name,) for name in columns]
+        taken = _take(wanted, one) if ours else None
         if taken is not None:
             wanted = taken
         if taken is None or not _is_settled(one):

@@ -9,13 +9,14 @@ for good or since they waited long: below a topic's folder those are looked at, 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, MemqError
+from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.format.key import is_cold_object, parse_object_key, shared_prefix
 from memq.format.object import BatchEntry, ObjectIndex, Trailer, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer, ProducerRanges
@@ -69,7 +70,8 @@ class RawBatch:
 async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> list[Split]:
     """Return what tasks read of the objects below `options.path`.
 
-    Raises: InvalidSettingError for places that only a queue knows; DeniedError, StoreError.
+    Raises: InvalidSettingError for places that only a queue knows; NotFoundError when there are none at all;
+    DeniedError, StoreError.
     """
     root, prefix = split_path(options.path)
     urls = StoreUrls({ANY: root}, options.config, options.profile)
@@ -80,7 +82,12 @@ async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> li
         if topic is not None:
             shared = _batches(stores.open(ANY), shared_prefix(topic["cluster"]))
             batches += [batch async for batch in shared if batch.is_of(topic["topic"])]
-        else:
+        if not batches:  # else a wrong name would look like a topic without records
+            raise NotFoundError(
+                f"there are no objects of memq below '{options.path[:200]}'",
+                hint="name a store, or a folder of it such as CLUSTER/topics/TOPIC",
+            )
+        if topic is None:
             batches = [batch for batch in batches if not batch.is_internal]
     finally:
         await stores.close()
@@ -101,12 +108,13 @@ def once(batches: Sequence[RawBatch]) -> list[RawBatch]:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """Return the address of the store that `path` lies in, and what the keys below it begin with.
+    """Return the address of the store that `path` lies in, from the current folder on, and what keys below begin with.
 
     Keys begin with the cluster, then `topics` or `shared`; a path without one of these is the store itself.
     """
     url = urlsplit(path if "://" in path or path.startswith("file:") else f"file:{path}")
-    parts = PurePosixPath(unquote(url.path)).parts
+    folders = unquote(url.path)
+    parts = PurePosixPath(os.path.abspath(folders) if url.scheme == "file" else folders).parts
     at = max((number for number, part in enumerate(parts) if part in ("topics", "shared")), default=len(parts) + 1)
     folder = str(PurePosixPath(*parts[: at - 1])) if at > 1 else ""
     prefix = "/".join(parts[at - 1 :])

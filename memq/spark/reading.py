@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from memq.spark.columns import fields_at
 from memq.spark.options import ReadOptions
 from memq.spark.planner import Part, Split, TaskSettings, split_parts, spread_bytes
 from memq.spark.pruning import Wanted
@@ -38,4 +39,5 @@ def read_task(split: Split, options: ReadOptions, schema: StructType) -> Iterato
         decoding = Decoding(avro_decoder(options.avro_schema), options.fail_malformed)
     elif options.schema:
         decoding = Decoding(json_decoder, options.fail_malformed)
-    return read_split(split, RowMaker(schema, options.columns, decoding)) if split.settings is not None else iter(())
+    fields = fields_at(schema.names, options.columns, options.schema)
+    return read_split(split, RowMaker(schema, fields, decoding)) if split.settings is not None else iter(())

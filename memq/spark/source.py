@@ -36,18 +36,24 @@ class MemqSource(DataSource):
         return table_ddl(options.columns, options.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of what there is. Raises: as `read_options`."""
+        """Return a reader of what there is. Raises: as `read_options` and `fields_at`."""
         from memq.spark.batch_reader import MemqReader
+        from memq.spark.columns import fields_at
         from memq.spark.options import read_options
 
-        return MemqReader(read_options(self.options, "batch"), schema)
+        options = read_options(self.options, "batch")
+        fields_at(schema.names, options.columns, options.schema)
+        return MemqReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
-        """Return a reader that goes on. Raises: as `read_options`."""
+        """Return a reader that goes on. Raises: as `read_options` and `fields_at`."""
+        from memq.spark.columns import fields_at
         from memq.spark.options import read_options
         from memq.spark.stream_reader import MemqStreamReader
 
-        return MemqStreamReader(read_options(self.options, "streaming"), schema)
+        options = read_options(self.options, "streaming")
+        fields_at(schema.names, options.columns, options.schema)
+        return MemqStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return what appends a data frame. Raises: as `write_options` and `check_columns`."""

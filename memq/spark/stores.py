@@ -74,6 +74,9 @@ class TaskStores:
         if scheme == "file":
             root = Path(url2pathname(urlsplit(url).path))
             if not root.is_dir():
+                if name == ANY:
+                    hint = "check the name, and let all machines share the folder"
+                    raise DeniedError(f"the folder '{root}' is not on this machine", hint=hint)
                 raise DeniedError(
                     f"store '{name}' is the folder '{root}', which is not on this machine",
                     hint="let all machines share the folder, or set the option 'store'",

@@ -20,7 +20,7 @@ from memq.spark.access import Access, open_access
 from memq.spark.offsets import Admission, Place, Places, decode_offsets, encode_offsets
 from memq.spark.options import ReadOptions
 from memq.spark.planner import Part, PartitionPlan, Split, read_pointer
-from memq.spark.planning import Stretch, parts_of, place_of, plan_of
+from memq.spark.planning import Stretch, check_positions, parts_of, place_of, plan_of
 from memq.spark.pruning import Wanted
 from memq.spark.reading import settings_of, splits_of
 from memq.spark.stream_report import StreamReport
@@ -134,6 +134,7 @@ class Stream:
 
     async def _initial(self, access: Access) -> Places:
         self._begins = "start"
+        check_positions(access, self._options)
         places: Places = {}
         for topic in access.topics.values():
             for partition, writers in topic.partitions.items():

@@ -75,6 +75,8 @@ def test_places_are_positions_and_times(spark: SparkSession, broker: DevServer) 
     year_ago, year_ahead = "2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
     assert len(values_of(read(spark, broker.address, "places", start=year_ago, end=year_ahead))) == 300
     assert values_of(read(spark, broker.address, "places", start=year_ahead)) == []
+    with pytest.raises(PySparkException, match="partition 9, which topic 'places' does not have"):
+        read(spark, broker.address, "places", end="9:1:0").count()
 
 
 def test_what_was_published_twice_is_read_once_or_raw(spark: SparkSession, broker: DevServer) -> None:
@@ -156,6 +158,21 @@ def test_values_are_decoded_into_columns(spark: SparkSession, broker: DevServer)
     lenient = read(spark, broker.address, "json", schema=fields, onMalformed="null")
     assert lenient.where("n is null").count() == 1
     assert lenient.count() == 101
+
+
+def test_fields_may_have_the_names_of_columns_that_are_not_read(spark: SparkSession, broker: DevServer) -> None:
+    make_topic(broker.address, "named-alike", partitions=2)
+    send(broker.address, "named-alike", [b'{"value": %d.5, "tag": "red", "partition": 7}' % n for n in range(50)])
+    fields = "value DOUBLE, tag STRING, partition INT"
+    frame = read(spark, broker.address, "named-alike", schema=fields, columns="value,sequence")
+    assert frame.columns == ["value", "tag", "partition", "sequence"]
+    found = frame.where("tag = 'red' AND partition = 7").orderBy("value").collect()  # no pruning by memq's tag
+    assert [tuple(row)[:3] for row in found] == [(n + 0.5, "red", 7) for n in range(50)]
+    with pytest.raises(PySparkException, match="fields with names of columns: tag, partition"):
+        read(spark, broker.address, "named-alike", schema=fields).collect()
+    reading = spark.read.schema("price DOUBLE").format("memq").options(brokers=broker.address, topics="named-alike")
+    with pytest.raises(PySparkException, match="schema of its own, with price"):
+        reading.load().collect()
 
 
 def test_values_in_avro_are_decoded(spark: SparkSession, broker: DevServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memq.errors import InvalidSettingError, UnknownSettingError
-from memq.spark.columns import COLUMNS, DEFAULT_COLUMNS, table_ddl
+from memq.spark.columns import COLUMNS, DEFAULT_COLUMNS, fields_at, table_ddl
 from memq.spark.options import DESCRIPTIONS, SPELLING, read_options
 from memq.topic import Position
 
@@ -22,7 +22,9 @@ def test_names_are_read_in_any_case() -> None:
     ("given", "said"),
     [
         ({}, "one of the options 'topics' and 'path'"),
-        ({"topics": "a", "path": "b"}, "one of the options 'topics' and 'path'"),
+        ({"topics": "a", "path": "b"}, "'path' and 'topics' exclude each other"),
+        ({"path": "b", "queue": "sqlite:q", "store": "file:s"}, "'path' and 'queue' exclude each other"),
+        ({"path": "b", "store": "file:s"}, "'path' and 'store' exclude each other"),
         ({"topics": "a", "brokers": "b:1", "queue": "sqlite:q", "store": "file:s"}, "exclude each other"),
         ({"topics": "a", "queue": "sqlite:q"}, "needs 'store'"),
         ({"topics": "a", "columns": "key, valu"}, "'valu'"),
@@ -76,6 +78,25 @@ def test_fields_of_values_stand_in_place_of_the_value() -> None:
     assert table_ddl(("key", "value", "tag"), "a INT") == "key BINARY, a INT, tag STRING"
     with pytest.raises(InvalidSettingError, match="lacks"):
         table_ddl(("key",), "a INT")
+
+
+def test_fields_are_told_from_columns_by_their_place() -> None:
+    assert fields_at(("key", "value", "a", "tag"), ("key", "value", "tag"), "value DOUBLE, a INT") == range(1, 3)
+    assert fields_at(("timestamp", "tag"), ("value",), "timestamp STRING, tag STRING") == range(2)
+    assert fields_at(("key", "value"), ("key", "value"), "") == range(0)
+
+
+@pytest.mark.parametrize("name", ["tag", "Tag"])
+def test_a_field_with_the_name_of_a_column_beside_it_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSettingError, match=f"names of columns: {name}") as caught:
+        fields_at(("key", "a", name, "tag"), ("key", "value", "tag"), f"a INT, {name} STRING")
+    assert caught.value.hint == "columns = key,value"
+
+
+@pytest.mark.parametrize(("names", "fields"), [(("a",), ""), (("key", "a"), "a INT"), (("a", "tag"), "a INT")])
+def test_a_schema_that_spark_was_given_is_refused(names: tuple[str, ...], fields: str) -> None:
+    with pytest.raises(InvalidSettingError, match="schema of its own"):
+        fields_at(names, ("value", "timestamp"), fields)
 
 
 def test_each_option_has_a_spelling_and_a_meaning() -> None:

@@ -23,7 +23,8 @@ from pyspark.sql.datasource import (
 
 from memq.format.block import tag_bit
 from memq.format.pointer import Location, Pointer
-from memq.spark.pruning import take_filters
+from memq.spark.columns import DEFAULT_COLUMNS
+from memq.spark.pruning import Wanted, take_filters
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COMPARED: dict[type[Any], Callable[[Any, Any], bool]] = {
@@ -52,7 +53,7 @@ def batch_of(times: list[int], tags: list[str]) -> Pointer:
 )
 def test_times_in_microseconds_leave_in_all_that_match(times: list[int], bounds: list[tuple[type[Any], int]]) -> None:
     filters = [kind(("timestamp",), EPOCH + timedelta(microseconds=bound)) for kind, bound in bounds]
-    wanted, left = take_filters(filters)
+    wanted, left = take_filters(filters, DEFAULT_COLUMNS)
     assert left == filters, "Spark applies them to each record"
     matching = [time for time in times if all(COMPARED[kind](time * 1_000, bound) for kind, bound in bounds)]
     for time in matching:
@@ -66,14 +67,14 @@ def test_times_in_microseconds_leave_in_all_that_match(times: list[int], bounds:
 
 
 def test_tags_are_compared_by_their_bits() -> None:
-    wanted, left = take_filters([EqualTo(("tag",), "red")])
+    wanted, left = take_filters([EqualTo(("tag",), "red")], DEFAULT_COLUMNS)
     assert len(left) == 1
     assert wanted.may_match(batch_of([0], ["red", "green"]))
     assert not wanted.surely_matches(batch_of([0], ["red", "green"]))
     assert wanted.surely_matches(batch_of([0], ["red"]))
     assert not wanted.may_match(batch_of([0], ["green"]))
     assert not wanted.may_match(batch_of([0], []))
-    either, _ = take_filters([In(("tag",), ("red", "green"))])
+    either, _ = take_filters([In(("tag",), ("red", "green"))], DEFAULT_COLUMNS)
     assert either.may_match(batch_of([0], ["green"]))
 
 
@@ -91,13 +92,18 @@ def test_tags_are_compared_by_their_bits() -> None:
     ],
 )
 def test_partitions_and_topics_are_settled(filters: list[Filter], there: list[int]) -> None:
-    wanted, left = take_filters(filters)
+    wanted, left = take_filters(filters, DEFAULT_COLUMNS)
     assert left == []
     assert [number for number in range(5) if wanted.has("clicks", number)] == there
 
 
 def test_what_is_not_understood_is_left_to_spark() -> None:
     filters: list[Filter] = [StringStartsWith(("tag",), "r"), EqualTo(("key",), b"k"), GreaterThan(("tag",), "a")]
-    wanted, left = take_filters(filters)
+    wanted, left = take_filters(filters, DEFAULT_COLUMNS)
     assert left == filters
     assert wanted.may_match(batch_of([0], []))
+
+
+def test_a_field_of_the_values_prunes_nothing_by_its_name() -> None:
+    filters = [EqualTo(("tag",), "red"), EqualTo(("partition",), 5), EqualTo(("topic",), "x"), EqualTo(("a", "b"), 1)]
+    assert take_filters(filters, ("value", "object")) == (Wanted(), filters)

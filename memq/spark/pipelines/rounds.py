@@ -15,7 +15,7 @@ from memq.network import Runtime
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.planner import Part, Split, split_parts
-from memq.spark.planning import Stretch, parts_of, place_of, plan_of
+from memq.spark.planning import Stretch, check_positions, parts_of, place_of, plan_of
 from memq.spark.pruning import Wanted
 from memq.spark.reading import settings_of
 from memq.topic import Position, ReadPartition
@@ -55,6 +55,7 @@ async def plan_round(
     runtime = Runtime()
     async with open_access(options, runtime) as access:
         topic = access.topics[options.topics[0]]
+        check_positions(access, options)
         until_ms = watermark_ms(topic.settings, runtime.clock.wall_ms()) if settled else None
         stretches = [
             await _stretch(access, topic, partition, options, covered, until_ms)
