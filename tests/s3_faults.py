@@ -98,8 +98,6 @@ class FaultyS3:
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client left
-        except asyncio.CancelledError:
-            writer.transport.abort()  # the test is over: TLS would wait for the client's goodbye
         finally:
             writer.close()
 
@@ -193,15 +191,22 @@ class FaultyS3:
         return f"<ListBucketResult>{head}{contents}</ListBucketResult>".encode()
 
 
+ACCEPT_TURNS = 3  # of the loop, until the server knows of a connection that it accepted
+
+
 @asynccontextmanager
 async def faulty_s3(tls: ssl.SSLContext | None = None) -> AsyncIterator[FaultyS3]:
     """Serve on a free port while the block runs."""
     store = FaultyS3()
-    running: dict[asyncio.Task[None], None] = {}
+    running: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+    over = False
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if over:
+            writer.transport.abort()
+            return
         task = asyncio.get_running_loop().create_task(store.serve(reader, writer))
-        running[task] = None
+        running[task] = writer.transport
         task.add_done_callback(running.pop)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 20, ssl=tls)  # noqa: TID251 - a server for tests
@@ -211,10 +216,14 @@ async def faulty_s3(tls: ssl.SSLContext | None = None) -> AsyncIterator[FaultyS3
     try:
         yield store
     finally:
+        for _ in range(ACCEPT_TURNS):
+            await asyncio.sleep(0)
         server.close()
-        tasks = list(running)
-        for task in tasks:
+        over = True
+        tasks = dict(running)
+        for task, transport in tasks.items():
             task.cancel()
+            transport.abort()  # a task that has not begun does nothing when it is cancelled; TLS waits for a goodbye
         await asyncio.gather(*tasks, return_exceptions=True)
         await closed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -332,3 +333,17 @@ def test_tls_with_an_own_authority(data_path: str, tmp_path: Path) -> None:
     asyncio.run(works())
     asyncio.run(fails(ours, other_authority))
     asyncio.run(fails(named, other_authority))  # the certificate is for another name
+
+
+@pytest.mark.parametrize("turns", range(10))
+def test_the_server_ends_whatever_a_client_has_just_begun(turns: int) -> None:
+    """A connection whose task had not begun when it was cancelled stayed open: the end waited for it for ever."""
+
+    async def connect_and_leave() -> None:
+        async with asyncio.timeout(HANG_S), faulty_s3() as server:
+            host, port = server.endpoint.removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port))):
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+
+    asyncio.run(connect_and_leave())
