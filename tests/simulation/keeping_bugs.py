@@ -220,6 +220,7 @@ KEEPING_BUGS = (
         "Sweep._prefix_of",
         "(shared_prefix(self._cluster), self._staged, CHECK_PREFIX)",
         "(self._staged, CHECK_PREFIX)",
+        seed=1009,
         aspects=("shared", "house"),
     ),
     Planted(
@@ -249,6 +250,7 @@ KEEPING_BUGS = (
         "sealed = self._sealed.get(slot.number)",
         "slot.settle()\n    sealed = self._sealed.get(slot.number)",
         level="calm",
+        seed=1013,
         aspects=("disk",),
     ),
     Planted(
@@ -313,6 +315,7 @@ KEEPING_BUGS = (
         "await self._group.commit(",
         "[assigned.tally.store(behind, 0) for assigned, behind in due.values() if assigned.tally]\n"
         "            await self._group.commit(",
+        seed=1012,
         aspects=("reports",),
     ),
     Planted(

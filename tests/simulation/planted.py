@@ -68,6 +68,7 @@ BUGS = (
         "Ownership.join",
         "producer.queued.add(first, next_)",
         "pass",
+        seed=1018,
     ),
     Planted(
         "nothing left out at publishing",
@@ -130,6 +131,7 @@ BUGS = (
         "Connection._take_block",
         "self._turn_away(stream, first)",
         "stream.expected = next_",
+        seed=1023,
     ),
     Planted(
         "stale epoch accepted by its owner",
@@ -226,7 +228,7 @@ BUGS = (
         "TotalsFold.reach",
         "mine = self.totals",
         "self.totals = mine = stated",
-        seed=1003,
+        seed=1018,
     ),
     Planted(
         "lag from too few pointers",

@@ -24,6 +24,8 @@ LONG = frozenset(
         "lag from too few pointers",
         "lost wake-up after a publish",
         "sweep leaves what it finds",
+        "stop without what is held for others",
+        "ack=1 blocks dropped with their epoch",
     }
 )
 
