@@ -44,7 +44,7 @@ def check_group(name: str) -> str:
 
     Raises: as `check_name`.
     """
-    return check_name(name, "group", internal=name.startswith(AUDIT_GROUP))
+    return check_name(name, "group", internal=name == AUDIT_GROUP or name.startswith(f"{AUDIT_GROUP}-"))
 
 
 def is_internal(name: str) -> bool:
