@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from memq.errors import InvalidSettingError
 from memq.spark.pipelines.__main__ import pipelines
 from memq.spark.pipelines.file_store import place_of_text
 from memq.spark.pipelines.from_files import manifest_of, read_files
@@ -24,6 +26,8 @@ def test_each_record_is_written_once_and_runs_go_on(spark: SparkSession, broker:
         assert done.return_value == 0
         return done.stdout
 
+    with pytest.raises(InvalidSettingError, match="need the column timestamp"):
+        compact("-o", "columns=key,value")
     assert "0 records in 0 files" in compact()  # all of it may still have late copies
     compact("--unsettled", "--tasks", "1")
     place = place_of_text(str(folder))

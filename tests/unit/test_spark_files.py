@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memq.errors import CorruptDataError, InvalidRequestError
-from memq.spark.pipelines.file_store import FilePlace, first_of, latest, open_place, publish
+from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, InvalidSettingError
+from memq.spark.pipelines.file_store import FilePlace, first_of, latest, open_place, place_of_text, publish
 from memq.spark.pipelines.hour_files import HOURS_MAX, HourFiles, Written
 from memq.spark.pipelines.manifest import KEPT, File, Manifest, decode_manifest, encode_manifest
 from memq.topic import Position
@@ -96,3 +96,15 @@ def test_of_two_manifests_of_one_number_one_wins(tmp_path: Path) -> None:
             assert len([entry async for entry in store.list("manifests/")]) == KEPT
 
     asyncio.run(go())
+
+
+def test_a_place_that_can_not_be_is_named(tmp_path: Path) -> None:
+    async def opened(text: str) -> None:
+        async with open_place(place_of_text(text)):
+            pass
+
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DeniedError, match=r"no folder can be made at .*/file': "):
+        asyncio.run(opened(str(tmp_path / "file")))
+    with pytest.raises(InvalidSettingError, match="no files can be written to 'hdfs://host/files'"):
+        place_of_text("hdfs://host/files")

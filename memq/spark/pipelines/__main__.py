@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 
 import click
@@ -16,6 +17,12 @@ PIPELINES = {  # name: file, and what it does
     "replay": ("replay", "send a range of a topic to another topic, or write it to files, once"),
     "profile": ("profiles", "say how large records are, how keys are spread, and guess the schema of JSON values"),
 }
+
+
+INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
+_EXTRA = frozenset(("numpy", "pandas", "py4j", "pyarrow", "pyspark"))
+_OURS = re.compile(r"^memq\.errors\.\w+: (?P<text>.*)(?:\nhint: (?P<hint>.*))?$", re.MULTILINE)
+_SPARKS = re.compile(r"^\[(?P<condition>[A-Z_.]+)\] .*", re.MULTILINE)
 
 
 class _Pipelines(click.Group):
@@ -48,11 +55,44 @@ def main() -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except click.Abort:
+        _tell("interrupted: nothing is lost by it, the next run goes on")
+        return INTERRUPTED
     except MemqError as error:
-        hint = f" ({error.hint})" if error.hint else ""
-        click.echo(f"memq.spark.pipelines: {error}{hint}", err=True)
+        _tell(str(error), error.hint)
+        return 1
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRA:
+            raise
+        _tell(f"pipelines need {package}, which is not installed", "pip install 'memq[spark]'")
+        return 2
+    except Exception as error:
+        told = sentence_of(str(error))
+        if told is None:
+            raise
+        _tell(*told)
         return 1
     return code if isinstance(code, int) else 0
+
+
+def sentence_of(text: str) -> tuple[str, str] | None:
+    """Return what an error of Spark says, without its traces, and what to do; None for one that is not Spark's.
+
+    A task's error comes back as text, with the traces of Python and of Java around what memq said.
+    """
+    ours = list(_OURS.finditer(text))
+    if ours:
+        return ours[-1]["text"], ours[-1]["hint"] or ""
+    sparks = _SPARKS.search(text)
+    if sparks is None:
+        return None
+    java = sparks["condition"] == "JAVA_GATEWAY_EXITED"
+    return sparks[0], "Spark needs Java 17 or later: install it, or let JAVA_HOME say where it is" if java else ""
+
+
+def _tell(text: str, hint: str = "") -> None:
+    click.echo(f"memq.spark.pipelines: {text}" + (f" ({hint})" if hint else ""), err=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def command(
 ) -> int:
     """Read all that TOPIC's queue names, and say what was lost, doubled or damaged, and how sure that is."""
     _, read = options_of(topic, brokers, given)
-    with spark_session(f"audit {topic}") as spark:
+    with spark_session(f"audit {topic}", read) as spark:
         plan = io_thread().run(plan_audit(read))
         verdict, table = audit(spark, read, plan)
         if parquet:

@@ -38,12 +38,18 @@ Work = Callable[[Batches], None]
 @topic_options
 @click.option("-G", "--group", required=True, metavar="NAME", help="The group; its members must have stopped.")
 @click.option("--to", required=True, metavar="PLACE", help="Folder, or s3://BUCKET/PREFIX?endpoint=…")
-@click.option("--tasks", default=ROUND_TASKS, show_default=True, help="Tasks of one round; each round is committed.")
+@click.option(
+    "--tasks",
+    type=click.IntRange(1),
+    default=ROUND_TASKS,
+    show_default=True,
+    help="Tasks of one round; each round is committed.",
+)
 def command(topic: str, brokers: str | None, given: tuple[str, ...], group: str, to: str, tasks: int) -> int:
     """Write what a group has not read of TOPIC as Parquet files, in parallel, and commit it."""
     _, read = options_of(topic, brokers, given)
     place = place_of_text(to, read.config, read.profile)
-    with spark_session(f"backfill {topic}") as spark:
+    with spark_session(f"backfill {topic}", read) as spark:
         manifest = backfill_files(spark, read, group, place, tasks=tasks)
     click.echo(f"group '{group}' stands at {', '.join(manifest.covered.values())}: {manifest.records} records in files")
     return 0

@@ -25,7 +25,13 @@ from memq.spark.pipelines.rounds import ROUND_TASKS
 @click.option("--age", metavar="TIME", default="1d", show_default=True, help="Of objects: what is older is copied.")
 @click.option("--object-bytes", metavar="SIZE", default="128MiB", show_default=True, help="How large objects become.")
 @click.option("--rest", is_flag=True, help="Of objects: copy also what does not fill one.")
-@click.option("--tasks", default=ROUND_TASKS, show_default=True, help="Tasks of one round; each round has a manifest.")
+@click.option(
+    "--tasks",
+    type=click.IntRange(1),
+    default=ROUND_TASKS,
+    show_default=True,
+    help="Tasks of one round; each round has a manifest.",
+)
 def command(
     topic: str,
     brokers: str | None,
@@ -50,7 +56,7 @@ def command(
     from memq.spark.pipelines.to_files import write_files
 
     place = place_of_text(to, read.config, read.profile)
-    with spark_session(f"compact {topic}") as spark:
+    with spark_session(f"compact {topic}", read) as spark:
         manifest = write_files(spark, read, place, settled=not unsettled, tasks=tasks)
     click.echo(f"manifest {manifest.number}: {manifest.records} records in {len(manifest.files)} files at {place.url}")
     return 0
@@ -68,7 +74,7 @@ def _rule(age: str, object_bytes: str, *, rest: bool) -> ColdRule:
 def _into_objects(topic: str, read: ReadOptions, rule: ColdRule, tasks: int) -> int:
     from memq.spark.pipelines.large_objects import compact_objects
 
-    with spark_session(f"compact {topic}") as spark:
+    with spark_session(f"compact {topic}", read) as spark:
         done = compact_objects(spark, read, rule, tasks=tasks)
     click.echo(f"{done.pointers} pointers to {done.bytes} bytes now go to {done.objects} large objects")
     if done.findings:

@@ -11,7 +11,7 @@ from urllib.request import url2pathname
 
 from awscrt.checksums import crc32c
 
-from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError
+from memq.errors import DeniedError, InvalidRequestError, InvalidSettingError, NotFoundError, ObjectExistsError
 from memq.network import Runtime
 from memq.spark.pipelines.manifest import KEPT, PREFIX, Manifest, decode_manifest, encode_manifest, key_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
@@ -31,8 +31,13 @@ class FilePlace:
 
 
 def place_of_text(text: str, config: str | None = None, profile: str | None = None) -> FilePlace:
-    """Return the place that a path or an address means."""
-    url = text if urlsplit(text).scheme in ("file", "s3") else Path(text).absolute().as_uri()
+    """Return the place that a path or an address means. Raises: InvalidSettingError for an address of another kind."""
+    known = urlsplit(text).scheme in ("file", "s3")
+    if "://" in text and not known:  # hdfs://, gs://: it is no folder of that name here
+        raise InvalidSettingError(
+            f"no files can be written to '{text[:200]}'", hint="use a folder or s3://BUCKET/PREFIX"
+        )
+    url = text if known else Path(text).absolute().as_uri()
     return FilePlace(url, config, profile)
 
 
@@ -42,7 +47,10 @@ async def open_place(place: FilePlace) -> AsyncIterator[StorageHandler]:
     parts = urlsplit(place.url)
     if parts.scheme == "file":
         root = Path(url2pathname(parts.path))
-        (root / _TMP).mkdir(parents=True, exist_ok=True)
+        try:
+            (root / _TMP).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DeniedError(f"no folder can be made at '{root}': {error.strerror}", hint="choose another") from error
         folder = FilesystemHandler(root, root / _TMP)
         try:
             yield folder

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from memq.client.io_thread import io_thread
 from memq.spark.options import ReadOptions, read_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+# Who sets none of these has the local Spark that pip brought. It takes the `python3` of PATH for tasks, which has no
+# memq where a virtual environment is not activated: then tasks run the Python that runs this.
+_SET_UP = frozenset(
+    ("PYSPARK_PYTHON", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
+)
 
 
 def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,14 +54,20 @@ def options_of(topic: str, brokers: str | None, given: Sequence[str]) -> tuple[d
 
 
 @contextmanager
-def spark_session(name: str) -> Iterator[SparkSession]:
+def spark_session(name: str, options: ReadOptions) -> Iterator[SparkSession]:
     """Give the session that spark-submit or the caller set up, else a local one, which ends with the work.
 
-    Spark shows the progress of its stages; a session that was there before stays.
+    The topic of `options` is asked for first, since Spark takes seconds to start. Spark shows the progress of its
+    stages; a session that was there before stays. Raises: as `topic_of`.
     """
     from pyspark.sql import SparkSession
 
+    from memq.spark.pipelines.rounds import topic_of
+
+    io_thread().run(topic_of(options))
     there = SparkSession.getActiveSession()
+    if there is None and not _SET_UP & os.environ.keys():
+        os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(f"memq {name}").config("spark.ui.showConsoleProgress", "true")
     spark = there or builder.getOrCreate()
     try:

@@ -88,7 +88,7 @@ class Profile:
 def command(topic: str, brokers: str | None, given: tuple[str, ...], as_json: bool) -> int:
     """Say how large TOPIC's records are, how its keys are spread, and what schema its JSON values have."""
     options, read = options_of(topic, brokers, given)
-    with spark_session(f"profile {topic}") as spark:
+    with spark_session(f"profile {topic}", read) as spark:
         told = profile(spark, options, read)
     click.echo(json.dumps(told) if as_json else "\n".join(_lines(told)))
     return 0

@@ -57,7 +57,9 @@ class Target:
 @click.option("--to-brokers", metavar="HOST:PORT", help="A broker of that topic's cluster; else that of --brokers.")
 @click.option("--name", metavar="NAME", help="Name of this replay: what goes on under it is not sent again.")
 @click.option("--to", metavar="PLACE", help="Write Parquet files to a folder, or s3://BUCKET/PREFIX?endpoint=…")
-@click.option("--tasks", default=ROUND_TASKS, show_default=True, help="Tasks of one round, to files.")
+@click.option(
+    "--tasks", type=click.IntRange(1), default=ROUND_TASKS, show_default=True, help="Tasks of one round, to files."
+)
 def command(
     topic: str,
     brokers: str | None,
@@ -72,7 +74,7 @@ def command(
     _, read = options_of(topic, brokers, given)
     if bool(to_topic) == bool(to):
         raise click.UsageError("one of --to-topic and --to is needed")
-    with spark_session(f"replay {topic}") as spark:
+    with spark_session(f"replay {topic}", read) as spark:
         if to:
             place = place_of_text(to, read.config, read.profile)
             manifest = write_files(spark, read, place, settled=False, tasks=tasks)

@@ -11,6 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from memq.client.io_thread import io_thread
+from memq.errors import InvalidSettingError
 from memq.spark.columns import table_ddl
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.file_store import FilePlace, first_of, open_place, publish, put_file
@@ -50,8 +51,11 @@ def write_files(
 
     `starts` stand for the options' start. `done` is called with the manifest after each round, and first with what was
     there before. Killed at any moment and run again, each record is in the files of the highest manifest once.
-    Raises: InvalidRequestError when the place holds another topic; as a batch read; as `ObjectWriter`.
+    Raises: InvalidRequestError when the place holds another topic, InvalidSettingError without
+    timestamps; as a batch read; as `ObjectWriter`.
     """
+    if "timestamp" not in options.columns:
+        raise InvalidSettingError("files by hour need the column timestamp", hint="add it to the option 'columns'")
     thread = io_thread()
     topic = thread.run(topic_of(options))
     while True:

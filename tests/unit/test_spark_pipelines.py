@@ -1,0 +1,81 @@
+"""What the pipelines' command line says when something is wrong: one line that tells what to do, not Spark's traces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from memq.spark.pipelines import __main__ as command_line
+from memq.spark.pipelines.__main__ import INTERRUPTED, main, sentence_of
+
+OF_A_TASK = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/v/memq/spark/task.py", line 53, in read_split
+    raise UnreachableError("no")
+memq.errors.UnreachableError: no answer
+hint: try again
+
+The above exception was the direct cause of the following exception:
+
+memq.errors.DeniedError: the folder '/a' is not on this machine
+hint: check the name (or the path)
+ SQLSTATE: 38000
+\tat org.apache.spark.Some.thing(Some.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (OF_A_TASK, ("the folder '/a' is not on this machine", "check the name (or the path)")),
+        ("memq.errors.CorruptDataError: block 3", ("block 3", "")),
+        (
+            "[TOO_FULL] The disk is full. SQLSTATE: 1\n\tat org.apache\n",
+            ("[TOO_FULL] The disk is full. SQLSTATE: 1", ""),
+        ),
+        ("list index out of range", None),
+    ],
+)
+def test_what_memq_or_spark_said_is_found_between_the_traces(text: str, said: tuple[str, str] | None) -> None:
+    assert sentence_of(text) == said
+
+
+def test_a_machine_without_java_is_told_so() -> None:
+    told = sentence_of("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.")
+    assert told is not None
+    assert "Java 17" in told[1]
+
+
+@pytest.mark.parametrize(("package", "pipeline"), [("pyspark", "audit"), ("pyspark", "compact"), ("pyarrow", "replay")])
+def test_what_is_not_installed_is_one_line(package: str, pipeline: str) -> None:
+    hidden = f"import sys; sys.modules['{package}'] = None"
+    start = f"{hidden}; from memq.spark.pipelines import __main__ as it; sys.exit(it.main())"
+    words = [pipeline, "clicks", "--brokers", "127.0.0.1:1", *(() if pipeline == "audit" else ("--to", "x"))]
+    done = subprocess.run([sys.executable, "-c", start, *words], check=False, capture_output=True, text=True)
+    needed = f"pipelines need {package}, which is not installed (pip install 'memq[spark]')"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"memq.spark.pipelines: {needed}\n")
+
+
+def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "pipelines", interrupted)
+    monkeypatch.setattr(sys, "argv", ["pipelines"])
+    assert main() == INTERRUPTED
+    assert capsys.readouterr().err.strip().startswith("memq.spark.pipelines: interrupted")
+
+
+def test_a_fault_of_our_own_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def wrong() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(command_line, "pipelines", wrong)
+    monkeypatch.setattr(sys, "argv", ["pipelines"])
+    with pytest.raises(ZeroDivisionError):
+        main()
