@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from confluent_kafka import Consumer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError
 from memq.notification import Entry
 from memq.notification.kafka.commit_metadata import decode_commit, encode_metadata
+from memq.notification.kafka.fetcher import LOOKS_MAX, Reader
 from memq.notification.kafka.holdings import Holdings
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.settings import OWN, KafkaSettings, kafka_settings
@@ -200,3 +202,24 @@ def test_what_came_back_needs_the_new_generation() -> None:
     holdings.check_commit(holdings.generation, at(A))
     with pytest.raises(InvalidRequestError):
         holdings.check_commit(holdings.generation, {A: Committed(Position(1, 1))})
+
+
+# ---- reads -----------------------------------------------------------------------------------
+
+
+def test_a_reader_looks_at_the_few_topics_that_are_new_to_it_and_leaves_many_to_the_library() -> None:
+    looks: list[tuple[str, float]] = []
+
+    class Library:
+        def list_topics(self, topic: str, timeout_s: float) -> None:
+            looks.append((topic, timeout_s))
+
+    reader = Reader(cast(Consumer, Library()))
+    reader.look_at(["a", "b"], 3.0)
+    reader.look_at(["b", "c"], 3.0)
+    reader.look_at(["b", "c"], 3.0)
+    assert looks == [("a", 3.0), ("b", 3.0), ("c", 3.0)]
+    reader.look_at([f"t{number}" for number in range(LOOKS_MAX + 1)], 3.0)
+    assert len(looks) == 3
+    reader.look_at([f"t{number}" for number in range(LOOKS_MAX)], 3.0)
+    assert len(looks) == 3, "it was assigned them"

@@ -1,103 +1,225 @@
-"""Reads entries from any offset on: a few consumers, each assigned by hand to one partition for one read."""
+"""Reads entries from any offset on: a few consumers, assigned by hand to what is asked for at that moment."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from memq.clock import Clock
-from memq.errors import QueueError
+from memq.errors import ClosedError, MemqError, QueueError
 from memq.limits import MIB
 from memq.notification import Entry
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.library import consumer_of
 from memq.notification.kafka.settings import KafkaSettings
+from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
 
 FETCH_WAIT_MS = 5  # what a consumer still asks for when a read is done delays its next read
 QUEUED_BYTES_MAX = 2 * MIB
 MESSAGES_MAX = 500
+TOGETHER_MAX = 64  # reads that one consumer does at once
+LOOKS_MAX = 8  # of more topics the library learns sooner by itself, all at once and within a second
 POLL_S = 0.1
 PASSING = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
+Place = tuple[str | None, int | None]  # a Kafka topic and the number of a partition, as a message has them
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """One partition to read, and what was found there."""
+
+    topic: str
+    number: int
+    offset: int
+    end: int
+    bytes_max: int
+    answer: asyncio.Future[Sequence[Entry] | MemqError]
+    found: list[Entry] = field(default_factory=list)
+    bytes: int = 0
+
+    @property
+    def place(self) -> Place:
+        return self.topic, self.number
+
+    def take(self, entry: Entry) -> bool:
+        """Take the next entry; return whether that is all."""
+        if entry.offset < self.offset or entry.offset >= self.end:
+            return True  # the log was cut behind this read's back
+        self.bytes += len(entry.body)
+        if self.found and self.bytes > self.bytes_max:
+            return True
+        self.found.append(entry)
+        return entry.offset + 1 >= self.end
+
+    def settle(self, found: Sequence[Entry] | MemqError) -> None:
+        """Answer, unless whoever asked is gone."""
+        if not self.answer.done():
+            self.answer.set_result(found)
+
+    def __str__(self) -> str:
+        return f"reading partition {self.number} of Kafka topic '{self.topic}'"
+
+
+@dataclass(slots=True)
+class Reader:
+    """A consumer, and the topics that it was assigned last: it knows them."""
+
+    consumer: Consumer
+    topics: list[str] = field(default_factory=list)
+
+    def look_at(self, topics: list[str], timeout_s: float) -> None:
+        """Have the library ask for topics that are new to it: of what is assigned it looks only once a second."""
+        new = [topic for topic in topics if topic not in self.topics]
+        self.topics = topics
+        if len(new) <= LOOKS_MAX:
+            for topic in new:
+                self.consumer.list_topics(topic, timeout_s)
 
 
 class Fetcher:
-    """Reads what lies before the tail. A read takes 2 to 5 ms and a thread while it lasts."""
+    """Reads what lies before the tail. A read takes 2 to 5 ms and a thread while it lasts.
 
-    def __init__(self, settings: KafkaSettings, clock: Clock, complaints: Complaints) -> None:
+    Reads that wait for a thread are done together by the next one: an owner of thousands of partitions opens them at
+    the rate of these reads.
+    """
+
+    def __init__(self, settings: KafkaSettings, clock: Clock, complaints: Complaints, tasks: TaskOwner) -> None:
         self._settings = settings.reader(FETCH_WAIT_MS, QUEUED_BYTES_MAX)
         self._timeout_s = settings.request_timeout_ms / 1000
         self._clock = clock
         self._complaints = complaints
+        self._tasks = tasks
+        self._threads_max = settings.fetchers_max
         self._pool = ThreadPool("kafka-fetcher", settings.fetchers_max)
-        self._idle: deque[Consumer] = deque()
+        self._idle: deque[Reader] = deque()
+        self._waiting: deque[_Read] = deque()
+        self._busy = 0
+        self._closed = False
 
     async def fetch(self, topic: str, number: int, offset: int, end: int, bytes_max: int) -> Sequence[Entry]:
         """Return entries from `offset` on and below `end`, within `bytes_max` but for the first.
 
-        There are none only when none are left there. Raises: NotFoundError, DeniedError, QueueError.
+        There are none only when none are left there. Raises: NotFoundError, DeniedError, QueueError, ClosedError.
         """
-        return await self._pool.run(self._fetch, TopicPartition(topic, number, offset), end, bytes_max)
+        if self._closed:
+            raise ClosedError("the queue is closed")
+        read = _Read(topic, number, offset, end, bytes_max, asyncio.get_running_loop().create_future())
+        self._waiting.append(read)
+        if self._busy < self._threads_max:
+            self._busy += 1
+            self._tasks.start(self._work(), "kafka fetcher")
+        found = await read.answer
+        if isinstance(found, MemqError):
+            raise found
+        return found
 
     async def close(self) -> None:
         """End threads and consumers."""
+        self._closed = True
         await self._pool.close()
         while self._idle:
-            self._idle.pop().close()
+            self._idle.pop().consumer.close()
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                await self._read(self._next())
+        finally:
+            self._busy -= 1
+
+    def _next(self) -> dict[Place, _Read]:
+        """Take the reads that are done together: of one partition only the first."""
+        chosen: dict[Place, _Read] = {}
+        later: list[_Read] = []
+        while self._waiting and len(chosen) < TOGETHER_MAX:
+            read = self._waiting.popleft()
+            if not read.answer.done() and chosen.setdefault(read.place, read) is not read:
+                later.append(read)
+        self._waiting.extendleft(reversed(later))
+        return chosen
+
+    async def _read(self, reads: dict[Place, _Read]) -> None:
+        chosen = list(reads.values())
+        try:
+            if reads:
+                await self._pool.run(self._fetch, asyncio.get_running_loop(), reads)
+        except (MemqError, KafkaException) as error:
+            for read in chosen:
+                read.settle(error if isinstance(error, MemqError) else self._complaints.failure(error, str(read)))
+        finally:
+            for read in chosen:
+                read.answer.cancel()  # nothing, unless this task is being stopped, or died
 
     # ---- in a thread -------------------------------------------------------------------------
 
-    def _fetch(self, start: TopicPartition, end: int, bytes_max: int) -> Sequence[Entry]:
-        consumer = self._idle.pop() if self._idle else consumer_of(self._settings, self._complaints.note)
+    def _fetch(self, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> None:
+        """Do all reads, each of which is answered as soon as it is done."""
+        reader = self._idle.pop() if self._idle else Reader(consumer_of(self._settings, self._complaints.note))
+        consumer, sound = reader.consumer, False
         try:
-            consumer.assign([start])
-            found = self._collect(consumer, start, end, bytes_max)
+            reader.look_at(list(dict.fromkeys(read.topic for read in reads.values())), self._timeout_s)
+            consumer.assign([TopicPartition(read.topic, read.number, read.offset) for read in reads.values()])
+            sound = self._collect(consumer, loop, reads)
             consumer.unassign()
-        except KafkaException as error:
-            consumer.close()
-            raise self._complaints.failure(error, _doing(start)) from error
-        except BaseException:
-            with suppress(KafkaException):
-                consumer.close()
+        except KafkaException:
+            sound = False
             raise
-        self._idle.append(consumer)
-        return found
+        finally:
+            if sound:
+                self._idle.append(reader)
+            else:
+                with suppress(KafkaException):
+                    consumer.close()
 
-    def _collect(self, consumer: Consumer, start: TopicPartition, end: int, bytes_max: int) -> list[Entry]:
-        found: list[Entry] = []
-        size = 0
-        for message in self._messages(consumer, start):
-            entry = entry_of(message)
-            if entry.offset < start.offset or entry.offset >= end:
-                return found  # the log was cut behind this read's back
-            size += len(entry.body)
-            if found and size > bytes_max:
-                return found
-            found.append(entry)
-            if entry.offset + 1 >= end:
-                return found
-        return found
+    def _collect(self, consumer: Consumer, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> bool:
+        """Read until none of `reads` is left; return whether none failed."""
+        sound = True
 
-    def _messages(self, consumer: Consumer, start: TopicPartition) -> Iterator[Message]:
-        """Yield messages until the end of the partition is met. Raises: NotFoundError, QueueError."""
-        deadline_s = self._clock.monotonic() + self._timeout_s
-        while True:
-            first = consumer.poll(POLL_S)
-            if first is None:
-                if self._clock.monotonic() > deadline_s:
-                    raise QueueError(f"{_doing(start)}: no answer in {self._timeout_s:g} s")
-                continue
-            for message in (first, *consumer.consume(MESSAGES_MAX, 0)):
-                error = message.error()
+        def done(read: _Read, found: Sequence[Entry] | MemqError) -> None:
+            del reads[read.place]
+            loop.call_soon_threadsafe(read.settle, found)
+
+        for message in self._messages(consumer, reads):
+            error = message.error()
+            for read in _meant(message, reads):
                 if error is None:
-                    yield message
+                    if read.take(entry_of(message)):
+                        done(read, read.found)
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    return
+                    done(read, read.found)
                 elif error.code() not in PASSING:
-                    raise self._complaints.failure(error, _doing(start))
+                    sound = False
+                    done(read, self._complaints.failure(error, str(read)))
+        for read in list(reads.values()):
+            sound = False
+            done(read, QueueError(f"{read}: no answer in {self._timeout_s:g} s"))
+        return sound
+
+    def _messages(self, consumer: Consumer, reads: dict[Place, _Read]) -> Iterator[Message]:
+        """Yield messages while there is something to read; end when nothing comes for too long."""
+        heard_s = self._clock.monotonic()
+        while reads:
+            first = consumer.poll(POLL_S)
+            if first is not None:
+                yield first
+                yield from consumer.consume(MESSAGES_MAX, 0)
+                heard_s = self._clock.monotonic()
+            elif self._clock.monotonic() > heard_s + self._timeout_s:
+                return
+
+
+def _meant(message: Message, reads: dict[Place, _Read]) -> list[_Read]:
+    """Return the reads that a message is for: all, when it names no partition; none, when its read is done already."""
+    place = message.topic(), message.partition()
+    if place[0] is None:
+        return list(reads.values())
+    return [reads[place]] if place in reads else []
 
 
 def entry_of(message: Message) -> Entry:
@@ -105,7 +227,3 @@ def entry_of(message: Message) -> Entry:
     offset, value = message.offset(), message.value()
     assert offset is not None
     return Entry(offset, message.timestamp()[1], value if isinstance(value, bytes) else b"")
-
-
-def _doing(start: TopicPartition) -> str:
-    return f"reading partition {start.partition} of Kafka topic '{start.topic}'"

@@ -18,6 +18,7 @@ REQUESTS_MAX = 4  # at once; who comes later shares the next one
 _SPECS = {"begin": "earliest", "end": "latest"}
 Place = tuple[str, int]  # a Kafka topic and the number of a partition
 Answer = asyncio.Future[int | MemqError]
+Asked = dict[Place, tuple["int | str", Answer]]  # with what is asked of each: a time, or one of `_SPECS`
 
 
 class Offsets:
@@ -32,7 +33,8 @@ class Offsets:
         self._timeout_s = timeout_s
         self._complaints = complaints
         self._tasks = tasks
-        self._waiting: dict[int | str, dict[Place, Answer]] = {}
+        self._waiting: dict[tuple[int | str, Place], Answer] = {}
+        self._coming = False  # a request that will take what waits has not been handed over
         self._slots = asyncio.Semaphore(REQUESTS_MAX)
 
     async def begin(self, topic: str, number: int) -> int:
@@ -49,33 +51,48 @@ class Offsets:
         return None if offset < 0 else offset
 
     async def _ask(self, kind: int | str, place: Place) -> int:
-        asked = self._waiting.get(kind)
-        if asked is None:
-            asked = self._waiting[kind] = {}
-            self._tasks.start(self._request(kind), f"kafka offsets {kind}")
-        answer = asked.get(place)
+        answer = self._waiting.get((kind, place))
         if answer is None:
-            answer = asked[place] = asyncio.get_running_loop().create_future()
+            answer = self._waiting[kind, place] = asyncio.get_running_loop().create_future()
+            self._request_soon()
         found = await asyncio.shield(answer)
         if isinstance(found, MemqError):
             raise found
         return found
 
-    async def _request(self, kind: int | str) -> None:
+    def _request_soon(self) -> None:
+        if not self._coming:
+            self._coming = True
+            self._tasks.start(self._request(), "kafka offsets")
+
+    async def _request(self) -> None:
         async with self._slots:
-            asked = self._waiting.pop(kind)  # who asks from here on shares the next request
+            asked = self._next()  # who asks from here on shares the next request
             try:
-                unknown = await self._list(kind, asked)
+                unknown = await self._list(asked)
                 if unknown:
-                    await self._list_again(kind, {place: asked[place] for place in unknown})
+                    await self._list_again({place: asked[place] for place in unknown})
             finally:
-                for waiting in asked.values():
+                for _, waiting in asked.values():
                     waiting.cancel()  # nothing, unless this task is being stopped
 
-    async def _list(self, kind: int | str, asked: dict[Place, Answer]) -> dict[Place, KafkaError]:
+    def _next(self) -> Asked:
+        """Take what waits, of each partition the first; what else is asked of it comes with the next request."""
+        asked: Asked = {}
+        self._waiting = {
+            (kind, place): answer
+            for (kind, place), answer in self._waiting.items()
+            if asked.setdefault(place, (kind, answer))[1] is not answer
+        }
+        self._coming = False
+        if self._waiting:
+            self._request_soon()
+        return asked
+
+    async def _list(self, asked: Asked) -> dict[Place, KafkaError]:
         """Answer each as Kafka does; return those whose partition is not known, unanswered, with what was said."""
-        spec, unknown = _spec(kind), dict[Place, KafkaError]()
-        partitions = {TopicPartition(*place): spec for place in asked}
+        unknown: dict[Place, KafkaError] = {}
+        partitions = {TopicPartition(*place): _spec(kind) for place, (kind, _) in asked.items()}
 
         async def take(partition: TopicPartition, answer: Any) -> None:
             place = (partition.topic, partition.partition)
@@ -83,7 +100,7 @@ class Offsets:
             if isinstance(found, KafkaError):
                 unknown[place] = found
             else:
-                _settle(asked[place], found)
+                _settle(asked[place][1], found)
 
         answers = self._admin.list_offsets(partitions, request_timeout=self._timeout_s)
         await asyncio.gather(*(take(partition, answer) for partition, answer in answers.items()))
@@ -102,23 +119,23 @@ class Offsets:
         self._complaints.settled()
         return int(offset)
 
-    async def _list_again(self, kind: int | str, asked: dict[Place, Answer]) -> None:
+    async def _list_again(self, asked: Asked) -> None:
         """Look which partitions are there: the library may know a topic as it was before it was made or widened."""
         topics = TopicCollection(list(dict.fromkeys(topic for topic, _ in asked)))
         answers: dict[str, Any] = self._admin.describe_topics(topics, request_timeout=self._timeout_s)
-        there: dict[Place, Answer] = {}
-        for place, waiting in asked.items():
+        there: Asked = {}
+        for place, (kind, waiting) in asked.items():
             try:
                 count = len((await asyncio.wrap_future(answers[place[0]])).partitions)
             except KafkaException as error:
                 _settle(waiting, self._complaints.failure(error, _doing(place)))
                 continue
             if place[1] < count:
-                there[place] = waiting
+                there[place] = kind, waiting
             else:
                 _settle(waiting, NotFoundError(f"{_doing(place)}: the topic has {count} partitions"))
-        for place, cause in (await self._list(kind, there) if there else {}).items():
-            _settle(asked[place], self._complaints.failure(cause, _doing(place)))
+        for place, cause in (await self._list(there) if there else {}).items():
+            _settle(asked[place][1], self._complaints.failure(cause, _doing(place)))
 
 
 def _settle(waiting: Answer, found: int | MemqError) -> None:

@@ -54,7 +54,7 @@ class KafkaQueue:
         self._checked_s: float | None = None
         self._clock = runtime.clock
         self._sender = Sender(settings, self._complaints, self._tasks)
-        self._fetcher = Fetcher(settings, runtime.clock, self._complaints)
+        self._fetcher = Fetcher(settings, runtime.clock, self._complaints, self._tasks)
         self._follower = Follower(settings, runtime.clock, self._complaints, self._tasks, self._arrived, self._gone)
         self._groups = HostedGroups(
             Parts(

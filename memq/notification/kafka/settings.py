@@ -52,7 +52,7 @@ class KafkaSettings:
     publish_timeout_ms: int = section_setting(20_000, "how long one try to publish may take", 100, 600_000)
     pending_bytes_max: int = section_setting(64 * MIB, "pointers that wait for Kafka", 128 * KIB, 1 << 31)
     cache_bytes_max: int = section_setting(16 * MIB, "newest pointers that are kept in memory", 64 * KIB, 1 << 34)
-    fetchers_max: int = section_setting(2, "reads of older pointers at once", 1, 16)
+    fetchers_max: int = section_setting(2, "consumers that read older pointers, each those of many partitions", 1, 16)
     followed_idle_ms: int = section_setting(60_000, "how long a partition is followed after a wait", 1_000, 86_400_000)
     group_protocol: str = section_setting("classic", "how Kafka runs groups", choices=("classic", "consumer"))
     static_members: bool = section_setting(False, "a member that comes back in time keeps its partitions")
