@@ -17,6 +17,9 @@ class Watchers:
         self._changed: dict[int, asyncio.Event] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
+    def __len__(self) -> int:
+        return len(self._changed)
+
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """Call `callback` after changes from now on; the returned function ends that."""
         self._count += 1

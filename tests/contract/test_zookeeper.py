@@ -27,10 +27,12 @@ from memq.errors import (
     TermFencedError,
     UnknownSettingError,
     UnreachableError,
+    VersionConflictError,
 )
 from memq.governor import Assignment, Coordinator
 from memq.governor.zookeeper import open_from_settings
-from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
+from memq.governor.zookeeper.coordinator import RELEASES_AT_ONCE_MAX, ZookeeperCoordinator
+from memq.governor.zookeeper.session import Node, Operation, Put
 from memq.governor.zookeeper.settings import ZookeeperAddress, parse_url
 from memq.network import Runtime
 from memq.settings import PartSettings
@@ -193,6 +195,103 @@ async def test_an_id_that_another_session_took_is_not_taken_back(door: Doors, se
     assert list(await two.brokers()) == [broker("b1", "s2")]
     await one.unregister(broker("b1", "s1"))
     assert list(await two.brokers()) == [broker("b1", "s2")]
+
+
+@over_zookeeper
+async def test_who_leaves_releases_many_partitions_with_few_transactions(door: Doors, server: Server) -> None:
+    count = 2 * RELEASES_AT_ONCE_MAX + 1
+    one, two = door(), door()
+    await one.register(broker("b1", "s1"))
+    await one.create_topic(topic(partitions=count))
+    for row in await one.assignments():
+        await one.set_assignment(replace(row, broker="b1", session="s1", epoch=3))
+    stale = list(await one.assignments())
+    gone = replace(stale[RELEASES_AT_ONCE_MAX], broker="b2", session="s2", epoch=4)
+    await two.set_assignment(gone)
+
+    async def assignments() -> list[Assignment]:
+        return stale
+
+    # What it knows is older than what lies there.
+    one.assignments = assignments  # type: ignore[method-assign]
+    transactions = _transactions(one)
+    await one.unregister(broker("b1", "s1"))
+    free = [replace(row, broker="", session="", version=2) for row in stale]
+    free[RELEASES_AT_ONCE_MAX] = replace(gone, version=2)
+    assert list(await two.assignments()) == free, "what another one took meanwhile is his"
+    # Of the three one failed: the hundred of it went one by one, but for the one that is another's.
+    assert [len(each) for each in transactions if isinstance(each[0], Put)] == [100, 100, *[1] * 99, 1]
+
+
+def _transactions(coordinator: ZookeeperCoordinator) -> list[tuple[Operation, ...]]:
+    """Note from now on what is handed to ZooKeeper at once."""
+    noted: list[tuple[Operation, ...]] = []
+    change = coordinator._session.change
+
+    async def noting(*operations: Operation) -> None:
+        noted.append(operations)
+        await change(*operations)
+
+    coordinator._session.change = noting  # type: ignore[method-assign]
+    return noted
+
+
+@over_zookeeper
+async def test_what_is_known_is_not_read_again_before_it_is_set_and_never_hides_a_change(
+    door: Doors, server: Server
+) -> None:
+    one, two = door(), door()
+    await one.create_topic(topic(partitions=1))
+    (first,) = await one.assignments()
+    reads: list[str] = []
+    read = one._session.read
+
+    async def noting(path: str, watch: Callable[[], None] | None = None) -> Node:
+        reads.append(path)
+        return await read(path, watch)
+
+    one._session.read = noting  # type: ignore[method-assign]
+    second = await one.set_assignment(replace(first, broker="b1", epoch=1))
+    assert reads == []
+    with pytest.raises(VersionConflictError):
+        await one.set_assignment(replace(first, broker="b2"))
+    (known,) = await one.assignments()
+    assert known == second
+    with pytest.raises(InvalidRequestError, match="epochs only grow"):
+        await one.set_assignment(replace(known, epoch=0))
+    await two.set_assignment(replace(second, broker="b2"))
+    with pytest.raises(VersionConflictError):
+        await one.set_assignment(replace(known, broker="b3"))
+    assert (await one.assignment(first.topic_id, 0)).broker == "b2"
+
+
+@over_zookeeper
+async def test_nothing_is_read_for_watchers_that_went_and_who_comes_later_is_told(door: Doors, server: Server) -> None:
+    one, two = door(), door()
+    calls: list[int] = []
+    called = asyncio.Event()
+
+    async def notice() -> None:
+        calls.append(len(await one.topics()))
+        called.set()
+
+    end = one.watch(notice)
+    await one.create_topic(topic(partitions=1))
+    while 1 not in calls:
+        await called.wait()
+        called.clear()
+    end()
+    await two.delete_topic((await two.topics())[0])
+    before = list(calls)
+    one.watch(notice)
+    while 0 not in calls[len(before) :]:
+        await called.wait()
+        called.clear()
+    await two.register(broker("b9"))
+    seen = len(calls)
+    while len(calls) == seen:
+        await called.wait()
+        called.clear()
 
 
 @over_zookeeper

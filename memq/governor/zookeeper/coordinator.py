@@ -41,6 +41,9 @@ from memq.tasks import TaskOwner
 from memq.topic import Topic, check_name
 
 BACKOFF_S_MAX = 2.0
+RELEASES_AT_ONCE_MAX = 100  # in one transaction: far below what ZooKeeper takes as one request
+FOLLOW_REST = 4  # a look at what changed rests for so many times as long as it took, for it looks at all partitions,
+FOLLOW_REST_S_MAX = 1.0  # and no longer: of 10,000 that close each tells of a change
 TopicPaths = tuple[Topic, list[str]]  # and the nodes of its assignments, by partition
 
 
@@ -81,6 +84,8 @@ class ZookeeperCoordinator:
         if not self._following:
             self._following = True
             self._tasks.start(self._follow(), "follow")
+        elif not self._watchers:
+            self._changed.set()  # nobody looked meanwhile
         return self._watchers.watch(callback)
 
     # ---- membership --------------------------------------------------------------------------------
@@ -101,8 +106,9 @@ class ZookeeperCoordinator:
         await self._open()
         found = await self._session.find(layout.broker_path(broker.id))
         live = found is not None and self._entry(broker.id, found).session == broker.session
-        for entry in await self.assignments():
-            await self._release(entry, broker, live=live)
+        held = [entry for entry in await self.assignments() if released_by(entry, broker, live=live) != entry]
+        for start in range(0, len(held), RELEASES_AT_ONCE_MAX):
+            await self._release_all(held[start : start + RELEASES_AT_ONCE_MAX], broker, live=live)
         if live and found is not None:
             await self._leave(broker, found)
 
@@ -152,6 +158,15 @@ class ZookeeperCoordinator:
             pass  # it went with the session
         finally:
             self._mirror.forget(operation.path)
+
+    async def _release_all(self, entries: Sequence[Assignment], broker: BrokerEntry, *, live: bool) -> None:
+        """Release assignments in one transaction; one by one when somebody else changed any of them."""
+        puts = [_put(released_by(entry, broker, live=live)) for entry in entries]
+        try:
+            await self._change(*puts)
+        except (VersionConflictError, NotFoundError):
+            for entry in entries:
+                await self._release(entry, broker, live=live)
 
     async def _release(self, entry: Assignment, broker: BrokerEntry, *, live: bool) -> None:
         """Release an assignment, looking again while somebody else changes it."""
@@ -253,15 +268,18 @@ class ZookeeperCoordinator:
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
         """See `Coordinator.set_assignment`."""
-        before = await self.assignment(assignment.topic_id, assignment.partition)
+        path = layout.partition_path(assignment.topic_id, assignment.partition)
+        known = self._mirror.known(path)  # of this version it is what lies there; an older one proves nothing
+        if known is not None and known.version == assignment.version:
+            before = _assignment(path, known)
+        else:
+            before = await self.assignment(assignment.topic_id, assignment.partition)
         if before.version != assignment.version:
             raise _conflict(assignment, before.version)
         if assignment.epoch < before.epoch:
             raise InvalidRequestError(f"epoch {assignment.epoch} is below {before.epoch}: epochs only grow")
-        path = layout.partition_path(assignment.topic_id, assignment.partition)
-        put = Put(path, layout.encode_assignment(assignment), assignment.version)
         try:
-            await self._change(put, *([Check(layout.TERM, term)] if term else []))
+            await self._change(_put(assignment), *([Check(layout.TERM, term)] if term else []))
         except VersionConflictError as error:
             await self._check_term(term)
             raise _conflict(assignment, None) from error
@@ -395,13 +413,15 @@ class ZookeeperCoordinator:
 
     async def _follow(self) -> None:
         """Keep a watch on everything that watchers hear of: what changed is read here, then they are called."""
-        tries, known = 0, False
+        tries, known, clock = 0, False, self._runtime.clock
         while True:
             self._changed.clear()
+            began_s = clock.monotonic()
             try:
-                await self.brokers()
-                await self.assignments()
-                await self.governor()
+                if self._watchers:
+                    await self.brokers()
+                    await self.assignments()
+                    await self.governor()
             except MemqError as error:
                 tries, known = tries + 1, True  # whatever happened meanwhile was not seen
                 self._events.warning("zookeeper-read-failed", f"try {tries}: {error}")
@@ -410,6 +430,7 @@ class ZookeeperCoordinator:
             if known:
                 self._watchers.changed()
             tries, known = 0, True
+            await asyncio.sleep(min(FOLLOW_REST * (clock.monotonic() - began_s), FOLLOW_REST_S_MAX))
             await self._changed.wait()
 
     def _entry(self, name: str, node: Node) -> BrokerEntry:
@@ -427,6 +448,11 @@ def _topic(path: str, node: Node) -> TopicPaths:
 
 def _assignment(path: str, node: Node) -> Assignment:
     return layout.decode_assignment(path, node.data, node.version)
+
+
+def _put(assignment: Assignment) -> Put:
+    path = layout.partition_path(assignment.topic_id, assignment.partition)
+    return Put(path, layout.encode_assignment(assignment), assignment.version)
 
 
 def _conflict(assignment: Assignment, version: int | None) -> VersionConflictError:

@@ -44,6 +44,10 @@ class Mirror:
             self._nodes[path] = found
         return found
 
+    def known(self, path: str) -> Node | None:
+        """Return a node as it was read last, without asking; None when it has to be read."""
+        return self._nodes.get(path) if self._session.up else None
+
     async def nodes(self, paths: Sequence[str]) -> list[Node | None]:
         """Return several nodes."""
         await self._session.start()
