@@ -42,7 +42,7 @@ HOUSEKEEPING_S = 1.0
 HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
 UNSENT_SHARE = 8  # an eighth of it, beside it, may wait in sockets for clients that read slowly
 DRAIN_RETRY_MS = 500
-HAND_OVER_S = 30.0  # how long a broker that leaves waits for others to take its partitions
+HAND_OVER_S = 30.0  # how long a broker that leaves waits for others to take its partitions, or the next ones of many
 LOADS_INTERVAL_S = 10.0
 AUDIT_TOPIC_S = 10.0  # how long a start waits for the topic of reports, which nothing but the audit needs
 FOLLOW_REST = 4  # a round of the governor and of all partitions rests for so many times as long as it took,
@@ -97,6 +97,8 @@ class Broker:
             self.governor = Governor(coordinator, self.services.planner, self.services.events, runtime.clock)
         self._sharing = Sharing(self.services, self._task_failed)
         self.partitions = Partitions(self.services, self._sharing, self.govern)
+        if self.governor is not None:
+            self.governor.look = self.partitions.refresh
         self._replay = Replay(self.services, self.partitions.forwarder, self.partitions.topics)
         self.intake = Intake(pool)
         self.intake.starving = self._memory_short
@@ -169,15 +171,26 @@ class Broker:
         """Own nothing any more, from now on: each partition is drained, and opened by the broker that it goes to.
 
         Raises: InvalidRequestError when no other broker takes any, and it takes partitions again, unless it `leaves`:
-        then others that leave, too, would hand theirs to it. UnreachableError; TimeoutError after HAND_OVER_S.
+        then others that leave, too, would hand theirs to it. UnreachableError; TimeoutError after HAND_OVER_S, for one
+        that leaves only when no partition went within that time.
         """
-        async with asyncio.timeout(HAND_OVER_S):
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(HAND_OVER_S) as limit:
             await self._enter(draining=True)
             await self.partitions.refresh()
             self._refresh.set()
+            progress = self.partitions.progress(
+                len(self.partitions.at_work()), "partitions are closed for others to open"
+            )
+            least = progress.total + len(self.partitions.held())
             while True:
                 self.partitions.changed.clear()
                 held = self.partitions.held()
+                at_work = len(self.partitions.at_work())
+                if leaves and at_work + len(held) < least:
+                    limit.reschedule(loop.time() + HAND_OVER_S)
+                least = min(least, at_work + len(held))
+                progress.reached(max(progress.total - at_work, 0))
                 if not self.partitions.heirs():
                     if not leaves:
                         await self._enter(draining=False)

@@ -185,7 +185,15 @@ async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher
 
 
 async def release_partition(services: Services, publisher: Publisher, topic: Topic) -> None:
-    """Say `closed` in the queue and give the assignment's session back, so that the next owner can open."""
+    """Say `closed` in the queue and give the assignment's session back, so that the next owner can open.
+
+    Of many that are released at once each waits for its turn: the time that its publish may take begins then.
+    """
+    async with services.closings.turn():
+        await _release(services, publisher, topic)
+
+
+async def _release(services: Services, publisher: Publisher, topic: Topic) -> None:
     own = publisher.own
     origin = _origin(services, topic, own)
     adopted = own.next_adopted()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from memq.broker.forwarding import Forwarder
+from memq.broker.progress import Progress
 from memq.broker.services import Services
 from memq.broker.sharing import Sharing
 from memq.broker.topic_processor import TopicProcessor
@@ -49,6 +50,7 @@ class Partitions:
         self.forwarder = Forwarder(services, self._place)
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[tuple[str, int], Assignment] = {}
+        self._held: list[tuple[str, int]] = []
         self._addresses: dict[str, str] = {}
         self._brokers: dict[str, str] = {}
         self._heirs: list[str] = []
@@ -79,7 +81,7 @@ class Partitions:
         others = [each for each in brokers if each.id == self._id and each.session != self._services.session]
         self._namesake = others[0] if others else None
         self._heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
-        self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
+        self._take({(entry.topic_id, entry.partition): entry for entry in assignments})
         owned = {key: entry for key, entry in self._assignments.items() if entry.broker == self._id}
         self._services.limits.follow(topics, owned)
         for key, processor in list(self.processors.items()):
@@ -106,10 +108,12 @@ class Partitions:
 
     def held(self) -> list[tuple[str, int]]:
         """Return the partitions that are assigned to this broker, opened by it, or still at work here."""
-        session = self._services.session
-        held = {key: None for key, entry in self._assignments.items() if entry.broker == self._id}
-        held |= {key: None for key, entry in self._assignments.items() if entry.session == session}
-        return [*held, *((left.topic.id, left.partition) for left in self._left)]
+        return [*self._held, *((left.topic.id, left.partition) for left in self._left)]
+
+    def _take(self, assignments: dict[tuple[str, int], Assignment]) -> None:
+        ours, session = self._id, self._services.session
+        self._assignments = assignments
+        self._held = [key for key, entry in assignments.items() if ours == entry.broker or session == entry.session]
 
     def stored_bytes(self) -> dict[tuple[str, int], int]:
         """Return how many bytes each open partition committed since its creation."""
@@ -254,7 +258,7 @@ class Partitions:
             raise NotFoundError(f"topic '{topic.name}' was deleted")
         if entry.broker not in self._addresses and self.draining and not self._heirs:
             entry = await self._services.coordinator.set_assignment(msgspec.structs.replace(entry, broker=self._id))
-            self._assignments[topic.id, partition] = entry
+            self._take({**self._assignments, (topic.id, partition): entry})
         if entry.broker == self._id:
             return self.processor(topic, partition, to_end=True)
         if entry.broker not in self._addresses:
@@ -319,7 +323,9 @@ class Partitions:
         ends: list[BaseException | None] = []
         while self.processors or self._left or len(self.forwarder):
             at_work, left = dict(self.processors), list(self._left.values())
-            ends += await asyncio.gather(*(processor.drain() for processor in at_work.values()), return_exceptions=True)
+            progress = self.progress(len(at_work), "partitions are drained and closed")
+            works = (_drain(processor, progress) for processor in at_work.values())
+            ends += await asyncio.gather(*works, return_exceptions=True)
             for key, processor in at_work.items():
                 if self.processors.get(key) is processor:
                     del self.processors[key]
@@ -329,6 +335,10 @@ class Partitions:
         for end in ends:
             if end is not None:
                 raise end
+
+    def progress(self, total: int, done_text: str) -> Progress:
+        """Return what tells how far the drain has come."""
+        return Progress(self._services.runtime.clock, self._services.events, total, done_text)
 
     def start_draining(self) -> None:
         """Refuse what is new from now on, in all partitions at once."""
@@ -343,3 +353,10 @@ class Partitions:
         await self._leaving.stop()
         for processor in at_work:
             await processor.stop()
+
+
+async def _drain(processor: TopicProcessor, progress: Progress) -> None:
+    try:
+        await processor.drain()
+    finally:
+        progress.reached(progress.done + 1)

@@ -12,6 +12,7 @@ from memq.broker.lost_queue import LostQueue
 from memq.broker.metrics import Counters
 from memq.broker.slabs import SlabPool
 from memq.broker.spool.writer import Spool
+from memq.broker.turns import Turns
 from memq.cold.files import ColdFiles
 from memq.cold.reader import ColdReader
 from memq.governor import Coordinator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
 
 OPENINGS_AT_ONCE_MAX = 64  # of thousands of partitions the first shall be open before the last has begun
+CLOSINGS_AT_ONCE_MAX = 64  # of thousands that publish at once the last are not in the queue before they are too old
+CLOSING_TURN_S = 5.0  # those whose part of the queue is away do not hold up the others for longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class Services:
     counters: Counters
     traces: BrokerTraces | None = None
     openings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENINGS_AT_ONCE_MAX))
+    closings: Turns = field(default_factory=lambda: Turns(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
     lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
     cold: ColdFiles = field(init=False)

@@ -7,6 +7,7 @@ moment another one governs, the coordinator refuses it, however late it comes. W
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from memq.clock import Clock
 from memq.errors import NotFoundError, TermFencedError, VersionConflictError
@@ -28,10 +29,15 @@ async def view_of(coordinator: Coordinator, now_ms: int) -> ClusterView:
 
 
 CHANGES_AT_ONCE_MAX = 64  # a coordinator stores several with one fsync
+CHANGES_UNSEEN_MAX = 1_024  # who governs may have to let go of what it moves, long before it has moved 10,000
+
+
+async def _unseen() -> None:
+    """Nobody looks."""
 
 
 class Governor:
-    """Acts for one broker, when that one governs."""
+    """Acts for one broker, when that one governs. `look` is called within an act of very many changes."""
 
     def __init__(self, coordinator: Coordinator, planner: Planner, events: EventLog, clock: Clock) -> None:
         self._coordinator = coordinator
@@ -40,6 +46,7 @@ class Governor:
         self._events = events
         self._term = 0
         self._turn = asyncio.Lock()
+        self.look: Callable[[], Awaitable[None]] = _unseen
 
     @property
     def term(self) -> int:
@@ -80,6 +87,8 @@ class Governor:
         done = await self._reshape(view)
         plan = await self._planner.plan(await self._view() if done else view)
         for start in range(0, len(plan.changes), CHANGES_AT_ONCE_MAX):
+            if start and start % CHANGES_UNSEEN_MAX == 0:
+                await self.look()
             sets = [self._set(change) for change in plan.changes[start : start + CHANGES_AT_ONCE_MAX]]
             ends = await asyncio.gather(*sets, return_exceptions=True)
             done += sum(end is True for end in ends)

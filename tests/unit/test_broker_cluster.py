@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
 
 import pytest
 
-from memq.broker.broker import Broker
+from memq.broker.broker import HAND_OVER_S, Broker
 from memq.broker.spool import SpoolDisk
 from memq.broker.traffic import Traffic
 from memq.clock import SystemClock
@@ -117,6 +119,55 @@ def test_a_broker_that_hands_over_redirects_to_the_next_owner_once_it_has_draine
             assert cluster.owner(topic).session == two.services.session
             await client.close()
             await there.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_only_for_who_leaves_each_partition_that_went_begins_the_limit_anew(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[float] = []
+
+    class Noted:
+        def __init__(self, limit: asyncio.Timeout) -> None:
+            self.limit = limit
+
+        async def __aenter__(self) -> Self:
+            await self.limit.__aenter__()
+            return self
+
+        async def __aexit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None:
+            await self.limit.__aexit__(kind, error, trace)
+
+        def reschedule(self, when: float) -> None:
+            moved.append(when)
+            self.limit.reschedule(when)
+
+    timeout = asyncio.timeout
+
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 3, TopicSettings(), exist_ok=False)
+            for partition in range(3):
+                await one.partitions.processor(topic, partition).ready()
+            await cluster.start("two")
+            await one.partitions.refresh()
+            ours = len(one.partitions.held())
+            began_s = asyncio.get_running_loop().time()
+            monkeypatch.setattr("memq.broker.broker.asyncio.timeout", lambda delay_s: Noted(timeout(delay_s)))
+            await one.hand_over(leaves=leaves)
+            monkeypatch.undo()
+            assert ours >= 1
+            assert [cluster.owner(topic, partition).broker for partition in range(3)] == ["two"] * 3
+            if leaves:
+                assert moved
+                assert all(when >= began_s + HAND_OVER_S for when in moved)
+            else:
+                assert moved == []
 
     asyncio.run(work())
 
@@ -290,6 +341,30 @@ def test_a_governor_that_was_replaced_in_the_middle_of_its_plan_stops() -> None:
         assert await governor.act(entry("one")) == 0
 
     asyncio.run(work())
+
+
+def test_who_governs_looks_while_it_still_moves_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memq.governor.governor.CHANGES_UNSEEN_MAX", 2 * CHANGES_AT_ONCE_MAX)
+    partitions = 5 * CHANGES_AT_ONCE_MAX
+    seen: list[int] = []
+
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            assert one.governor is not None
+            assert one.governor.look == one.partitions.refresh
+
+            async def look() -> None:
+                await one.partitions.refresh()
+                seen.append(len(one.partitions.held()) - before)
+
+            before = len(one.partitions.held())  # those of reports
+            one.governor.look = look
+            await one.partitions.create("clicks", partitions, TopicSettings(), exist_ok=False)
+            assert len(one.partitions.held()) == before + partitions
+
+    asyncio.run(work())
+    assert seen == [2 * CHANGES_AT_ONCE_MAX, 4 * CHANGES_AT_ONCE_MAX]
 
 
 def test_what_others_changed_is_left_to_the_next_act_and_the_rest_goes_on() -> None:
