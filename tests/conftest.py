@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,6 +17,8 @@ from xdist.scheduler import LoadFileScheduling
 from localstack import guard, ports
 from localstack.servers import Server, start_zookeeper
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers, and the hundreds of processes that tests start, inherit it
+sys.dont_write_bytecode = False
 guard.begin()  # a run that is killed leaves no server behind
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a shell: children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
