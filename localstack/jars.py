@@ -61,14 +61,14 @@ def class_path(server: str) -> str:
     folder = cache_folder() / f"{server}-{digest[:12]}"  # other pins, another folder
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(folder.with_suffix(".lock")):
+        with one_at_a_time(folder.with_suffix(".lock")):
             if not folder.exists():
                 _fetch(server, jars, folder)
     return f"{folder}/*"
 
 
 @contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
+def one_at_a_time(path: Path) -> Iterator[None]:
     """Let one process of the machine in; the others wait, and find the work done."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
