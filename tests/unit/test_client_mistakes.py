@@ -69,7 +69,7 @@ ANY: Any = memq  # without the types that would say the same
 def test_a_client_that_is_made_wrongly(make: Callable[[], Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=re.escape(said)):
         make()
-    gc.collect()  # what __del__ of a client without __init__ raises would fail the test, as every warning does
+    gc.collect(1)  # what __del__ of a client without __init__ raises would fail the test, as every warning does
 
 
 @pytest.mark.parametrize(
