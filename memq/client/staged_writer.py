@@ -230,6 +230,11 @@ class StagedCommits:
         except (NotFoundError, TooOldError):
             return None
 
+    async def is_decided(self, batch_id: int, store: StorageHandler) -> bool:
+        """Whether a commit has said what a batch is, as far as its manifest is still there."""
+        key = manifest_key(self.cluster, self._writer, batch_id)
+        return key in [entry.key async for entry in store.list(manifest_prefix(self.cluster, self._writer))]
+
     async def _decide(
         self, batch_id: int, objects: Sequence[StagedObject], store: StorageHandler, source: str = ""
     ) -> tuple[Manifest, int]:

@@ -9,6 +9,7 @@ from memq.client.direct_writer import DirectWriter
 from memq.client.io_thread import io_thread
 from memq.client.report_carrier import ReportCarrier
 from memq.client.staged_writer import StagedCommits, StagedWriter
+from memq.errors import InvalidRequestError
 from memq.format.manifest import StagedObject
 from memq.network import Runtime
 from memq.spark.stores import ANY, StoreUrls, TaskStores
@@ -97,7 +98,17 @@ class StagedTask:
     async def commit(self, batch_id: int, objects: Sequence[StagedObject], source: str, *, remember: bool) -> None:
         """Commit a batch, as the driver does; of a job with a name first what a killed run left half published."""
         if remember and not source:  # a stream commits its last batch again by itself
-            await self._commits.finish_last(self.store)
+            last = await self._commits.finish_last(self.store)
+            if (
+                last is not None
+                and batch_id < last.batch_id
+                and not await self._commits.is_decided(batch_id, self.store)
+            ):
+                # brokers go by clocks, which may differ: within that they would take it for written
+                raise InvalidRequestError(
+                    f"batch {batch_id} was never written, and writer '{last.writer}' has written batch {last.batch_id}",
+                    hint="batchId grows from job to job: give it a greater one, or another writer",
+                )
         await self._learn([piece.topic for staged in objects for piece in staged.pieces])
         await self._commits.commit(batch_id, objects, self.store, source=source, remember=remember)
 
@@ -172,7 +183,10 @@ async def add_rows(records: _Records, columns: dict[str, list[Any]], topic: str)
 
 
 def columns_of(batch: pyarrow.RecordBatch) -> dict[str, list[Any]]:
-    """Return the columns as lists: bytes, times in ms, headers as pairs."""
+    """Return the columns as lists: bytes, times in ms, headers as pairs.
+
+    Raises: InvalidRequestError for a null that stands where none may.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -183,8 +197,12 @@ def columns_of(batch: pyarrow.RecordBatch) -> dict[str, list[Any]]:
             column = pc.cast(column, pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
         elif kind == "timestamp":
             column = pc.cast(pc.cast(column, pa.timestamp("ms", "UTC"), safe=False), pa.int64())
+        elif kind == "topic" and column.null_count:
+            raise InvalidRequestError("the column topic is null in a row", hint="name the topic of each row")
         cells = column.to_pylist()
         if kind == "headers":
             cells = [row and [(header["name"], header["value"]) for header in row] for row in cells]
+            if any(header[0] is None for row in cells for header in row or ()):
+                raise InvalidRequestError("a header has no name", hint="give each header a name")
         found[kind] = cells
     return found

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import memq
 from memq.client.io_thread import io_thread
-from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.errors import InvalidRequestError, InvalidSettingError, UnknownSettingError
 from memq.spark.write_options import WRITE_COLUMNS, WRITE_SPELLING, WriteOptions, check_columns, write_options
-from memq.spark.writing import StagedTask
+from memq.spark.writing import StagedTask, columns_of
 from tests.servers import DevServer
 from tests.spark.conftest import ROOT
 from tests.spark.topics import make_topic
@@ -71,7 +71,11 @@ def test_a_named_batch_that_runs_again_is_there_once(spark: SparkSession, broker
     for attempt in range(2):
         write(numbers(spark, 0, 1_000), broker, topic="job", writer="nightly", batchId="1")
         assert numbers_in(broker.address, "job") == list(range(1_000)), attempt
-    write(numbers(spark, 1_000, 1_500), broker, topic="job", writer="nightly", batchId="2")
+    write(numbers(spark, 1_000, 1_500), broker, topic="job", writer="nightly", batchId="3")
+    assert numbers_in(broker.address, "job") == list(range(1_500))
+    write(numbers(spark, 0, 1_000), broker, topic="job", writer="nightly", batchId="1")
+    with pytest.raises(PySparkException, match="batch 2 was never written, and writer 'nightly' has written batch 3"):
+        write(numbers(spark, 1_500, 1_600), broker, topic="job", writer="nightly", batchId="2")
     assert numbers_in(broker.address, "job") == list(range(1_500))
 
 
@@ -218,3 +222,17 @@ def test_columns_that_are_wrong_are_named(columns: dict[str, str], wrong: str) -
 def test_overwriting_is_refused(spark: SparkSession, broker: DevServer) -> None:
     with pytest.raises(Exception, match=r"overwritten|truncate|overwrite"):
         numbers(spark, 0, 1).write.format("memq").mode("overwrite").options(brokers=broker.address, topic="x").save()
+
+
+def test_nulls_where_none_may_be_are_named() -> None:
+    rows = pyarrow.RecordBatch.from_pylist([{"value": b"a", "topic": "one"}, {"value": b"b", "topic": None}])
+    with pytest.raises(InvalidRequestError, match="topic is null"):
+        columns_of(rows)
+    for headers, named in (([], True), (None, True), ([{"name": "a", "value": None}], True), ([{"name": None}], False)):
+        kind = pyarrow.list_(pyarrow.struct({"name": pyarrow.string(), "value": pyarrow.binary()}))
+        batch = pyarrow.RecordBatch.from_arrays([pyarrow.array([headers], kind)], ["headers"])
+        if named:
+            assert columns_of(batch)["headers"] == [headers and [(each["name"], each["value"]) for each in headers]]
+        else:
+            with pytest.raises(InvalidRequestError, match="a header has no name"):
+                columns_of(batch)

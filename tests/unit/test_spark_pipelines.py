@@ -9,7 +9,7 @@ import click
 import pytest
 
 from memq.spark.pipelines import __main__ as command_line
-from memq.spark.pipelines.__main__ import INTERRUPTED, main, sentence_of
+from memq.spark.pipelines.__main__ import INTERRUPTED, main, pipelines, sentence_of
 
 OF_A_TASK = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -79,3 +79,8 @@ def test_a_fault_of_our_own_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "argv", ["pipelines"])
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+def test_a_topic_is_not_replayed_into_itself() -> None:
+    with pytest.raises(click.UsageError, match="can't be replayed into itself"):
+        pipelines.main(["replay", "clicks", "-b", "127.0.0.1:1", "--to-topic", "clicks"], standalone_mode=False)

@@ -74,6 +74,8 @@ def command(
     _, read = options_of(topic, brokers, given)
     if bool(to_topic) == bool(to):
         raise click.UsageError("one of --to-topic and --to is needed")
+    if to_topic == topic and not to_brokers:
+        raise click.UsageError(f"'{topic}' can't be replayed into itself: the next run would send it twice")
     with spark_session(f"replay {topic}", read) as spark:
         if to:
             place = place_of_text(to, read.config, read.profile)
