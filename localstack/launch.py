@@ -172,8 +172,9 @@ class Server:
         self._identity.wait_gone(timeout_s)
 
     def pause(self) -> None:
-        """Stop the process where it is (SIGSTOP): its connections stay open and silent."""
-        self._send(signal.SIGSTOP)
+        """Stop the process where it is (SIGSTOP), and wait until it stands: its connections stay open and silent."""
+        if self._identity is None or not self._identity.pause():
+            raise self._not_running()
 
     def resume(self) -> None:
         """Let a paused process go on."""
@@ -181,7 +182,10 @@ class Server:
 
     def _send(self, number: signal.Signals) -> None:
         if self._identity is None or not self._identity.send(number):
-            raise LocalstackError(f"{self.launch.kind} at {self.address} does not run", hint="start it first")
+            raise self._not_running()
+
+    def _not_running(self) -> LocalstackError:
+        return LocalstackError(f"{self.launch.kind} at {self.address} does not run", hint="start it first")
 
     def restart(self, timeout_s: float = READY_TIMEOUT_S) -> Self:
         """Start the server again on the same data and the same port; one that runs is stopped first."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOK_EVERY_S = 0.02
+PAUSE_S_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,20 @@ class Identity:
             return False
         return True
 
+    def pause(self, timeout_s: float = PAUSE_S_MAX) -> bool:
+        """Stop it where it is (SIGSTOP), and wait until it stands; False when it is gone, or stands not in time.
+
+        The signal alone is not enough: on a busy machine threads may go on for a while after it was sent.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self.send(signal.SIGSTOP):
+            return False
+        while not _stands(self.pid):
+            if time.monotonic() > deadline or not self.lives:
+                return False
+            time.sleep(LOOK_EVERY_S)
+        return True
+
     def wait_gone(self, timeout_s: float) -> bool:
         """Wait until the process is gone; False when it is still there after so many seconds."""
         deadline = time.monotonic() + timeout_s
@@ -48,18 +63,35 @@ def identity_of(pid: int) -> Identity | None:
     """Return who has that id now, or None when nobody does or only a zombie."""
     if Path("/proc/self/stat").exists():
         return _identity_from_proc(pid)
-    shown = subprocess.run(
-        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    state, _, started = shown.stdout.strip().partition(" ")
+    state, _, started = _shown_by_ps(pid).partition(" ")
     return Identity(pid, started.strip()) if state and not state.startswith("Z") else None
 
 
+def _shown_by_ps(pid: int) -> str:
+    shown = subprocess.run(
+        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return shown.stdout.strip()
+
+
 def _identity_from_proc(pid: int) -> Identity | None:
+    fields = _stat(Path(f"/proc/{pid}"))
+    return None if fields is None or fields[0] in "ZX" else Identity(pid, fields[19])
+
+
+def _stands(pid: int) -> bool:
+    """Whether no thread of a process runs, as SIGSTOP leaves it."""
+    tasks = Path(f"/proc/{pid}/task")
+    if not tasks.exists():
+        return _shown_by_ps(pid).startswith("T")
+    found = [_stat(task) for task in tasks.iterdir()]
+    return all(fields is None or fields[0] in "TtZX" for fields in found)
+
+
+def _stat(folder: Path) -> list[str] | None:
+    """Return the fields of proc(5) from the third, the state, on; the 22nd is when it began. None when it is gone."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
-    state, ticks = fields[0], fields[19]  # fields 3 and 22 of proc(5)
-    return None if state in "ZX" else Identity(pid, ticks)
+    return text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets

@@ -70,7 +70,9 @@ class MemqProcess(ABC):
 
     def pause(self) -> None:
         """Stop its clock, so to speak."""
-        self.signal(signal.SIGSTOP)
+        found = identity_of(self.process.pid)
+        assert found is not None, "it does not run"
+        assert found.pause(), "it runs on"
 
     def resume(self) -> None:
         """Let it go on."""
