@@ -37,6 +37,10 @@ _PASSING = (
     KafkaError.STALE_MEMBER_EPOCH,
     KafkaError._NO_OFFSET,
 )
+# While Kafka makes the log of all groups, at the first commit of all, or moves it, nobody knows where a group is kept.
+_MOVING = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE)
+MOVING_S_MAX = 5.0
+MOVING_PAUSE_S = 0.1
 _ACTIVE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH)
 
 
@@ -196,16 +200,26 @@ class HostedGroups:
 
     async def _commit_outside(self, group: str, offsets: list[TopicPartition]) -> None:
         await self._parts.topics.check()
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + MOVING_S_MAX
+        while (refused := await self._store_outside(group, offsets)) is not None:
+            error, failed = refused
+            if error.code() not in _MOVING or loop.time() >= until_s:
+                raise await self._refused_outside(error, group, failed)
+            await asyncio.sleep(MOVING_PAUSE_S)
+
+    async def _store_outside(
+        self, group: str, offsets: list[TopicPartition]
+    ) -> tuple[KafkaError, Sequence[TopicPartition]] | None:
+        """Set the positions of a group without members; return what was refused of it, and why."""
         request = ConsumerGroupTopicPartitions(self._parts.names.kafka_group(group), offsets)
         answers: Any = self._parts.admin.alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
         try:
             stored = [part for each in answers.values() for part in (await asyncio.wrap_future(each)).topic_partitions]
         except KafkaException as error:
-            raise await self._refused_outside(error.args[0], group, offsets) from error
+            return error.args[0], offsets
         failed = [part for part in stored if part.error is not None]
-        if failed:
-            cause: Any = failed[0].error
-            raise await self._refused_outside(cause, group, failed)
+        return (failed[0].error, failed) if failed else None
 
     async def _refused_outside(self, error: KafkaError, group: str, failed: Sequence[TopicPartition]) -> Exception:
         if error.code() in _ACTIVE:
