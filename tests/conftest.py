@@ -42,6 +42,9 @@ own_ports()
 settings.register_profile(
     "check", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile(
+    "quick", derandomize=True, deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("deep", deadline=None, max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 

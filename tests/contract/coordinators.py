@@ -47,8 +47,9 @@ def over_coordinators(
     scenario: Callable[[Coordinator], Awaitable[None]],
 ) -> Callable[[str, Path, pytest.FixtureRequest], None]:
     """Make a test of a scenario, once per coordinator."""
+    kinds = [pytest.param(kind, marks=pytest.mark.thorough if kind == "zookeeper" else ()) for kind in COORDINATORS]
 
-    @pytest.mark.parametrize("kind", list(COORDINATORS))
+    @pytest.mark.parametrize("kind", kinds)
     def test(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         async def run() -> None:
             coordinator = COORDINATORS[kind](tmp_path, server)

@@ -40,6 +40,7 @@ from memq.topic import Topic, TopicSettings
 from tests.contract.coordinators import HANG_S, broker, open_zookeeper, path_of, topic
 from tests.zookeeper_nodes import outsider
 
+pytestmark = pytest.mark.thorough
 Doors = Callable[..., ZookeeperCoordinator]
 
 

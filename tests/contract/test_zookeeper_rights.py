@@ -17,6 +17,7 @@ from tests.contract.coordinators import open_zookeeper, path_of, topic
 from tests.tls import server_context
 from tests.zookeeper_nodes import outsider
 
+pytestmark = pytest.mark.thorough
 HOST = "127.0.0.1"
 # kazoo leaves the socket of a handshake that failed to the garbage collector.
 leaves_sockets = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

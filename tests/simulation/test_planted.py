@@ -31,7 +31,7 @@ LONG = frozenset(
 
 
 @pytest.mark.soak
-@pytest.mark.planted
+@pytest.mark.thorough
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if SOAKING or bug.name not in LONG], ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Planted) -> None:
     count, found = find(bug, range(bug.seed, bug.seed + SEEDS_MAX))

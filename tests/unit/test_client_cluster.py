@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
+
 from memq.broker.broker import Broker
 from memq.broker.connection import Connection
 from memq.client.aio_consumer import AsyncConsumer
@@ -74,6 +76,7 @@ async def read_all(cluster: Rig, consumer: AsyncConsumer, records: int) -> None:
             return
 
 
+@pytest.mark.thorough
 def test_a_consumer_reads_through_the_broker_of_its_zone_falls_back_and_comes_back() -> None:
     async def scenario() -> None:
         async with rig() as cluster:

@@ -14,6 +14,7 @@ from memq.errors import InvalidSettingError, UnreachableError
 from memq.network import Address, Network, ProtocolFactory, Runtime, SocketNetwork, parse_address
 from memq.testing import Cluster
 
+pytestmark = pytest.mark.thorough
 NOBODY = "127.0.0.1:1"
 
 
