@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -10,15 +11,19 @@ from confluent_kafka import Consumer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError
+from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError, QueueError
+from memq.logs import EventLog
 from memq.notification import Entry
 from memq.notification.kafka.commit_metadata import decode_commit, encode_metadata
-from memq.notification.kafka.fetcher import LOOKS_MAX, Reader
+from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.fetcher import LOOKS_MAX, Fetcher, Reader
 from memq.notification.kafka.holdings import Holdings
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.settings import OWN, KafkaSettings, kafka_settings
 from memq.notification.kafka.tail_cache import ENTRY_BYTES, TailCache
+from memq.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Totals
+from tests.contract.manual_clock import ManualClock
 
 A, B = ReadPartition("clicks", "0a" * 16, 0), ReadPartition("clicks", "0a" * 16, 1)
 ALL = 1 << 30
@@ -223,3 +228,76 @@ def test_a_reader_looks_at_the_few_topics_that_are_new_to_it_and_leaves_many_to_
     assert len(looks) == 3
     reader.look_at([f"t{number}" for number in range(LOOKS_MAX)], 3.0)
     assert len(looks) == 3, "it was assigned them"
+
+
+class PointerOfZero:
+    """A message of partition 0, as the library gives them."""
+
+    def __init__(self, offset: int) -> None:
+        self.at = offset
+
+    def error(self) -> None:
+        return None
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self.at
+
+    def value(self) -> bytes:
+        return b"pointer"
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 5
+
+
+class BusyZero:
+    """A consumer of the library: partition 0 goes on and on; of partition 1 nothing comes."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.polls = 0
+
+    def list_topics(self, topic: str, timeout_s: float) -> None:
+        """It knows all."""
+
+    def assign(self, partitions: list[Any]) -> None:
+        assert len(partitions) == 2
+
+    def poll(self, timeout_s: float) -> PointerOfZero:
+        self.clock.advance(round(timeout_s * 1000))
+        self.polls += 1
+        assert self.polls < 1_000, "the read never ends"
+        return PointerOfZero(self.polls - 1)
+
+    def consume(self, count: int, timeout_s: float) -> list[PointerOfZero]:
+        return []
+
+    def unassign(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def test_a_read_that_hears_nothing_fails_in_time_beside_a_busy_partition_whose_read_is_done() -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        settings = settings_of(request_timeout_ms=5_000, fetchers_max=1)
+        async with asyncio.timeout(30):
+            tasks = TaskOwner(lambda error: None, EventLog(clock))
+            fetcher = Fetcher(settings, clock, Complaints(), tasks)
+            fetcher._idle.append(Reader(cast(Consumer, BusyZero(clock))))
+            busy = asyncio.create_task(fetcher.fetch("t", 0, 0, 3, ALL))
+            silent = asyncio.create_task(fetcher.fetch("t", 1, 0, 3, ALL))
+            assert [entry.offset for entry in await busy] == [0, 1, 2]
+            with pytest.raises(QueueError, match="partition 1 of Kafka topic 't': no answer in 5 s"):
+                await silent
+            await fetcher.close()
+            await tasks.stop()
+
+    asyncio.run(run())

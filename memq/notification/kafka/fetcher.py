@@ -178,40 +178,44 @@ class Fetcher:
                     consumer.close()
 
     def _collect(self, consumer: Consumer, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> bool:
-        """Read until none of `reads` is left; return whether none failed."""
+        """Read until none of `reads` is left; return whether none failed.
+
+        Those that hear nothing fail when the others, too, have not got on for a timeout. What comes for a read that
+        is done, whose partition may be a busy one, is nothing that they hear.
+        """
         sound = True
 
         def done(read: _Read, found: Sequence[Entry] | MemqError) -> None:
             del reads[read.place]
             loop.call_soon_threadsafe(read.settle, found)
 
-        for message in self._messages(consumer, reads):
-            error = message.error()
-            for read in _meant(message, reads):
-                if error is None:
-                    if read.take(entry_of(message)):
+        heard_s = self._clock.monotonic()
+        while reads and self._clock.monotonic() <= heard_s + self._timeout_s:
+            for message in _messages(consumer):
+                error = message.error()
+                for read in _meant(message, reads):
+                    if error is None:
+                        heard_s = self._clock.monotonic()
+                        if read.take(entry_of(message)):
+                            done(read, read.found)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        heard_s = self._clock.monotonic()
                         done(read, read.found)
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    done(read, read.found)
-                elif error.code() not in PASSING:
-                    sound = False
-                    done(read, self._complaints.failure(error, str(read)))
+                    elif error.code() not in PASSING:
+                        sound = False
+                        done(read, self._complaints.failure(error, str(read)))
         for read in list(reads.values()):
             sound = False
             done(read, QueueError(f"{read}: no answer in {self._timeout_s:g} s"))
         return sound
 
-    def _messages(self, consumer: Consumer, reads: dict[Place, _Read]) -> Iterator[Message]:
-        """Yield messages while there is something to read; end when nothing comes for too long."""
-        heard_s = self._clock.monotonic()
-        while reads:
-            first = consumer.poll(POLL_S)
-            if first is not None:
-                yield first
-                yield from consumer.consume(MESSAGES_MAX, 0)
-                heard_s = self._clock.monotonic()
-            elif self._clock.monotonic() > heard_s + self._timeout_s:
-                return
+
+def _messages(consumer: Consumer) -> Iterator[Message]:
+    """Yield what has come, after a moment of waiting for it."""
+    first = consumer.poll(POLL_S)
+    if first is not None:
+        yield first
+        yield from consumer.consume(MESSAGES_MAX, 0)
 
 
 def _meant(message: Message, reads: dict[Place, _Read]) -> list[_Read]:
