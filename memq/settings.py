@@ -290,6 +290,11 @@ def _checked(name: str, raw: object, origin: str, rule: Rule, default: Value) ->
     text = str(raw)
     if not isinstance(raw, str | int) or isinstance(raw, bool):
         raise InvalidSettingError(f"setting {name} = '{text[:60]}' from {origin} is no text", hint="write it in quotes")
+    if any(char < " " or char == "\x7f" for char in text):  # not shown: it may be a secret
+        raise InvalidSettingError(
+            f"setting {name} from {origin} holds a line break or another control character",
+            hint="leave it out; a value read from a file often ends in one",
+        )
     if default and not text:  # an empty folder would be this one, an empty host all interfaces
         raise InvalidSettingError(f"setting {name} from {origin} is empty", hint=f"leave it out for '{default}'")
     if rule.choices and text not in rule.choices:

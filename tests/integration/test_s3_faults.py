@@ -269,7 +269,7 @@ async def test_a_listing_goes_on_where_it_failed(server: FaultyS3, store: S3Hand
     assert 3 - store.counters.retries in hidden(store)
 
 
-@over_paths(**TIMES)
+@over_paths(deadline_ms=1_500, request_timeout_ms=1_000)
 async def test_the_check_names_every_right_that_is_missing(server: FaultyS3, store: S3Handler) -> None:
     for method in ("LIST", "GET", "DELETE"):
         server.always[method] = Fault("answer", 403, "AccessDenied")
@@ -290,6 +290,15 @@ async def test_the_check_names_every_right_that_is_missing(server: FaultyS3, sto
     server.always = {"GET": Fault("answer", 503, "SlowDown")}
     with pytest.raises(StoreError):
         await store.check()
+
+
+@over_paths()
+async def test_what_is_no_s3_is_no_missing_object(server: FaultyS3, store: S3Handler) -> None:
+    server.always = {"LIST": Fault("answer", 404), "PUT": Fault("answer", 404)}
+    for deletes in (True, False):
+        with pytest.raises(InvalidRequestError, match="as no S3 does") as caught:
+            await store.check(deletes=deletes)
+        assert "endpoint" in caught.value.hint
 
 
 @over_paths()

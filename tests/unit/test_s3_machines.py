@@ -82,6 +82,25 @@ def test_the_librarys_text_is_read() -> None:
     assert (read_answer(text).status, read_answer(text).text) == (0, "error sending request: Connect")
 
 
+def test_a_bucket_of_another_region_is_no_server_that_is_away() -> None:
+    answer = read_answer(
+        "Generic S3 error: Error performing list request: Error performing GET https://b.s3.us-east-1.amazonaws.com "
+        "in 1ms - Received redirect without LOCATION, this normally indicates an incorrectly configured region"
+    )
+    assert (answer.status, answer.meaning) == (301, Meaning.REFUSED)
+
+
+def test_keys_that_can_not_be_had_are_no_server_that_is_away() -> None:
+    answer = read_answer(
+        "The operation lacked valid authentication credentials for path External AWS credential provider: "
+        "NoRegionError: You must specify a region.\n\nDebug source:\nUnauthenticated"
+    )
+    assert (answer.status, answer.text) == (0, "NoRegionError: You must specify a region.")
+    error = error_for(answer, "object 'k' not stored", "bucket 'b'", "k")
+    assert isinstance(error, StoreError)  # a role's keys may come later
+    assert "boto3" in error.hint
+
+
 # ---- breaker ---------------------------------------------------------------------------------
 
 
@@ -202,6 +221,9 @@ def test_a_bucket_is_named_by_a_url_that_is_told_on() -> None:
     virtual = read_bucket("s3://logs?addressing=virtual&endpoint=https://h", {})
     assert not virtual.path_style
     assert read_bucket(virtual.url, {}) == virtual
+    assert read_bucket("s3://logs.of.a.b", {}).path_style  # the certificate of *.s3.REGION.amazonaws.com is not for it
+    for endpoint in ("https://[::1]:9000", "http://s3_1.internal/", "https://h.example/storage/v1/s3"):
+        assert read_bucket(f"s3://logs?endpoint={endpoint}", {}).settings.endpoint == endpoint
 
 
 @pytest.mark.parametrize(
@@ -212,7 +234,15 @@ def test_a_bucket_is_named_by_a_url_that_is_told_on() -> None:
         ("http://bucket", {}, InvalidSettingError, "names no bucket"),
         ("s3://bucket/a b", {}, InvalidRequestError, "not allowed"),
         ("s3://bucket?endpont=http://h", {}, UnknownSettingError, "endpont"),
+        ("s3://[bucket", {}, InvalidSettingError, "no URL"),
         ("s3://bucket?endpoint=host:1", {}, InvalidSettingError, "no URL"),
+        ("s3://bucket?endpoint=http://[::1", {}, InvalidSettingError, "no URL"),
+        ("s3://bucket?endpoint=http://host:port", {}, InvalidSettingError, "no URL"),
+        ("s3://bucket?endpoint=http://host:99999", {}, InvalidSettingError, "no URL"),
+        ("s3://bucket?endpoint=http://the host", {}, InvalidSettingError, "no URL"),
+        ("s3://bucket?endpoint=http://user:secret@host", {}, InvalidSettingError, "no URL"),
+        ("s3://bucket?endpoint=http://10.0.0.1:9000&addressing=virtual", {}, InvalidSettingError, "virtual"),
+        ("s3://bucket", {"storage_class": "STANDARD\n"}, InvalidSettingError, "storage_class from .* line break"),
         ("s3://bucket", {"acess_key_id": "x"}, UnknownSettingError, "acess_key_id"),
         ("s3://bucket", {"access_key_id": "x"}, InvalidSettingError, "one of"),
         ("s3://bucket", {"sse": "rot13"}, InvalidSettingError, "sse"),
@@ -225,6 +255,21 @@ def test_mistakes_in_settings_are_named(url: str, section: dict[str, str], error
     with pytest.raises(error, match=said) as caught:
         read_bucket(url, {name: (value, "memq.toml") for name, value in section.items()})
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "hint"),
+    [
+        (400, "", "check endpoint in [s3]"),
+        (405, "", "check endpoint in [s3]"),
+        (400, "InvalidStorageClass", "set storage_class in [s3]"),
+        (400, "KMS.NotFoundException", "check sse_kms_key_id in [s3]"),
+        (301, "PermanentRedirect", "set region and endpoint in [s3]"),
+    ],
+)
+def test_a_refusal_says_which_setting_cures_it(status: int, code: str, hint: str) -> None:
+    error = error_for(StoreAnswer(status, code, "text"), "object 'k' not stored", "bucket 'b'", "k")
+    assert error.hint.startswith(hint)
 
 
 @given(st.lists(st.binary(max_size=50), max_size=12), st.integers(1, 40))

@@ -14,7 +14,14 @@ from awscrt.checksums import crc32c
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.keys import check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.credentials import authority_file, check_keys, missing_extra, open_session, region_of
+from memq.storage_handlers.s3.credentials import (
+    authority_file,
+    authority_of,
+    check_keys,
+    missing_extra,
+    open_session,
+    region_of,
+)
 from memq.storage_handlers.s3.data_path import Found, PutOrder, cut_parts, found_of
 from memq.storage_handlers.s3.settings import Bucket
 
@@ -60,6 +67,7 @@ class AioPath:
         bucket, settings = self._bucket, self._bucket.settings
         found = open_session(bucket)
         check_keys(bucket, found)
+        authority_of(bucket, found)  # a file that can't be used would be told with each request
         session = AioSession(profile=settings.profile or None)
         if settings.access_key_id:
             keys = (settings.access_key_id, settings.secret_access_key, settings.session_token or None)
@@ -204,7 +212,15 @@ def _base64(checksum: int) -> str:
 def _answers() -> Iterator[None]:
     """Bring what botocore and aiohttp raise down to an answer."""
     import aiohttp
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        CredentialRetrievalError,
+        NoCredentialsError,
+        NoRegionError,
+        PartialCredentialsError,
+        SSOError,
+    )
 
     try:
         yield
@@ -215,5 +231,8 @@ def _answers() -> Iterator[None]:
         raise StoreAnswer(status, "" if code.isdigit() else code, str(said.get("Message", ""))[:300]) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise StoreAnswer(403, "NoCredentials", str(error)) from error
+    except (CredentialRetrievalError, NoRegionError, SSOError, RuntimeError, ValueError) as error:
+        # Keys are fetched by the request that needs them. The last two: what was fetched is over already, or no JSON.
+        raise StoreAnswer(0, "NoCredentials", (str(error).strip() or type(error).__name__)[:300]) from error
     except (BotoCoreError, aiohttp.ClientError, OSError) as error:
         raise StoreAnswer(0, "", (str(error) or type(error).__name__)[:300]) from error

@@ -75,6 +75,8 @@ _HINTS = {
     "AuthorizationHeaderMalformed": "set region in [s3] to the bucket's",
     "PermanentRedirect": "set region and endpoint in [s3] to the bucket's",
     "NotImplemented": "the server can't do this: use one that knows If-None-Match on PUT",
+    "InvalidStorageClass": "set storage_class in [s3] to one that the server has",
+    "NoCredentials": "check what boto3 reads keys from: variables, a profile, a role",
 }
 # Refusals of whoever asks, whatever is asked: no right is missing, and the hints above say what is.
 OF_THE_KEYS = frozenset(
@@ -102,7 +104,7 @@ MAY_PASS = (Meaning.TRY_AGAIN, Meaning.SLOW_DOWN, Meaning.DAMAGED)
 
 def error_for(answer: StoreAnswer, failure: str, place: str, key: str) -> MemqError:
     """Return memq's error for an answer; `failure` says what was not done, `place` where the bucket is."""
-    hint = _HINTS.get(answer.code, "")
+    hint = _hint(answer)
     match answer.meaning:
         case Meaning.NO_KEY:
             return NotFoundError(f"object '{key}' is not there")
@@ -113,10 +115,20 @@ def error_for(answer: StoreAnswer, failure: str, place: str, key: str) -> MemqEr
         case Meaning.DAMAGED if answer.status == 200:
             return CorruptDataError(f"{failure}: {answer.text}")
         case Meaning.TRY_AGAIN | Meaning.SLOW_DOWN | Meaning.TAKEN | Meaning.DAMAGED:
-            said = f"says {answer}" if answer.status else f"gives no answer: {answer.text}"
+            without_keys = answer.code == "NoCredentials"
+            silent = "can't be asked without keys" if without_keys else "gives no answer"
+            said = f"says {answer}" if answer.status else f"{silent}: {answer.text}"
             return StoreError(f"{failure}: {place} {said}", hint=hint or _reach_hint(answer))
         case _:
             return InvalidRequestError(f"{failure}: {place} says {answer}", hint=hint)
+
+
+def _hint(answer: StoreAnswer) -> str:
+    if answer.code.startswith("KMS."):
+        return "check sse_kms_key_id in [s3], and the right to use that key"
+    if answer.meaning is Meaning.REFUSED and not answer.code:
+        return "check endpoint in [s3]: what answers there may be no S3"
+    return _HINTS.get(answer.code, "")
 
 
 def _reach_hint(answer: StoreAnswer) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +12,13 @@ from memq.storage_handlers.s3.settings import Bucket
 
 if TYPE_CHECKING:
     import boto3
+    from obstore.auth.boto3 import Boto3CredentialProvider
 
 DEFAULT_REGION = "us-east-1"
+_REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
+# How long obstore uses keys without asking boto3 again, beside the 5 minutes by which it asks earlier. boto3 gets new
+# ones 10 to 15 minutes before the old are over: with obstore's own half an hour, old ones would be used after that.
+_KEYS_TTL = timedelta(minutes=6)
 
 
 def missing_extra(library: str | None) -> InvalidSettingError:
@@ -45,8 +52,13 @@ def open_session(bucket: Bucket) -> boto3.session.Session:
 
 
 def region_of(bucket: Bucket, session: boto3.session.Session) -> str:
-    """Return the region that requests are signed for."""
-    return bucket.settings.region or session.region_name or DEFAULT_REGION
+    """Return the region that requests are signed for. Raises: InvalidSettingError for what is no name of one."""
+    name = str(bucket.settings.region or session.region_name or DEFAULT_REGION)
+    if not _REGION.match(name):
+        raise InvalidSettingError(
+            f"region '{name[:60]}' is no name of a region", hint="check region in [s3], in the store's URL, the profile"
+        )
+    return name
 
 
 def authority_file(bucket: Bucket, session: boto3.session.Session) -> str | None:
@@ -75,12 +87,25 @@ def authority_of(bucket: Bucket, session: boto3.session.Session) -> bytes | None
 
 
 def check_keys(bucket: Bucket, session: boto3.session.Session) -> None:
-    """Raise DeniedError when no keys are found anywhere."""
-    if session.get_credentials() is None:
+    """Raise DeniedError when no keys are found anywhere, or the place that has them is unsound."""
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        why = None if session.get_credentials() is not None else "none are set"
+    except (BotoCoreError, OSError, ValueError) as error:  # half a pair, a process for them that fails, a wrong role
+        why = (str(error).strip() or type(error).__name__)[:300]
+    if why is not None:
         raise DeniedError(
-            f"no keys for {bucket.place}",
+            f"no keys for {bucket.place}: {why}",
             hint="set access_key_id and secret_access_key in [s3], or what boto3 reads: variables, a profile, a role",
         )
+
+
+def obstore_keys(session: boto3.session.Session) -> Boto3CredentialProvider:
+    """Return where obstore gets keys from. Its answers are over before the keys are."""
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    return Boto3CredentialProvider(session, ttl=_KEYS_TTL)
 
 
 def _sdk_session(session: boto3.session.Session) -> Any:

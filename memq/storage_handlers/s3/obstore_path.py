@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.keys import check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.credentials import authority_of, check_keys, missing_extra, open_session, region_of
+from memq.storage_handlers.s3.credentials import (
+    authority_of,
+    check_keys,
+    missing_extra,
+    obstore_keys,
+    open_session,
+    region_of,
+)
 from memq.storage_handlers.s3.data_path import Found, PutOrder, found_of
 from memq.storage_handlers.s3.settings import Bucket
 from memq.threads import expect_native_threads
@@ -26,6 +33,8 @@ _MESSAGE = re.compile(r"<Message>([^<]{0,300})")
 _CAUSE = re.compile(
     r'^\s+(?:error: |message: |source: )?"?([A-Za-z][A-Za-z .()-]{2,200}?)"?,$', re.MULTILINE
 )  # leaves of a tree
+_REDIRECTED = "redirect without LOCATION"  # what S3 answers for a bucket of another region
+_KEYLESS = "External AWS credential provider: "
 _TLS = re.compile(r"InvalidCertificate|NotValidForName|UnknownIssuer|BadSignature|CertExpired|InvalidDnsName")
 
 
@@ -111,7 +120,6 @@ class ObstorePath:
 
 def _open_store(bucket: Bucket) -> S3Store:
     try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
         from obstore.store import S3Store
     except ImportError as error:
         raise missing_extra(error.name) from error
@@ -132,7 +140,7 @@ def _open_store(bucket: Bucket) -> S3Store:
         config=_config(bucket, region_of(bucket, session)),
         client_options=client,
         retry_config={"max_retries": 0},
-        credential_provider=Boto3CredentialProvider(session),
+        credential_provider=obstore_keys(session),
     )
 
 
@@ -177,6 +185,10 @@ def read_answer(text: str) -> StoreAnswer:
     if status is not None:
         message = _MESSAGE.search(text)
         return StoreAnswer(int(status[1]), code[1] if code else "", message[1] if message else "")
+    if _REDIRECTED in text:
+        return StoreAnswer(301, "PermanentRedirect", "the bucket is elsewhere")
+    if _KEYLESS in text:
+        return StoreAnswer(0, "NoCredentials", text.partition("\n")[0].rpartition(_KEYLESS)[2][:300])
     first = text.partition("\n")[0].rpartition("HTTP error: ")[2]
     causes = _TLS.findall(text)[:2] or _CAUSE.findall(text)[-2:]
     return StoreAnswer(0, "", ": ".join([first, *causes])[:300])

@@ -28,7 +28,13 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
     missing: list[str] = []
 
     async def tried(right: str, purpose: str, request: Callable[[], Awaitable[object]]) -> bool:
-        refusal = await _refusal(bucket, attempts, key, request)
+        try:
+            refusal = await _refusal(bucket, attempts, key, request)
+        except NotFoundError as error:  # not that a bucket is missing: S3 says so
+            raise InvalidRequestError(
+                f"{bucket.place} not checked: what answers there says {error.__cause__}, as no S3 does",
+                hint="check endpoint in [s3]",
+            ) from error
         if refusal is not None:
             missing.append(f"{right} is missing, {purpose}: {refusal}")
         return refusal is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from memq.errors import InvalidSettingError, UnknownSettingError
@@ -13,6 +14,12 @@ from memq.storage_handlers.keys import check_prefix
 
 # S3's own rule for names of buckets, with capitals and underscores, which other servers allow.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}\Z")
+# Such a one can stand before a host's name: with a dot the certificate of `*.HOST` would not fit, capitals get lost.
+_HOST_PART = re.compile(r"[a-z0-9][a-z0-9-]*[a-z0-9]\Z")
+_ENDPOINT = re.compile(
+    r"https?://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~/-]*)?\Z"
+)
+_WRITE = "write s3://BUCKET/PREFIX?endpoint=http://…"
 URL_SETTINGS = ("endpoint", "region", "addressing")  # these may stand in the URL, and clients are told them
 
 
@@ -24,14 +31,17 @@ class S3Settings:
     endpoint: str = section_setting("", "http(s)://HOST[:PORT] of a server; nothing for the region's own")
     region: str = section_setting("", "region of the bucket; nothing: that of the profile, else us-east-1")
     addressing: str = section_setting(
-        "auto", "bucket in the path or in the host's name; auto: path where there is an endpoint",
+        "auto",
+        "bucket in the path or in the host's name; auto: path where there is an endpoint, or no host can be named so",
         choices=("auto", "path", "virtual"),
     )  # fmt: skip
     access_key_id: str = section_setting("", "key id, instead of searching the usual places")
     secret_access_key: str = section_setting("", "secret of that key id")
     session_token: str = section_setting("", "token of temporary keys")
     profile: str = section_setting("", "profile in the shared configuration of the machine")
-    ca_file: str = section_setting("", "PEM file of an own certificate authority, trusted besides the system's")
+    ca_file: str = section_setting(
+        "", "PEM file of an own certificate authority, trusted besides the system's; aiobotocore: alone"
+    )
     sse: str = section_setting("", "encryption at rest", choices=("", "AES256", "aws:kms", "aws:kms:dsse"))
     sse_kms_key_id: str = section_setting("", "key for aws:kms; nothing for the bucket's own")
     storage_class: str = section_setting("", "storage class of objects, such as STANDARD or INTELLIGENT_TIERING")
@@ -71,7 +81,9 @@ class Bucket:
     def path_style(self) -> bool:
         """Whether the bucket stands in the path of requests, not in the host's name."""
         chosen = self.settings.addressing
-        return chosen == "path" or (chosen == "auto" and bool(self.settings.endpoint))
+        return chosen == "path" or (
+            chosen == "auto" and bool(self.settings.endpoint or not _HOST_PART.match(self.name))
+        )
 
 
 def read_bucket(url: str, section: Section) -> Bucket:
@@ -79,9 +91,12 @@ def read_bucket(url: str, section: Section) -> Bucket:
 
     Raises: InvalidSettingError, UnknownSettingError with a "did you mean", InvalidRequestError for the prefix.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # what looks like an IPv6 address and is none
+        raise InvalidSettingError(f"'{url[:120]}' is no URL: {error}", hint=_WRITE) from error
     if parts.scheme != "s3" or not _BUCKET.match(parts.netloc) or parts.fragment:
-        raise InvalidSettingError(f"'{url[:120]}' names no bucket", hint="write s3://BUCKET/PREFIX?endpoint=http://…")
+        raise InvalidSettingError(f"'{url[:120]}' names no bucket", hint=_WRITE)
     told: dict[str, tuple[object, str]] = dict(section)
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in URL_SETTINGS:
@@ -94,10 +109,15 @@ def read_bucket(url: str, section: Section) -> Bucket:
 
 
 def _check_together(settings: S3Settings) -> None:
-    endpoint = urlsplit(settings.endpoint)
-    if settings.endpoint and (endpoint.scheme not in ("http", "https") or not endpoint.netloc or endpoint.query):
+    endpoint = _ENDPOINT.match(settings.endpoint)
+    if settings.endpoint and (endpoint is None or int(endpoint["port"] or 0) > 65_535):
         raise InvalidSettingError(
             f"setting endpoint = '{settings.endpoint[:120]}' of [s3] is no URL", hint="write http(s)://HOST:PORT"
+        )
+    if endpoint is not None and settings.addressing == "virtual" and _is_number(endpoint["host"]):
+        raise InvalidSettingError(
+            f"[s3] has addressing = 'virtual', but no bucket can stand before the address {endpoint['host']}",
+            hint="name the server's host in endpoint, or set addressing = 'path'",
         )
     if bool(settings.access_key_id) != bool(settings.secret_access_key):
         raise InvalidSettingError("[s3] has one of access_key_id and secret_access_key", hint="give both, or neither")
@@ -107,3 +127,12 @@ def _check_together(settings: S3Settings) -> None:
         raise InvalidSettingError(
             f"[s3] request_timeout_ms = {settings.request_timeout_ms} is over deadline_ms = {settings.deadline_ms}"
         )
+
+
+def _is_number(host: str) -> bool:
+    """Whether a host is an IP address, not a name."""
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
