@@ -38,6 +38,21 @@ def process(folder: Path, answer: str, code: int = 0) -> str:
     return f"credential_process = {file}"
 
 
+def profile_of(case: str, folder: Path) -> str:
+    match case:
+        case "half a pair":
+            return "aws_access_key_id = k"
+        case "a process that fails":
+            return process(folder, "no way", 3)
+        case "one that is not there":
+            return f"credential_process = {folder}/none"
+        case "no JSON":
+            return process(folder, "hello")
+        case "a role of nobody":
+            return "role_arn = arn:aws:iam::1:role/r\nsource_profile = nobody"
+    return "region = eu-west-1"
+
+
 @pytest.mark.parametrize(
     "case", ["half a pair", "a process that fails", "one that is not there", "no JSON", "a role of nobody", "nothing"]
 )
@@ -45,15 +60,7 @@ def process(folder: Path, answer: str, code: int = 0) -> str:
 def test_keys_that_can_not_be_had_are_one_error(
     case: str, data_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile = {
-        "half a pair": lambda: "aws_access_key_id = k",
-        "a process that fails": lambda: process(tmp_path, "no way", 3),
-        "one that is not there": lambda: f"credential_process = {tmp_path}/none",
-        "no JSON": lambda: process(tmp_path, "hello"),
-        "a role of nobody": lambda: "role_arn = arn:aws:iam::1:role/r\nsource_profile = nobody",
-        "nothing": lambda: "region = eu-west-1",
-    }[case]()
-    bucket_of(profile, tmp_path, monkeypatch)
+    bucket_of(profile_of(case, tmp_path), tmp_path, monkeypatch)
 
     async def use() -> None:
         section: dict[str, tuple[object, str]] = {"profile": ("logs", "test"), "data_path": (data_path, "test")}
