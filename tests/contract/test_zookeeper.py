@@ -464,9 +464,12 @@ def test_nobody_there_is_said_in_time(tmp_path: Path) -> None:
 def test_urls() -> None:
     assert parse_url("zookeeper://a:1,[::1]:2,c/x/y/") == ZookeeperAddress("a:1,[::1]:2,c", "/x/y")
     assert parse_url("zookeeper://a") == ZookeeperAddress("a", "/memq")
-    for bad in ("zookeeper://", "zookeeper:///x", "zk://a", "zookeeper://a:b/x", "zookeeper://a/zookeeper/x"):
+    assert parse_url("zookeeper://a:1, b:2/x") == ZookeeperAddress("a:1,b:2", "/x")
+    bad = ["zookeeper://", "zookeeper:///x", "zk://a", "zookeeper://a:b/x", "zookeeper://a:99999/x", "zookeeper://a,/x"]
+    bad += [f"zookeeper://a/{path}" for path in ("zookeeper/x", "x,b:2/x", "x?y=1", "x\x01")]
+    for each in bad:
         with pytest.raises(InvalidSettingError):
-            parse_url(bad)
+            parse_url(each)
     with pytest.raises(InvalidSettingError, match="can't be used"):
         parse_url("zookeeper://a//x//y")
 
@@ -485,6 +488,14 @@ def test_settings_that_can_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
         opened(sesion_timeout_ms="1s")
     with pytest.raises(InvalidSettingError, match="acl"):
         opened(acl="nobody")
+    for alone in (
+        {"tls_ca_file": "a"},
+        {"tls": "on", "tls_key_file": "k"},
+        {"sasl_username": "u"},
+        {"auth": "digest:u"},
+    ):
+        with pytest.raises(InvalidSettingError, match=next(reversed(alone))):
+            opened(**alone)
     monkeypatch.setitem(sys.modules, "kazoo.client", None)
     monkeypatch.delitem(sys.modules, "memq.governor.zookeeper.coordinator")
     monkeypatch.delitem(sys.modules, "memq.governor.zookeeper.session")

@@ -12,7 +12,7 @@ import pytest
 from kazoo.security import make_digest_acl
 
 from localstack.servers import Server, start_zookeeper
-from memq.errors import DeniedError, MemqError, UnreachableError
+from memq.errors import DeniedError, InvalidSettingError, MemqError, UnreachableError
 from tests.contract.coordinators import open_zookeeper, path_of, topic
 from tests.tls import server_context
 from tests.zookeeper_nodes import outsider
@@ -54,6 +54,23 @@ def refusal(address: str, path: str, **section: str) -> MemqError:
     with pytest.raises(MemqError) as caught:
         topics_at(address, path, **section)
     return caught.value
+
+
+def test_what_can_not_connect_is_named_before_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server_context(tmp_path, HOST)
+    server_context(tmp_path, "another.test")
+    ours, junk = tmp_path / f"server-{HOST}.pem", tmp_path / "junk.pem"
+    junk.write_text("junk", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "puresasl", None)
+    for name, section in {
+        "tls_ca_file": {"tls": "on", "tls_ca_file": str(tmp_path / "none")},
+        "tls_cert_file": {"tls": "on", "tls_cert_file": str(ours), "tls_key_file": str(junk)},
+        "pure-sasl": {"sasl_mechanism": "DIGEST-MD5", "sasl_username": "u", "sasl_password": "p"},
+    }.items():
+        error = refusal("127.0.0.1:1", "/x", **section)
+        assert isinstance(error, InvalidSettingError)
+        assert name in str(error)
+        assert error.hint
 
 
 def test_tls(secure: tuple[Server, str], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memq.errors import InvalidSettingError
-from memq.governor.zookeeper.settings import SCHEME, ZookeeperSettings, parse_url
+from memq.governor.zookeeper.settings import SCHEME, ZookeeperSettings, check_together, parse_url
 from memq.network import Runtime
 from memq.settings import PartSettings, read_section
 
@@ -23,7 +23,7 @@ def open_from_settings(settings: PartSettings, runtime: Runtime, cluster: str) -
     Raises: InvalidSettingError, also when kazoo is not installed; UnknownSettingError.
     """
     address = parse_url(settings.coordinator)
-    section = read_section(SCHEME, settings.section(SCHEME), ZookeeperSettings)
+    section = check_together(read_section(SCHEME, settings.section(SCHEME), ZookeeperSettings))
     try:
         from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
     except ImportError as error:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
+    BadArgumentsError,
     BadVersionError,
     InvalidACLError,
     KazooException,
     MarshallingError,
     NoAuthError,
+    NoChildrenForEphemeralsError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -37,6 +41,7 @@ from memq.errors import (
     AlreadyExistsError,
     ClosedError,
     DeniedError,
+    InvalidRequestError,
     InvalidSettingError,
     MemqError,
     NotFoundError,
@@ -151,11 +156,12 @@ class ZookeeperSession:
     async def start(self) -> None:
         """Connect, once; calls before that wait for it, later ones fail at once while the connection is away.
 
-        Raises: UnreachableError, DeniedError, ClosedError.
+        Raises: UnreachableError, DeniedError, ClosedError, InvalidSettingError.
         """
         if self._closed:
             raise ClosedError("the coordinator is closed")
         if self._client is None:
+            _check_tools(self._settings)
             self._loop = asyncio.get_running_loop()
             self._client = self._begin()
         if self._was_up:
@@ -380,8 +386,6 @@ def _client(address: ZookeeperAddress, settings: ZookeeperSettings, logger: logg
         "principal": settings.sasl_principal,
     }
     scheme, _, credential = settings.auth.partition(":")
-    if settings.auth and not (scheme and credential):
-        raise InvalidSettingError("setting auth in [zookeeper] is no scheme:credential", hint="digest:USER:PASSWORD")
     try:
         return KazooClient(
             hosts=address.hosts,
@@ -401,6 +405,37 @@ def _client(address: ZookeeperAddress, settings: ZookeeperSettings, logger: logg
         )
     except (KazooException, ValueError) as error:
         raise InvalidSettingError(f"ZooKeeper can't be reached as the settings say: {error}") from error
+
+
+def _check_tools(settings: ZookeeperSettings) -> None:
+    """Look at what kazoo needs to connect: it would only say so in a thread of its own, again and again.
+
+    Raises: InvalidSettingError.
+    """
+    if settings.sasl_mechanism and find_spec("puresasl") is None:
+        raise InvalidSettingError(
+            "sasl_mechanism of [zookeeper] needs the package pure-sasl, which is not installed",
+            hint="pip install pure-sasl",
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    certificate, key = settings.tls_cert_file, settings.tls_key_file
+    for name, file, load in (
+        ("tls_ca_file", settings.tls_ca_file, context.load_verify_locations),
+        # A password, if only an empty one: without it OpenSSL would ask for one on the terminal.
+        (
+            "tls_cert_file",
+            certificate,
+            lambda file: context.load_cert_chain(file, key or None, settings.tls_key_password),
+        ),
+    ):
+        try:
+            if settings.tls and file:
+                load(file)
+        except OSError as error:
+            raise InvalidSettingError(
+                f"{name} '{file}' of [zookeeper] can't be used: {error.strerror or error}",
+                hint="give PEM files, the key's too, and its password as tls_key_password",
+            ) from error
 
 
 def _end(client: Any) -> None:
@@ -443,6 +478,11 @@ def _error(error: Exception, path: str, hosts: str) -> MemqError:
         return VersionConflictError(f"node {path} was changed meanwhile")
     if isinstance(error, NoAuthError | AuthFailedError | InvalidACLError | SessionClosedRequireSaslError):
         return _denied(f"ZooKeeper at {hosts} denies access to node {path}")
+    if isinstance(error, BadArgumentsError | NoChildrenForEphemeralsError):
+        return InvalidRequestError(
+            f"ZooKeeper at {hosts} can't have a node {path}: {error!r}",
+            hint="name another path in the coordinator's URL",
+        )
     if isinstance(error, MarshallingError):
         return TooLargeError(f"node {path} is larger than ZooKeeper allows", hint="raise its jute.maxbuffer")
     return UnreachableError(

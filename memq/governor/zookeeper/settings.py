@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from memq.errors import InvalidSettingError
 from memq.settings import section_setting
 
 SCHEME = "zookeeper"
-_URL = re.compile(r"zookeeper://(?P<hosts>[^/\s]+)(?P<path>/[^\s]*)?\Z")
-_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+)(:\d{1,5})?\Z")
+_URL = re.compile(r"zookeeper://(?P<hosts>[^/]+)(?P<path>/[^\s]*)?\Z")
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+)(:(?P<port>\d{1,5}))?\Z")
+# A comma: the path stands behind the last host, not behind each. The others: ZooKeeper takes no control characters.
+_NOT_IN_PATH = re.compile(r"[,?#\x00-\x1f\x7f-\x9f]")
+
+
+_TOGETHER = {
+    "tls": ("tls_ca_file", "tls_cert_file"),  # without it all would go in the clear
+    "tls_cert_file": ("tls_key_file",),
+    "tls_key_file": ("tls_key_password",),
+    "sasl_mechanism": ("sasl_username", "sasl_password", "sasl_service", "sasl_principal"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +38,7 @@ class ZookeeperSettings:
     tls_key_password: str = section_setting("", "password of that key")
     tls_verify: bool = section_setting(True, "check the server's certificate")
     tls_check_hostname: bool = section_setting(True, "check that the certificate is the host's")
-    sasl_mechanism: str = section_setting("", "DIGEST-MD5 or GSSAPI; it needs the package pure-sasl")
+    sasl_mechanism: str = section_setting("", "it needs the package pure-sasl", choices=("", "DIGEST-MD5", "GSSAPI"))
     sasl_username: str = section_setting("", "user of DIGEST-MD5")
     sasl_password: str = section_setting("", "password of DIGEST-MD5")
     sasl_service: str = section_setting("", "service of GSSAPI")
@@ -49,13 +59,35 @@ def parse_url(url: str) -> ZookeeperAddress:
     Raises: InvalidSettingError.
     """
     match = _URL.match(url)
-    if match is None or not all(_HOST.match(host) for host in match["hosts"].split(",")):
+    hosts = [host.strip() for host in match["hosts"].split(",")] if match is not None else []
+    if match is None or not all(_is_host(host) for host in hosts):
         raise InvalidSettingError(
             f"coordinator '{url[:200]}' is no address of ZooKeeper", hint="write zookeeper://HOST:PORT,HOST:PORT/PATH"
         )
     path = "/" + (match["path"] or "/memq").strip("/")
-    if path == "/" or "//" in path or {".", "..", "zookeeper"} & set(path.split("/")[1:]):
+    if path == "/" or "//" in path or _NOT_IN_PATH.search(path) or {".", "..", "zookeeper"} & set(path.split("/")[1:]):
         raise InvalidSettingError(
             f"path '{match['path']}' of coordinator '{url[:200]}' can't be used", hint="name a node of its own: /memq"
         )
-    return ZookeeperAddress(match["hosts"], path)
+    return ZookeeperAddress(",".join(hosts), path)
+
+
+def check_together(settings: ZookeeperSettings) -> ZookeeperSettings:
+    """Return the settings when each of them counts. Raises: InvalidSettingError naming one that would not."""
+    scheme, _, credential = settings.auth.partition(":")
+    if settings.auth and not (scheme and credential and (scheme != "digest" or ":" in credential)):
+        raise InvalidSettingError("setting auth in [zookeeper] is no scheme:credential", hint="digest:USER:PASSWORD")
+    values = asdict(settings)
+    for first, others in _TOGETHER.items():
+        alone = [name for name in others if values[name]]
+        if alone and not values[first]:
+            raise InvalidSettingError(
+                f"[zookeeper] has {alone[0]}, but not {first}: it would not be used",
+                hint=f"set {first}, or leave it out",
+            )
+    return settings
+
+
+def _is_host(text: str) -> bool:
+    match = _HOST.match(text)
+    return match is not None and int(match["port"] or 1) in range(1, 65_536)
