@@ -14,7 +14,14 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from localstack.servers import Server
 from memq.clock import SystemClock
-from memq.errors import InvalidNameError, InvalidSettingError, NotFoundError, QueueError, QueueRefusedError
+from memq.errors import (
+    InvalidNameError,
+    InvalidRequestError,
+    InvalidSettingError,
+    NotFoundError,
+    QueueError,
+    QueueRefusedError,
+)
 from memq.notification import Publication, Span
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.offsets import Offsets
@@ -128,6 +135,7 @@ def test_settings_of_another_hand_are_named_with_the_command_that_mends_them(kaf
     name = Names("wrong.").kafka_topic(part())
     admin = AdminClient({"bootstrap.servers": kafka.address})
     wrong = {"retention.ms": "60000", "message.timestamp.type": "LogAppendTime"}
+    wrong |= {"max.message.bytes": "2000", "min.insync.replicas": "2"}
     admin.create_topics([NewTopic(name, 1, 1, config=wrong)])[name].result()
 
     async def work(queue: KafkaQueue) -> None:
@@ -136,6 +144,8 @@ def test_settings_of_another_hand_are_named_with_the_command_that_mends_them(kaf
         command = caught.value.hint.split()
         assert command[:2] == ["kafka-configs.sh", "--bootstrap-server"]
         assert command[command.index("--entity-name") + 1] == name
+        assert "min.insync.replicas=1" in command[-1]
+        assert "max.message.bytes=" in command[-1]
         settings = [pair.split("=") for pair in command[command.index("--add-config") + 1].split(",")]
         entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in settings]
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
@@ -144,7 +154,16 @@ def test_settings_of_another_hand_are_named_with_the_command_that_mends_them(kaf
         await queue.create([part()], STALE_MS)
         await queue.publish(aged())
 
-    over_kafka(kafka, work, prefix="wrong.")
+    over_kafka(kafka, work, prefix="wrong.", min_insync_replicas=1)
+
+
+def test_more_copies_than_there_are_brokers_are_named_with_the_setting(kafka: Server) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        with pytest.raises(InvalidRequestError, match="replication factor") as caught:
+            await queue.create([part()], STALE_MS)
+        assert caught.value.hint.startswith("set replication_factor in [kafka]")
+
+    over_kafka(kafka, work, prefix="copies.", replication_factor=3)
 
 
 def test_a_topic_that_kafka_shows_late_is_looked_at_before_it_is_used(kafka: Server, monkeypatch: Any) -> None:

@@ -77,11 +77,21 @@ def test_what_the_guarantees_rest_on_is_not_passed_through() -> None:
     assert "prefix" in caught.value.hint
     with pytest.raises(InvalidSettingError, match="prefix"):
         settings_of(prefix="a/b")
+    with pytest.raises(InvalidSettingError, match="no pointer would ever count"):
+        settings_of(replication_factor=1, min_insync_replicas=2)
 
 
 def test_servers_come_from_the_url() -> None:
     assert settings_of("kafka://a:1, b,[::1]:3/").servers == "a:1,b:9092,[::1]:3"
-    for url in ("kafka://", "kafka:a:1", "kafka://a:1,", "kafka://a:1/x", "http://a:1", "kafka://a b"):
+    for url in (
+        "kafka://",
+        "kafka:a:1",
+        "kafka://a:1,",
+        "kafka://a:1/x",
+        "http://a:1",
+        "kafka://a b",
+        "kafka://a:99999",
+    ):
         with pytest.raises(InvalidSettingError, match="does not name a Kafka"):
             settings_of(url)
 

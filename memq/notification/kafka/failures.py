@@ -36,12 +36,12 @@ _FENCED = {
     KafkaError.FENCED_MEMBER_EPOCH,
 }
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
-_INVALID = {
-    KafkaError.POLICY_VIOLATION,
-    KafkaError.INVALID_REPLICATION_FACTOR,
-    KafkaError.INVALID_CONFIG,
-    KafkaError.INVALID_SESSION_TIMEOUT,
-    KafkaError.UNSUPPORTED_VERSION,
+_INVALID = {  # and what to do
+    KafkaError.POLICY_VIOLATION: "Kafka has a policy of its own: let it allow what the message names",
+    KafkaError.INVALID_REPLICATION_FACTOR: "set replication_factor in [kafka] to at most as many as Kafka has brokers",
+    KafkaError.INVALID_CONFIG: "correct [kafka]",
+    KafkaError.INVALID_SESSION_TIMEOUT: "set session_timeout_ms_min in [kafka] to what Kafka allows",
+    KafkaError.UNSUPPORTED_VERSION: "use a newer Kafka",
 }
 
 
@@ -63,7 +63,7 @@ def failure(error: KafkaError | KafkaException, doing: str, cause: str = "") -> 
     if code in _TOO_LARGE:
         return TooLargeError(said)
     if code in _INVALID:
-        return InvalidRequestError(said)
+        return InvalidRequestError(said, hint=_INVALID[code])
     return QueueError(said)
 
 

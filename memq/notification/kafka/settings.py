@@ -11,7 +11,7 @@ from memq.errors import InvalidSettingError
 from memq.limits import KIB, MIB
 from memq.settings import Section, did_you_mean, read_section, rules_of, section_setting
 
-_SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s,/:\[\]]+)(:\d{1,5})?\Z")
+_SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s,/:\[\]]+)(:(?P<port>\d{1,5}))?\Z")
 _LIBRDKAFKA = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*\Z")
 
 # What the guarantees rest on: librdkafka's names that memq sets itself, and why.
@@ -29,6 +29,7 @@ OWN = {
     "session.timeout.ms": "consumers set it",
     "heartbeat.interval.ms": "heartbeat_interval_ms sets it",
     "max.poll.interval.ms": "a revocation waits as long as it allows",
+    "message.max.bytes": "a pointer must fit",
     "client.id": "members set it",
     "partition.assignment.strategy": "members give partitions back one by one",
     "message.timeout.ms": "publish_timeout_ms sets it",
@@ -162,6 +163,7 @@ def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSe
         library[dotted] = str(value).lower() if isinstance(value, bool) else str(value)
     found = replace(read_section(called, own, KafkaSettings), servers=_servers(url), library=library)
     _check_prefix(found.prefix)
+    _check_copies(found)
     return found
 
 
@@ -180,11 +182,25 @@ def _flat(section: Mapping[str, tuple[object, str]]) -> dict[str, tuple[object, 
 def _servers(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     servers = [part.strip() for part in rest.rstrip("/").split(",")]
-    if scheme != "kafka" or not separator or not all(_SERVER.match(server) for server in servers):
+    if scheme != "kafka" or not separator or not all(_is_server(server) for server in servers):
         raise InvalidSettingError(
             f"queue = '{url[:120]}' does not name a Kafka", hint="write it as kafka://HOST:PORT,HOST:PORT"
         )
     return ",".join(server if re.search(r":\d+\Z", server) else f"{server}:9092" for server in servers)
+
+
+def _is_server(text: str) -> bool:
+    match = _SERVER.match(text)
+    return match is not None and int(match["port"] or 9092) in range(1, 65_536)  # librdkafka takes 99999 for 34463
+
+
+def _check_copies(found: KafkaSettings) -> None:
+    if 0 < found.replication_factor < found.min_insync_replicas:
+        raise InvalidSettingError(
+            f"[kafka] has min_insync_replicas = {found.min_insync_replicas}, "
+            f"but replication_factor = {found.replication_factor}: no pointer would ever count",
+            hint="set replication_factor to one more than min_insync_replicas",
+        )
 
 
 def _check_prefix(prefix: str) -> None:

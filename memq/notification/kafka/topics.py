@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
+from memq.limits import POINTER_BYTES_MAX
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.settings import KafkaSettings
@@ -33,6 +34,8 @@ REQUIRED = {
     "retention.ms": "-1",  # memq trims by itself: what Kafka took on its own would leave objects without a name
     "retention.bytes": "-1",
 }
+_LARGEST = "max.message.bytes"
+_LARGEST_LEAST = 2 * POINTER_BYTES_MAX  # a pointer, and what Kafka writes around it
 READY_TRIES = 200  # 20 s: with many thousands of partitions Kafka shows a new topic seconds after it made it
 READY_PAUSE_S = 0.1
 NOBODY = "nobody"  # behind the prefix, the name of a topic that is asked for to hear anything at all
@@ -171,9 +174,7 @@ class Topics:
 
     async def _make(self, topic: str, partitions: int, stale_publish_ms: int) -> bool:
         """Make a Kafka topic. Returns False when it is there by another hand, maybe not shown yet."""
-        settings = REQUIRED | {STALE: str(stale_publish_ms)}
-        if self._settings.min_insync_replicas:
-            settings["min.insync.replicas"] = str(self._settings.min_insync_replicas)
+        settings = self._required() | {STALE: str(stale_publish_ms)}
         new = NewTopic(topic, partitions, self._settings.replication_factor, config=settings)
         answer = self._admin.create_topics([new], request_timeout=self._timeout_s)[topic]
         try:
@@ -183,6 +184,11 @@ class Topics:
                 return False
             raise self._complaints.failure(error, f"making Kafka topic '{topic}'") from error
         return True
+
+    def _required(self) -> dict[str, str]:
+        """Return what a topic must say: a number of copies only where `[kafka]` names one."""
+        copies = self._settings.min_insync_replicas
+        return REQUIRED | ({"min.insync.replicas": str(copies)} if copies else {})
 
     async def _widen(self, topic: str, partitions: int) -> None:
         new = NewPartitions(topic, partitions)
@@ -194,7 +200,9 @@ class Topics:
         answer = next(iter(self._admin.describe_configs([resource], request_timeout=self._timeout_s).values()))
         entries = await self.ask(answer, f"reading the settings of Kafka topic '{topic}'")
         found = {name: entry.value for name, entry in entries.items()}
-        wrong = {name: value for name, value in REQUIRED.items() if found.get(name) != value}
+        wrong = {name: value for name, value in self._required().items() if found.get(name) != value}
+        if int(found.get(_LARGEST) or _LARGEST_LEAST) < _LARGEST_LEAST:
+            wrong[_LARGEST] = str(_LARGEST_LEAST)
         if wrong:
             raise self._wrong(topic, found, wrong)
         if found.get(STALE) != str(stale_publish_ms):
@@ -204,7 +212,7 @@ class Topics:
         shown = ", ".join(f"{name} = {found.get(name)}" for name in wrong)
         wanted = ",".join(f"{name}={value}" for name, value in wrong.items())
         return InvalidSettingError(
-            f"Kafka topic '{topic}' has {shown}: pointers could get lost",
+            f"Kafka topic '{topic}' has {shown}: pointers could get lost, or never be taken",
             hint=f"kafka-configs.sh --bootstrap-server {self._settings.servers.split(',')[0]} --alter "
             f"--entity-type topics --entity-name {topic} --add-config {wanted}",
         )
