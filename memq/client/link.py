@@ -255,14 +255,16 @@ async def connect_link(
 ) -> Link:
     """Connect to a broker and say HELLO, with the name that this client goes by, if it has one.
 
-    Raises: UnreachableError, TimedOutError, UnsupportedVersionError, ProtocolError; `owner.lost` is not called then.
+    Raises: UnreachableError, TimedOutError, UnsupportedVersionError; `owner.lost` is not called then.
     """
     link = Link(runtime, owner, address, client_id)
     await runtime.network.connect(address[0], address[1], lambda: link, timeout_s=timeout_s)
     try:
         await link._hello(timeout_s)
-    except BaseException:
+    except BaseException as error:
         link._conversation.close()
         link._fail(UnreachableError(f"no HELLO from {format_address(address)}"))
+        if isinstance(error, ProtocolError):  # no broker is there: others may be asked, as beside one that is dead
+            raise UnreachableError(f"{format_address(address)} does not speak memq's protocol: {error}") from error
         raise
     return link

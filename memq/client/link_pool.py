@@ -185,7 +185,7 @@ class LinkPool:
     async def session(self, address: Address) -> Session:
         """Return the session with a broker, connecting when there is none; concurrent callers share one attempt.
 
-        Raises: UnreachableError, TimedOutError, UnsupportedVersionError, ProtocolError, ClosedError.
+        Raises: UnreachableError, TimedOutError, UnsupportedVersionError, ClosedError.
         """
         session = self._sessions.get(address)
         if session is not None and session.link.open:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -82,6 +85,35 @@ def test_the_timeout_of_the_first_connection_is_checked(client: Callable[[str, i
 def test_one_of_several_addresses_is_enough(client: Callable[[str, int], None], cluster: Cluster) -> None:
     cluster.create_topic("clicks")
     client(f"{NOBODY},{cluster.address}", 20_000)
+
+
+@each_client
+def test_what_is_no_broker_is_named_and_passed_over(client: Callable[[str, int], None], cluster: Cluster) -> None:
+    cluster.create_topic("clicks")
+    with ExitStack() as stack:
+        web = [stack.enter_context(web_server()) for _ in range(5)]  # the order is random: one of them comes first
+        client(",".join([*web, cluster.address]), 20_000)
+        with pytest.raises(UnreachableError, match=f"{web[0]} does not speak memq's protocol"):
+            client(web[0], 500)
+
+
+@contextmanager
+def web_server() -> Iterator[str]:
+    """A server that answers whatever it is told as one of HTTP does."""
+
+    class Refuse(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Refuse) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class Silent(SocketNetwork):
