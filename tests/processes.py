@@ -23,9 +23,10 @@ sys.exit(main())
 class BrokerProcess(BrokerServer):
     """`memq broker` under one id."""
 
-    def __init__(self, config: Path, name: str, *, behind_ms: int = 0, http: bool = False) -> None:
+    def __init__(self, config: Path, name: str, *, behind_ms: int = 0, http: bool = False, log: str = "") -> None:
         """`behind_ms`: how far the wall clock of the process is behind. `http`: its log names an HTTP port."""
-        super().__init__(config.parent / f"{name}.log")
+        super().__init__(config.parent / (log or f"{name}.log"))
+        self.config = config
         self.name = name
         self.behind_ms = behind_ms
         self.spool = config.parent / f"{name}-spool"

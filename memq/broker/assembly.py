@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,9 +12,10 @@ from urllib.request import url2pathname
 from memq.broker.broker import Broker
 from memq.broker.limit_settings import client_limits
 from memq.broker.lost_queue import LostQueue
+from memq.broker.peer import connect_peer
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
-from memq.errors import InvalidSettingError, LogLostError
+from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator
 from memq.governor.data_folder import lock_folder, make_folder
 from memq.governor.standalone import StandaloneCoordinator
@@ -23,6 +25,8 @@ from memq.notification.sqlite import SqliteQueue
 from memq.settings import BrokerSettings, PartSettings, did_you_mean
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
+
+NAMESAKE_TIMEOUT_S = 3.0  # how long a start waits for an answer of who has its id
 
 Part = TypeVar("Part")
 Open = Callable[[PartSettings, Runtime, str], Part]
@@ -105,7 +109,7 @@ async def serve_cluster(
         opened.append(store.close)
         queue = open_queue(parts, runtime, settings.cluster)
         opened.append(queue.close)
-        await coordinator.brokers()  # what is wrong with it is said now
+        await _check_id(settings, coordinator, runtime)
         limits = client_limits(parts.section("clients"))
         spool = SpoolFiles(Path(settings.spool)) if settings.spool else None
         if spool is not None:
@@ -125,6 +129,28 @@ async def serve_cluster(
     finally:
         for close in reversed(opened):
             await close()
+
+
+async def _check_id(settings: BrokerSettings, coordinator: Coordinator, runtime: Runtime) -> None:
+    """Leave alone a broker that runs under this id: it would end in the middle of its work, and not be drained.
+
+    One that does not answer is dead, and its session will end, or hangs: its place is taken.
+    Raises: InvalidSettingError; as `Coordinator.brokers`.
+    """
+    for entry in await coordinator.brokers():
+        if entry.id != settings.broker_id:
+            continue
+        try:
+            async with asyncio.timeout(NAMESAKE_TIMEOUT_S):
+                peer = await connect_peer(runtime, entry.address)
+        except (MemqError, TimeoutError):
+            continue
+        peer.close()
+        if (peer.broker, peer.cluster) == (settings.broker_id, settings.cluster):
+            raise InvalidSettingError(
+                f"a broker at {entry.address} runs under the id '{entry.id}' already",
+                hint="give each broker a broker_id of its own, or stop that one first",
+            )
 
 
 # ---- the tables --------------------------------------------------------------------------------

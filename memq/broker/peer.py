@@ -23,6 +23,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def __init__(self, runtime: Runtime, address: str) -> None:
         self.address = address
+        self.broker = self.cluster = ""
         self._clock = runtime.clock
         self._reader = FrameReader()
         self._conversation = Conversation()
@@ -32,11 +33,12 @@ class Peer(asyncio.BufferedProtocol):
         self._ready_s = 0.0
         self._failure: MemqError | None = None
 
-    async def hello(self) -> HelloAnswer:
+    async def hello(self) -> None:
         """Begin the conversation. Raises: UnreachableError, TimedOutError, UnsupportedVersionError, ProtocolError."""
         hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1], client=f"memq-broker/{__version__}")
         frame = encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello))
-        return decode_message((await self._ask(Api.HELLO, 0, [frame], CONNECT_TIMEOUT_S)).body, HelloAnswer)
+        answer = decode_message((await self._ask(Api.HELLO, 0, [frame], CONNECT_TIMEOUT_S)).body, HelloAnswer)
+        self.broker, self.cluster = answer.broker, answer.cluster
 
     async def forward(self, topic: Topic, partition: int, block: memoryview, absent_s: float) -> None:
         """Hand a block over, and return when its pointer is in the queue.

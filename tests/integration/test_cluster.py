@@ -54,6 +54,24 @@ def test_a_drained_broker_owns_nothing_and_nobody_notices(brokers: list[BrokerPr
             admin.drain_broker("b1")
 
 
+def test_a_broker_that_lives_is_not_pushed_out_by_one_that_starts_under_its_id(brokers: list[BrokerProcess]) -> None:
+    create(brokers)
+    first = brokers[0]
+    second = BrokerProcess(first.config, first.name, log="b1-again.log")
+    try:
+        second.launch()
+        assert second.wait() == 2
+        assert f"a broker at {first.address} runs under the id 'b1' already (give each" in second.log.read_text()
+        assert [entry["address"] for entry in json.loads(said(brokers, "broker", "list", "--json"))] == [
+            broker.address for broker in brokers
+        ]
+        first.kill()
+        second.start()  # it does not wait for the end of the dead one's session
+        assert second.stop() == 0
+    finally:
+        second.close()
+
+
 @pytest.mark.soak
 def test_a_rolling_restart_costs_no_producer_anything(brokers: list[BrokerProcess]) -> None:
     create(brokers)
