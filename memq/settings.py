@@ -73,7 +73,7 @@ class BrokerSettings:
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = _setting(9876, "port of the memq protocol; 0 for any free one", 0, 65_535)
     http_port: int = _setting(9877, "port of /healthz, /readyz, /metrics; 0 for any free one, -1 for none", -1, 65_535)
-    advertise: str = _setting("", "HOST:PORT that clients are told, when it is not the one listened on")
+    advertise: str = _setting("", "HOST:PORT that clients are told; else what is listened on, or the machine's name")
     cluster: str = _setting("memq", "begins the name of a new cluster, which begins every object's key")
     broker_id: str = _setting("broker-1", "name of this broker in its cluster")
     zone: str = _setting("", "zone or rack of this broker; a topic is spread over the zones")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -19,13 +20,14 @@ from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator
 from memq.governor.data_folder import lock_folder, make_folder
 from memq.governor.standalone import StandaloneCoordinator
-from memq.network import Runtime
+from memq.network import Runtime, format_address
 from memq.notification import NotificationQueue
 from memq.notification.sqlite import SqliteQueue
 from memq.settings import BrokerSettings, PartSettings, did_you_mean
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 
+EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to them here
 NAMESAKE_TIMEOUT_S = 3.0  # how long a start waits for an answer of who has its id
 
 Part = TypeVar("Part")
@@ -110,6 +112,8 @@ async def serve_cluster(
         queue = open_queue(parts, runtime, settings.cluster)
         opened.append(queue.close)
         await _check_id(settings, coordinator, runtime)
+        if settings.host in EVERY_INTERFACE and not settings.advertise:  # to clients it would be their own machine
+            settings = dataclasses.replace(settings, advertise=format_address((runtime.host, 0)))
         limits = client_limits(parts.section("clients"))
         spool = SpoolFiles(Path(settings.spool)) if settings.spool else None
         if spool is not None:

@@ -26,7 +26,7 @@ from memq.broker.traffic import Traffic
 from memq.errors import FencedError, InvalidRequestError, MemqError, ProtocolError
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.governor import Governor
-from memq.network import Listener, Runtime, format_address
+from memq.network import Address, Listener, Runtime, format_address, parse_address
 from memq.notification import NotificationQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import Draining, encode_message
@@ -123,7 +123,7 @@ class Broker:
             await self._replay.find(services.spool.disk)
             services.spool.start()
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
-        self.address = settings.advertise or format_address(self._listener.address)
+        self.address = _told_address(settings.advertise, self._listener.address)
         self._entry = BrokerEntry(
             id=settings.broker_id,
             session=services.session,
@@ -346,6 +346,12 @@ class Broker:
             for processor in self.partitions.at_work():
                 processor.forget_silent(services.runtime.clock.wall_ms())
             services.pool.trim(4 * services.pool.slab_bytes)
+
+
+def _told_address(advertise: str, bound: Address) -> str:
+    """Return what clients are told: `advertise`, with the port that is listened on for 0, or all that is."""
+    host, port = parse_address(advertise) if advertise else bound
+    return format_address((host, port or bound[1]))
 
 
 def _close_overdue(connection: Connection, now_s: float, settings: BrokerSettings) -> None:

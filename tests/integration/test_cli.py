@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from memq import Admin
+from tests.memq_process import BrokerServer
 from tests.servers import DevServer, dev_server
 
 Memq = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -289,3 +292,38 @@ def test_limits_of_clients_are_set_and_shown(tmp_path: Path) -> None:
         ("default", "off", 0, 0),
         ("loader", "hard", 10 << 20, 500),
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--host", "0.0.0.0"], platform.node()),  # to a client elsewhere 0.0.0.0 would be its own machine
+        (["--host", "0.0.0.0", "--advertise", "here:0"], "here"),
+        (["--host", "127.0.0.1"], "127.0.0.1"),
+    ],
+)
+def test_clients_of_a_cluster_are_told_an_address_that_they_can_use(
+    tmp_path: Path, options: list[str], told: str
+) -> None:
+    broker = AnyInterface(tmp_path, options)
+    try:
+        broker.launch()
+        assert broker.wait_ready() == f"{told}:{broker.port}"
+        with Admin(broker.address) as admin:
+            assert [each.address for each in admin.brokers()] == [f"{told}:{broker.port}"]
+        assert broker.stop() == 0
+    finally:
+        broker.close()
+
+
+class AnyInterface(BrokerServer):
+    """`memq broker` on files alone."""
+
+    def __init__(self, folder: Path, options: list[str]) -> None:
+        super().__init__(folder / "log")
+        parts = ["--store", f"file:{folder}/objects", "--queue", f"sqlite:{folder}/queue.sqlite"]
+        self._options = [*parts, "--coordinator", f"standalone:{folder}/topics.sqlite", *options]
+
+    def command(self) -> list[str]:
+        """Return what Python is given to start it."""
+        return ["-m", "memq", "broker", "--http-port", "-1", "--port", str(self.port), *self._options]
