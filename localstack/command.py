@@ -36,6 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "down":
             return _down(folder, purge=options.purge)
         return _status(folder, as_json=options.json)
+    except OSError as error:  # the folder, or what lies in it
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"memq-localstack: error: {what} (mend that, or name another folder with --data)", file=sys.stderr)
+        return 1
     except LocalstackError as error:
         print(f"memq-localstack: error: {error}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
         return 1
@@ -53,15 +57,32 @@ def _parser() -> argparse.ArgumentParser:
     starting = commands.add_parser("up", help="start what does not run, and wait until it serves")
     starting.add_argument("servers", nargs="*", metavar="SERVER", help=f"of {', '.join(STARTS)}; all")
     for name in STARTS:
-        starting.add_argument(f"--{name}-port", type=int, default=0, metavar="N", help="0 for a free one (%(default)s)")
+        starting.add_argument(
+            f"--{name}-port", type=_port, default=0, metavar="N", help="0 for a free one (%(default)s)"
+        )
     starting.add_argument(
-        "--brokers", type=int, metavar="N", help=f"so many brokers ({BROKERS}; 0 when servers are named)"
+        "--brokers", type=_count, metavar="N", help=f"so many brokers ({BROKERS}; 0 when servers are named)"
     )
     ending = commands.add_parser("down", help="stop all; the data stay")
     ending.add_argument("--purge", action="store_true", help="delete the data, too")
     showing = commands.add_parser("status", help="what runs where; exit code 1 when one is dead")
     showing.add_argument("--json", action="store_true", help="as one JSON object")
     return parser
+
+
+def _port(text: str) -> int:
+    """Read a port; what is none must not reach the folder, which keeps its ports."""
+    return _within(text, 65_535)
+
+
+def _count(text: str) -> int:
+    return _within(text, 1_000)
+
+
+def _within(text: str, most: int) -> int:
+    if not text.isdecimal() or int(text) > most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not within 0 to {most}")
+    return int(text)
 
 
 def _up(folder: Path, ports: dict[str, int], brokers: int) -> int:

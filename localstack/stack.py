@@ -64,6 +64,8 @@ def up(folder: Path, ports: Mapping[str, int], brokers: int = 0) -> Iterator[Fou
         for name, port in ports.items():
             server = HANDLES[name].load(folder / name)
             if server is not None and server.running:
+                if port not in (0, server.launch.ports[0]):
+                    raise LocalstackError(f"{name} runs at {server.address}, not at port {port}", hint="stop it first")
                 yield Found(name, server)
             else:
                 yield Found(name, STARTS[name](folder / name, port), began=True)

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from localstack import kafka, ports, zookeeper
+from localstack.command import main as run
+from localstack.errors import LocalstackError
 from localstack.jars import pinned
 from localstack.java import RELEASE_MIN, find_java, release_of
 from localstack.launch import Launch, Server
@@ -21,6 +23,7 @@ from localstack.ports import free_ports
 from localstack.processes import Identity, identity_of
 from localstack.s3 import ADMIN
 from localstack.signing import signed_headers
+from localstack.stack import up
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +82,43 @@ def test_ports_are_below_those_that_the_system_gives_out() -> None:
     found = free_ports(20)
     assert len(set(found)) == 20
     assert all(ports.FIRST <= port <= ports.LAST for port in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["up", "--zookeeper-port", "99999"], "argument --zookeeper-port: '99999' is not within 0 to 65535"),
+        (["up", "--brokers", "-1"], "argument --brokers: '-1' is not within 0 to 1000"),
+        (["up", "--brokers", "many"], "argument --brokers: 'many' is not within 0 to 1000"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_before_the_folder_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["--data", str(tmp_path), *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["up", "status", "down"])
+def test_a_folder_that_is_none_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert run(["--data", str(file), command]) == 1
+    said = capsys.readouterr().err
+    assert (said.count("\n"), said.startswith(f"memq-localstack: error: {file}")) == (1, True), said
+
+
+def test_a_server_that_runs_is_not_taken_for_one_at_another_port(tmp_path: Path) -> None:
+    toy = (sys.executable, "-u", "-c", "import signal; print('ready'); signal.pause()")
+    with Server(tmp_path / "zookeeper", Launch("zookeeper", toy, "127.0.0.1:7", (7,), ("ready",))).start() as server:
+        with pytest.raises(LocalstackError, match=f"zookeeper runs at {server.address}, not at port 8"):
+            list(up(tmp_path, {"zookeeper": 8}))
+        assert [found.began for found in up(tmp_path, {"zookeeper": 7})] == [False]
 
 
 def test_every_jar_is_pinned() -> None:
