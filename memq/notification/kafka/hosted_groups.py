@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from memq.clock import Clock
@@ -18,6 +18,7 @@ from memq.notification import GroupState, Membership
 from memq.notification.groups import OUTSIDE_GENERATION, check_member
 from memq.notification.kafka.commit_metadata import decode_commit, encode_metadata
 from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.group_requests import GroupRequests
 from memq.notification.kafka.member import Member
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.positions import Positions
@@ -53,6 +54,7 @@ class Parts:
     names: Names
     complaints: Complaints
     topics: Topics
+    requests: GroupRequests
     tasks: TaskOwner
     clock: Clock
     random: Random
@@ -199,7 +201,6 @@ class HostedGroups:
         return self._parts.complaints.failure(error, doing)
 
     async def _commit_outside(self, group: str, offsets: list[TopicPartition]) -> None:
-        await self._parts.topics.check()
         loop = asyncio.get_running_loop()
         until_s = loop.time() + MOVING_S_MAX
         while (refused := await self._store_outside(group, offsets)) is not None:
@@ -212,13 +213,11 @@ class HostedGroups:
         self, group: str, offsets: list[TopicPartition]
     ) -> tuple[KafkaError, Sequence[TopicPartition]] | None:
         """Set the positions of a group without members; return what was refused of it, and why."""
-        request = ConsumerGroupTopicPartitions(self._parts.names.kafka_group(group), offsets)
-        answers: Any = self._parts.admin.alter_consumer_group_offsets([request], request_timeout=self._timeout_s)
         try:
-            stored = [part for each in answers.values() for part in (await asyncio.wrap_future(each)).topic_partitions]
+            stored = await self._parts.requests.store(self._parts.names.kafka_group(group), offsets)
         except KafkaException as error:
             return error.args[0], offsets
-        failed = [part for part in stored if part.error is not None]
+        failed: list[Any] = [part for part in stored if part.error is not None]
         return (failed[0].error, failed) if failed else None
 
     async def _refused_outside(self, error: KafkaError, group: str, failed: Sequence[TopicPartition]) -> Exception:
@@ -272,12 +271,9 @@ class HostedGroups:
         ]
 
     async def _describe(self, group: str) -> Any:
-        kafka_group = self._parts.names.kafka_group(group)
-        await self._parts.topics.check()
-        answers: Any = self._parts.admin.describe_consumer_groups([kafka_group], request_timeout=self._timeout_s)
         missing = NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups")
         try:
-            found = await asyncio.wrap_future(answers[kafka_group])
+            found = await self._parts.requests.describe(self._parts.names.kafka_group(group))
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 raise missing from error
@@ -294,11 +290,8 @@ class HostedGroups:
 
     async def delete(self, group: str) -> None:
         """See `Groups.delete_group`."""
-        kafka_group = self._parts.names.kafka_group(group)
-        await self._parts.topics.check()
-        answers: Any = self._parts.admin.delete_consumer_groups([kafka_group], request_timeout=self._timeout_s)
         try:
-            await asyncio.wrap_future(answers[kafka_group])
+            await self._parts.requests.delete(self._parts.names.kafka_group(group))
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.GROUP_ID_NOT_FOUND:

@@ -12,6 +12,7 @@ from memq.notification import Entry, GroupState, Membership, Publication, Span
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.fetcher import Fetcher
 from memq.notification.kafka.follower import Follower, Place
+from memq.notification.kafka.group_requests import GroupRequests
 from memq.notification.kafka.hosted_groups import HostedGroups, Parts
 from memq.notification.kafka.library import admin_of
 from memq.notification.kafka.names import Names
@@ -50,7 +51,8 @@ class KafkaQueue:
         timeout_s = settings.request_timeout_ms / 1000
         self._offsets = Offsets(self._admin, timeout_s, self._complaints, self._tasks)
         self._topics = Topics(self._admin, settings, self._complaints, self._offsets)
-        self._rights = Rights(self._admin, settings, self._topics)
+        requests = GroupRequests(self._admin, self._topics, timeout_s)
+        self._rights = Rights(self._admin, settings, self._topics, requests)
         self._checked_s: float | None = None
         self._clock = runtime.clock
         self._sender = Sender(settings, self._complaints, self._tasks)
@@ -63,6 +65,7 @@ class KafkaQueue:
                 self._names,
                 self._complaints,
                 self._topics,
+                requests,
                 self._tasks,
                 runtime.clock,
                 runtime.random,

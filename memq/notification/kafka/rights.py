@@ -10,6 +10,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient
 
 from memq.errors import DeniedError, NotFoundError, QueueError
+from memq.notification.kafka.group_requests import GroupRequests
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.topics import READY_PAUSE_S, READY_TRIES, Topics
 
@@ -39,11 +40,12 @@ class Rights:
     Kafka says so of a topic that is there only. So an empty one is made, with a single partition, and stays.
     """
 
-    def __init__(self, admin: AdminClient, settings: KafkaSettings, topics: Topics) -> None:
+    def __init__(self, admin: AdminClient, settings: KafkaSettings, topics: Topics, requests: GroupRequests) -> None:
         self._admin = admin
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1000
         self._topics = topics
+        self._requests = requests
         self._name = settings.prefix + CHECK
 
     async def check(self) -> None:
@@ -85,16 +87,14 @@ class Rights:
     async def _missing_of_groups(self) -> Collection[tuple[str, str]]:
         doing = "asking for the rights on groups"
         for last in range(READY_TRIES, 0, -1):
-            answers: Any = self._admin.describe_consumer_groups(
-                [self._name], include_authorized_operations=True, request_timeout=self._timeout_s
-            )
             try:
-                found = await self._topics.ask(answers[self._name], doing)
-            except DeniedError:
-                return list(GROUP_RIGHTS.values())
-            except QueueError:  # of a new Kafka, which makes the topic of all positions now
-                if last == 1:
-                    raise
+                found = await self._requests.describe(self._name, rights=True)
+            except KafkaException as error:  # of a new Kafka, which makes the topic of all positions now, perhaps
+                failure = self._topics.failure(error, doing)
+                if isinstance(failure, DeniedError):
+                    return list(GROUP_RIGHTS.values())
+                if last == 1 or not isinstance(failure, QueueError):
+                    raise failure from error
                 await asyncio.sleep(READY_PAUSE_S)
             else:
                 return _missing(GROUP_RIGHTS, found.authorized_operations or ())

@@ -87,7 +87,7 @@ class KafkaSource:
 
         Raises: NotFoundError, DeniedError, QueueError.
         """
-        try:  # not by describe_cluster: the library may end the process when that times out (see `Topics.check`)
+        try:  # not by describe_cluster: librdkafka 2.16 may end the process when that times out
             listed = await self._pool.run(self._admin.list_topics, timeout=self._timeout_s)
         except KafkaException as error:
             raise self._failure(error, f"asking Kafka at {self._settings.servers}") from error

@@ -56,12 +56,7 @@ class Topics:
         self._known: dict[str, int] = {}  # partitions of the topics that were there when they were looked at
 
     async def check(self) -> None:
-        """Prove that Kafka answers, by asking for a topic that need not be there. Raises: QueueError, DeniedError.
-
-        Not by asking for the cluster: librdkafka 2.16 ends the process when such a request times out and is answered
-        then (its assertion `eonce->refcnt > 0`). So it does with requests to a group's coordinator: whoever sends one
-        checks before that Kafka answers.
-        """
+        """Prove that Kafka answers, by asking for a topic that need not be there. Raises: QueueError, DeniedError."""
         doing, name = f"asking Kafka at {self._settings.servers}", f"{self._settings.prefix}{NOBODY}"
         answer = self._admin.describe_topics(TopicCollection([name]), request_timeout=self._timeout_s)[name]
         waiting = asyncio.create_task(self._answered(answer, doing), name="kafka check")
@@ -82,8 +77,7 @@ class Topics:
             await asyncio.wrap_future(answer)
         except KafkaException as error:
             if error.args[0].code() not in _ABOUT_TOPIC:
-                self._admin.poll(0)
-                raise self._complaints.failure(error, doing) from error
+                raise self.failure(error, doing) from error
         self._complaints.settled()
 
     async def known(self, topic: str, number: int) -> None:
@@ -165,10 +159,14 @@ class Topics:
         try:
             found = await asyncio.wrap_future(answer)
         except KafkaException as error:
-            self._admin.poll(0)  # hands over what the connection complained of
-            raise self._complaints.failure(error, doing) from error
+            raise self.failure(error, doing) from error
         self._complaints.settled()
         return found
+
+    def failure(self, error: KafkaException, doing: str) -> MemqError:
+        """Return memq's error for a request of the admin client that failed, with what the connection complained of."""
+        self._admin.poll(0)
+        return self._complaints.failure(error, doing)
 
     # ---- inside --------------------------------------------------------------------------------
 
