@@ -7,7 +7,7 @@ import hashlib
 import re
 import zlib
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -18,6 +18,7 @@ CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DE
 AUDIT_GROUP = "_memq_auditor"  # reads what clients report; behind it and a dash the id of the auditors' state
 Ack1 = Literal["memory", "disk"]
 LimitMode = Literal["off", "dark", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
+CHOICES = {"ack1": get_args(Ack1), "limit_mode": get_args(LimitMode)}
 INTERNAL_PREFIX = "_memq"  # begins the names that memq keeps for itself
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 
@@ -139,6 +140,11 @@ def parse_settings(settings: dict[str, int | bool | str], base: TopicSettings) -
             near = difflib.get_close_matches(name, known, 1)
             raise UnknownSettingError(
                 f"unknown topic setting '{name[:60]}'", hint=f"did you mean '{near[0]}'?" if near else ""
+            )
+    for name, value in settings.items():
+        if name in CHOICES and value not in CHOICES[name]:
+            raise InvalidSettingError(
+                f"setting {name} = '{str(value)[:60]}' is not one of {', '.join(CHOICES[name])}",
             )
     values = {name: getattr(base, name) for name in known} | settings
     try:
