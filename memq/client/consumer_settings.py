@@ -70,9 +70,9 @@ class ConsumerSettings:
             raise InvalidSettingError(f"on_expired = {self.on_expired!r} is not 'fail' or 'skip'")
         if self.read not in ("auto", "direct", "broker"):
             raise InvalidSettingError(f"read = {self.read!r} is not 'auto', 'direct' or 'broker'")
-        for name, point in (("start", self.start), ("end", self.end)):
-            if point is not None:
-                check_point(point, name, self.topics)
+        check_point(self.start, "start", self.topics)
+        if self.end is not None:
+            check_point(self.end, "end", self.topics)
         return self
 
 

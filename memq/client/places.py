@@ -71,21 +71,27 @@ class Places:
     ) -> Position:
         """Return the position that a point means now, for who wants to read all from there on.
 
-        Raises: PositionExpiredError for one that retention has passed; as `position_of`.
+        Raises: PositionExpiredError for one that retention has passed, InvalidRequestError for one behind the end; as
+        `position_of`.
         """
         position = await self.position_of(point, partition, settings)
         if isinstance(point, Position):
-            begin = (await self._queue.span(partition)).begin
-            if position.pointer_offset < begin:
-                raise expired_error(partition, position, begin)
+            span = await self._queue.span(partition)
+            if position.pointer_offset < span.begin:
+                raise expired_error(partition, position, span.begin)
+            _check_end(partition, position, span)
         return position
 
     async def look_back(
         self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
     ) -> None:
-        """Show `flow` the pointers of the dedup window before its start, and how much lies before it."""
+        """Show `flow` the pointers of the dedup window before its start, and how much lies before it.
+
+        Raises: InvalidRequestError for a start behind the end, as a group has it whose partition lost its log.
+        """
         partition, start = flow.partition, flow.position.pointer_offset
         span = await self._queue.span(partition)
+        _check_end(partition, flow.position, span)
         async for entries in self.window_before(partition, start, span, settings):
             for pointer in flow.look_back(entries):
                 flow.note_index(pointer, await index_of(pointer))
@@ -216,3 +222,14 @@ class Places:
                 return
             yield entries
             first = entries[-1].offset + 1
+
+
+def _check_end(partition: ReadPartition, position: Position, span: Span) -> None:
+    """Refuse a position that no record has yet: who waited there would be told nothing of those that come before it."""
+    if position.pointer_offset > span.end:
+        end = Position(partition.partition, span.end)
+        text = f"position {position} of topic '{partition.topic}'"
+        raise InvalidRequestError(
+            f"{text} is behind its end, {end}: what comes next would be missed",
+            hint="go on at 'end' or at 'beginning'; a group that stands there: memq group reset",
+        )

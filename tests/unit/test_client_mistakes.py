@@ -35,6 +35,7 @@ ANY: Any = memq  # without the types that would say the same
         (lambda: ANY.Consumer(HERE), TypeError, "topics"),
         (lambda: ANY.Consumer(HERE, b"clicks"), TypeError, "topic is of type str, not int"),
         (lambda: ANY.Consumer(HERE, "clicks", start=5), TypeError, "start is 'beginning', 'end', a datetime"),
+        (lambda: ANY.Consumer(HERE, "clicks", start=None), TypeError, "start is 'beginning', 'end', a datetime"),
         (lambda: ANY.Consumer(HERE, "clicks", end=[5]), TypeError, "end is 'beginning'"),
         (lambda: ANY.Consumer(HERE, "clicks", on_assigned=5), TypeError, "on_assigned is a function, not int"),
         (lambda: ANY.Consumer(HERE, None), TypeError, "topics are one topic or a sequence of such, not NoneType"),

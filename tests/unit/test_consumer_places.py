@@ -189,6 +189,20 @@ def test_a_reader_looks_back_over_the_window_and_no_further(start: int) -> None:
     assert remembered == list(range(max(0, start - (3 if start < 9 else 4)), start))
 
 
+def test_a_start_behind_the_end_is_refused_whoever_named_it() -> None:
+    log = Log()
+    log.batch(Block(1, 0), time_ms=0)
+    places = Places(LogReader(log))
+    end = Position(0, log.next_offset)
+    assert ask(places.start_at(end, PARTITION, SETTINGS)) == end
+    behind = Position(0, log.next_offset + 1)  # where a group stands whose partition lost its log
+    flow = PartitionFlow(PARTITION, behind, window_ms=window_ms(SETTINGS))
+    for work in (places.start_at(behind, PARTITION, SETTINGS), places.look_back(flow, SETTINGS, [0], no_index)):
+        with pytest.raises(InvalidRequestError, match="its end") as caught:
+            ask(work)
+        assert "memq group reset" in caught.value.hint
+
+
 def test_the_margins_cover_a_late_pointer() -> None:
     assert late_ms(SETTINGS) >= SETTINGS.stale_publish_ms
     assert window_ms(SETTINGS) >= SETTINGS.dedup_window_ms + late_ms(SETTINGS)
