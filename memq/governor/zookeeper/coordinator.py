@@ -22,7 +22,7 @@ from memq.governor.registry import check_topic, released_by
 from memq.governor.stored_topic import encode_topic
 from memq.governor.watchers import Watchers
 from memq.governor.zookeeper import layout
-from memq.governor.zookeeper.decoded import Decoded
+from memq.governor.zookeeper.decoded import Decoded, Kept
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror, gathered
 from memq.governor.zookeeper.session import (
@@ -61,6 +61,8 @@ class ZookeeperCoordinator:
         self._mirror = Mirror(self._session, self._changed.set)
         self._topics = Decoded(_topic)
         self._assignments = Decoded(_assignment)
+        self._all_topics: Kept[list[TopicPaths]] = Kept(self._mirror)
+        self._all_assignments: Kept[list[Assignment]] = Kept(self._mirror)
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
         self._entered: dict[str, BrokerEntry] = {}  # registered here: entered again when the session was lost
         self._loads: dict[str, list[Load]] = {}
@@ -191,6 +193,9 @@ class ZookeeperCoordinator:
         return [topic for topic, _ in await self._known_topics()]
 
     async def _known_topics(self) -> list[TopicPaths]:
+        return await self._all_topics.value(self._read_topics)
+
+    async def _read_topics(self) -> list[TopicPaths]:
         names = await self._mirror.children(layout.TOPICS)
         paths = [layout.topic_path(name) for name in names]
         return self._topics.values(paths, await self._mirror.nodes(paths))
@@ -253,6 +258,9 @@ class ZookeeperCoordinator:
     async def assignments(self) -> Sequence[Assignment]:
         """See `Coordinator.assignments`."""
         await self._open()
+        return await self._all_assignments.value(self._read_assignments)
+
+    async def _read_assignments(self) -> list[Assignment]:
         topics = sorted(await self._known_topics(), key=lambda known: known[0].id)
         paths = [path for _, owned in topics for path in owned]
         return self._assignments.values(paths, await self._mirror.nodes(paths))

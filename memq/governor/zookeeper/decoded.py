@@ -1,10 +1,15 @@
-"""What nodes hold, decoded once for each version: who reads all of a large cluster again decodes what changed."""
+"""What nodes hold, decoded once for each version: who reads all of a large cluster again decodes what changed.
+
+And what was put together of them, once for each change of any: at rest a broker looks at all of it every 10 s, twice
+when it governs, and 50,000 assignments took 60 ms each time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from memq.governor.zookeeper.mirror import Mirror
 from memq.governor.zookeeper.session import Node
 
 Value = TypeVar("Value")
@@ -27,3 +32,22 @@ class Decoded(Generic[Value]):
             kept[path] = known if known is not None and known[0] is node else (node, self._decode(path, node))
         self._kept = kept
         return [value for _, value in kept.values()]
+
+
+class Kept(Generic[Value]):
+    """One value that is read from a mirror, and read again only when that has changed. Nobody may change it."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self._read: tuple[int, Value] | None = None
+
+    async def value(self, read: Callable[[], Awaitable[Value]]) -> Value:
+        """Return the value as it is now. Raises: what `read` does."""
+        before = self._mirror.stamp()
+        if before is not None and self._read is not None and self._read[0] == before:
+            return self._read[1]
+        self._read = None
+        found = await read()
+        if before is not None and self._mirror.stamp() == before:  # nothing of it was new: it is of one moment
+            self._read = before, found
+        return found

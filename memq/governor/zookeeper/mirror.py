@@ -32,6 +32,11 @@ class Mirror:
         self._changed = changed
         self._nodes: dict[str, Node | None] = {}
         self._children: dict[str, list[str]] = {}
+        self._changes = 0
+
+    def stamp(self) -> int | None:
+        """Return what stays the same as long as nothing is read anew or forgotten; None while nothing here holds."""
+        return self._changes if self._session.up else None
 
     async def node(self, path: str) -> Node | None:
         """Return a node, None when it is not there. Raises: UnreachableError, DeniedError."""
@@ -42,6 +47,7 @@ class Mirror:
         found = await self._read(path, watch)
         if not watch.fired:
             self._nodes[path] = found
+            self._changes += 1
         return found
 
     def known(self, path: str) -> Node | None:
@@ -65,16 +71,19 @@ class Mirror:
         found = await self._session.children(path, lambda: self._fire(path, watch, self._children))
         if not watch.fired:
             self._children[path] = found
+            self._changes += 1
         return found
 
     def forget(self, path: str) -> None:
         """Read a node, and what lies below it and beside it, anew: it was changed from here, or may have been."""
+        self._changes += 1
         self._nodes.pop(path, None)
         self._children.pop(path, None)
         self._children.pop(path.rpartition("/")[0], None)
 
     def clear(self) -> None:
         """Forget everything: the watches went with the session."""
+        self._changes += 1
         self._nodes.clear()
         self._children.clear()
 
@@ -93,6 +102,7 @@ class Mirror:
 
     def _fire(self, path: str, watch: _Watch, kept: dict[str, Node | None] | dict[str, list[str]]) -> None:
         watch.fired = True
+        self._changes += 1
         kept.pop(path, None)
         self._changed()
 
