@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -50,7 +50,11 @@ class Partitions:
         self.forwarder = Forwarder(services, self._place)
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[tuple[str, int], Assignment] = {}
-        self._held: list[tuple[str, int]] = []
+        self._read: Sequence[Assignment] = ()
+        self._owned: dict[tuple[str, int], None] = {}
+        self._held: dict[tuple[str, int], None] = {}  # owned, or not given back yet
+        self._look: asyncio.Task[None] | None = None  # that has not begun: who asks where a partition is shares it
+        self._looking = asyncio.Lock()
         self._addresses: dict[str, str] = {}
         self._brokers: dict[str, str] = {}
         self._heirs: list[str] = []
@@ -81,9 +85,10 @@ class Partitions:
         others = [each for each in brokers if each.id == self._id and each.session != self._services.session]
         self._namesake = others[0] if others else None
         self._heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
-        self._take({(entry.topic_id, entry.partition): entry for entry in assignments})
-        owned = {key: entry for key, entry in self._assignments.items() if entry.broker == self._id}
-        self._services.limits.follow(topics, owned)
+        if assignments is not self._read:  # a coordinator may return what it read before, when nothing has changed
+            self._read = assignments
+            self._take(assignments)
+        self._services.limits.follow(topics, self._owned)
         for key, processor in list(self.processors.items()):
             self._follow(key, processor)
         await self._let_go_of_strays()
@@ -93,9 +98,9 @@ class Partitions:
     def _id(self) -> str:
         return self._services.settings.broker_id
 
-    def looks_after(self, topic: Topic, partition: ReadPartition) -> bool:
-        """Whether a read partition's retention is this broker's: the owner of its first write partition does it."""
-        entry = self._assignments.get((topic.id, min(topic.writers_of(partition), default=-1)))
+    def owns(self, topic: Topic, partition: int) -> bool:
+        """Whether a write partition is assigned to this broker."""
+        entry = self._assignments.get((topic.id, partition))
         return entry is not None and entry.broker == self._id
 
     def namesake(self) -> BrokerEntry | None:
@@ -110,10 +115,18 @@ class Partitions:
         """Return the partitions that are assigned to this broker, opened by it, or still at work here."""
         return [*self._held, *((left.topic.id, left.partition) for left in self._left)]
 
-    def _take(self, assignments: dict[tuple[str, int], Assignment]) -> None:
+    def _take(self, assignments: Sequence[Assignment]) -> None:
         ours, session = self._id, self._services.session
-        self._assignments = assignments
-        self._held = [key for key, entry in assignments.items() if ours == entry.broker or session == entry.session]
+        self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
+        self._owned = {key: None for key, entry in self._assignments.items() if ours == entry.broker}
+        held = (key for key, entry in self._assignments.items() if ours == entry.broker or session == entry.session)
+        self._held = dict.fromkeys(held)
+
+    def _take_one(self, entry: Assignment) -> None:
+        """Take an assignment to this broker."""
+        key = (entry.topic_id, entry.partition)
+        self._assignments[key] = entry
+        self._owned[key] = self._held[key] = None
 
     def stored_bytes(self) -> dict[tuple[str, int], int]:
         """Return how many bytes each open partition committed since its creation."""
@@ -126,8 +139,7 @@ class Partitions:
 
         A drain does that itself; but a partition that failed, or whose release did, would keep its next owner waiting.
         """
-        session, ours = self._services.session, self._id
-        strays = [entry for entry in self._assignments.values() if entry.session == session and entry.broker != ours]
+        strays = [self._assignments[key] for key in self._held if key not in self._owned]
         if not strays:
             return
         at_work = {(processor.topic.id, processor.partition): None for processor in self.at_work()}
@@ -251,19 +263,27 @@ class Partitions:
         Who leaves as the last one takes what nobody has: there is no governor any more who would say so. While the
         coordinator is away, what it said last must do. Raises: MovedError while nobody has it, NotFoundError.
         """
-        with suppress(UnreachableError):
-            await self.refresh()
+        if self._look is None:
+            self._look = self._leaving.start(self._look_once(), "look for owners")
+        await asyncio.shield(self._look)
         entry = self._assignments.get((topic.id, partition))
         if entry is None:
             raise NotFoundError(f"topic '{topic.name}' was deleted")
         if entry.broker not in self._addresses and self.draining and not self._heirs:
             entry = await self._services.coordinator.set_assignment(msgspec.structs.replace(entry, broker=self._id))
-            self._take({**self._assignments, (topic.id, partition): entry})
+            self._take_one(entry)
         if entry.broker == self._id:
             return self.processor(topic, partition, to_end=True)
         if entry.broker not in self._addresses:
             raise MovedError(f"partition {partition} of topic '{topic.name}' has no live owner")
         return self._addresses[entry.broker]
+
+    async def _look_once(self) -> None:
+        """Refresh for all who ask until it begins: of thousands that look for new owners each would read everything."""
+        async with self._looking:
+            self._look = None
+            with suppress(UnreachableError):
+                await self.refresh()
 
     # ---- topics ---------------------------------------------------------------------------------
 

@@ -82,8 +82,11 @@ async def retire(services: Services, partitions: Partitions) -> None:
     due, now_ms = partitions.retention_due, services.runtime.clock.wall_ms()
     partitions.retention_due = {}
     for topic in partitions.topics():
+        first: dict[int, int] = {}  # of each read partition the first writer, whose owner does it
+        for part in topic.partitions:
+            first.setdefault(part.read_partition, part.partition)
         for partition in read_partitions(topic):
-            if not partitions.looks_after(topic, partition):
+            if not partitions.owns(topic, first.get(partition.partition, -1)):
                 continue
             settings, due_ms = due.get(partition, (None, 0))
             try:
