@@ -15,6 +15,7 @@ from memq.notification.kafka.follower import Follower, Place
 from memq.notification.kafka.group_requests import GroupRequests
 from memq.notification.kafka.hosted_groups import HostedGroups, Parts
 from memq.notification.kafka.library import admin_of
+from memq.notification.kafka.looks import Looks
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.rights import Rights
@@ -49,8 +50,9 @@ class KafkaQueue:
             settings.client(), self._complaints.note
         )  # kept: without a name it dies with its answers
         timeout_s = settings.request_timeout_ms / 1000
-        self._offsets = Offsets(self._admin, timeout_s, self._complaints, self._tasks)
-        self._topics = Topics(self._admin, settings, self._complaints, self._offsets)
+        looks = Looks(self._admin, timeout_s, self._complaints, runtime.clock, self._tasks)
+        self._offsets = Offsets(self._admin, timeout_s, self._complaints, looks, self._tasks)
+        self._topics = Topics(self._admin, settings, self._complaints, looks, self._offsets, self._tasks)
         requests = GroupRequests(self._admin, self._topics, timeout_s)
         self._rights = Rights(self._admin, settings, self._topics, requests)
         self._checked_s: float | None = None

@@ -20,8 +20,11 @@ from confluent_kafka.admin import (
 from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
 from memq.limits import POINTER_BYTES_MAX
 from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.joined import Joined, settle
+from memq.notification.kafka.looks import Looks
 from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.settings import KafkaSettings
+from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
 
 AHEAD_MS_MAX = 10_000
@@ -36,23 +39,35 @@ REQUIRED = {
 }
 _LARGEST = "max.message.bytes"
 _LARGEST_LEAST = 2 * POINTER_BYTES_MAX  # a pointer, and what Kafka writes around it
+TopicConfig = Mapping[str, str]  # all settings of a Kafka topic
 READY_TRIES = 200  # 20 s: with many thousands of partitions Kafka shows a new topic seconds after it made it
 READY_PAUSE_S = 0.1
 NOBODY = "nobody"  # behind the prefix, the name of a topic that is asked for to hear anything at all
 _ABOUT_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+ASKED_MAX = 64  # topics of one request: an answer names all of their settings
 LOOK_S = 0.2  # how often a check looks for what the library complains of
 
 
 class Topics:
     """The Kafka topics, by name, through an admin client."""
 
-    def __init__(self, admin: AdminClient, settings: KafkaSettings, complaints: Complaints, offsets: Offsets) -> None:
+    def __init__(
+        self,
+        admin: AdminClient,
+        settings: KafkaSettings,
+        complaints: Complaints,
+        looks: Looks,
+        offsets: Offsets,
+        tasks: TaskOwner,
+    ) -> None:
         self._admin = admin
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1000
         self._complaints = complaints
         self._offsets = offsets
         self._lists = ThreadPool("kafka-lists", 1)
+        self._looks = looks
+        self._set: Joined[str, TopicConfig] = Joined(self._ask_settings, str, ASKED_MAX, tasks, "kafka topic settings")
         self._known: dict[str, int] = {}  # partitions of the topics that were there when they were looked at
 
     async def check(self) -> None:
@@ -88,12 +103,12 @@ class Topics:
     def forget(self, topic: str) -> None:
         """Look again before the next use."""
         self._known.pop(topic, None)
+        self._looks.forget(topic)
 
     async def count(self, topic: str) -> int:
         """Return how many partitions a Kafka topic has now, 0 when it is not there."""
-        answer = self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)[topic]
         try:
-            count = len((await self.ask(answer, f"looking at Kafka topic '{topic}'")).partitions)
+            count = (await self._looks.look(topic)).count
         except NotFoundError:
             count = 0
         self._known[topic] = count
@@ -170,6 +185,20 @@ class Topics:
 
     # ---- inside --------------------------------------------------------------------------------
 
+    async def _ask_settings(self, asked: Mapping[str, asyncio.Future[TopicConfig | MemqError]]) -> None:
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in asked]
+        answers = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
+
+        async def take(topic: str, answer: Any) -> None:
+            try:
+                entries = await self.ask(answer, f"reading the settings of Kafka topic '{topic}'")
+            except MemqError as error:
+                settle(asked[topic], error)
+            else:
+                settle(asked[topic], {name: entry.value for name, entry in entries.items()})
+
+        await asyncio.gather(*(take(resource.name, answer) for resource, answer in answers.items()))
+
     async def _make(self, topic: str, partitions: int, stale_publish_ms: int) -> bool:
         """Make a Kafka topic. Returns False when it is there by another hand, maybe not shown yet."""
         settings = self._required() | {STALE: str(stale_publish_ms)}
@@ -194,10 +223,7 @@ class Topics:
         await self.ask(answer, f"widening Kafka topic '{topic}' to {partitions} partitions")
 
     async def _look_at_settings(self, topic: str, stale_publish_ms: int) -> None:
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        answer = next(iter(self._admin.describe_configs([resource], request_timeout=self._timeout_s).values()))
-        entries = await self.ask(answer, f"reading the settings of Kafka topic '{topic}'")
-        found = {name: entry.value for name, entry in entries.items()}
+        found = await self._set.ask(topic)
         wrong = {name: value for name, value in self._required().items() if found.get(name) != value}
         if int(found.get(_LARGEST) or _LARGEST_LEAST) < _LARGEST_LEAST:
             wrong[_LARGEST] = str(_LARGEST_LEAST)
