@@ -6,10 +6,11 @@ With an empty queue a sweep would take every object for unnamed, and an owner th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from memq.broker.object_index import read_index
+from memq.broker.turns import PARTITIONS_AT_ONCE_MAX, bunches
 from memq.cold.files import ColdFiles
 from memq.errors import (
     CorruptDataError,
@@ -32,7 +33,6 @@ from memq.notification import PointerReader, Span
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, read_partitions
 
-SPANS_AT_ONCE_MAX = 1_000  # a queue joins what is asked at once
 LOOKS_AT_ONCE_MAX = 16
 
 
@@ -54,27 +54,34 @@ class LostQueue:
         """
         known, sharing, held, lost = False, "", False, ""
         empty: list[tuple[Topic, ReadPartition]] = []
-        for topic in await self.coordinator.topics():
-            partitions = read_partitions(topic)
-            try:
-                spans = await self._spans(partitions)
-            except NotFoundError:
+        async for topic, spans in self._shown():
+            if spans is None:
                 await self._refuse_objects(topic.name, topic_prefix(self.cluster, topic.name, topic.id))
                 sharing, lost = topic.name if topic.settings.shared_objects else sharing, topic.name
-            else:
-                held, known = True, known or topic.settings.shared_objects
-                empty += [(topic, each) for each, span in zip(partitions, spans, strict=True) if span.begin == span.end]
+                continue
+            held, known = True, known or topic.settings.shared_objects
+            partitions = read_partitions(topic)
+            empty += [(topic, each) for each, span in zip(partitions, spans, strict=True) if span.begin == span.end]
         if sharing and not known:
             await self._refuse_objects(sharing, shared_prefix(self.cluster))
         if lost and not held:
             await self._refuse_objects(lost, staged_prefix(self.cluster))
         return await self._lost_logs(empty)
 
+    async def _shown(self) -> AsyncIterator[tuple[Topic, list[Span] | None]]:
+        """Yield each topic with the spans of its partitions; None when the queue does not have all of them."""
+        for bunch in bunches(await self.coordinator.topics()):
+            asked = (self._spans(read_partitions(topic)) for topic in bunch)
+            for topic, spans in zip(bunch, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+                if isinstance(spans, BaseException) and not isinstance(spans, NotFoundError):
+                    raise spans
+                yield topic, None if isinstance(spans, NotFoundError) else spans
+
     async def _spans(self, partitions: Sequence[ReadPartition]) -> list[Span]:
         """Return the spans of the partitions of a topic. Raises: NotFoundError when one is not there, QueueError."""
         found: list[Span] = []
-        for first in range(0, len(partitions), SPANS_AT_ONCE_MAX):
-            asked = partitions[first : first + SPANS_AT_ONCE_MAX]
+        for first in range(0, len(partitions), PARTITIONS_AT_ONCE_MAX):
+            asked = partitions[first : first + PARTITIONS_AT_ONCE_MAX]
             for span in await asyncio.gather(*map(self.queue.span, asked), return_exceptions=True):
                 if isinstance(span, BaseException):
                     raise span

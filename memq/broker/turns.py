@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+
+from memq.topic import Topic
+
+PARTITIONS_AT_ONCE_MAX = 1_000  # that a queue is asked for: it joins what is asked at once
 
 
 class Turns:
@@ -32,3 +36,17 @@ class Turns:
         finally:
             timer.cancel()
             end()
+
+
+def bunches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
+    """Yield topics in their order, as many together as have PARTITIONS_AT_ONCE_MAX read partitions; one at least."""
+    bunch: list[Topic] = []
+    partitions = 0
+    for topic in topics:
+        partitions += topic.read_partitions
+        if bunch and partitions > PARTITIONS_AT_ONCE_MAX:
+            yield bunch
+            bunch, partitions = [], topic.read_partitions
+        bunch.append(topic)
+    if bunch:
+        yield bunch
