@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -264,6 +264,39 @@ async def test_what_is_known_is_not_read_again_before_it_is_set_and_never_hides_
     with pytest.raises(VersionConflictError):
         await one.set_assignment(replace(known, broker="b3"))
     assert (await one.assignment(first.topic_id, 0)).broker == "b2"
+
+
+@over_zookeeper
+async def test_what_was_put_together_is_kept_until_anything_has_changed(door: Doors, server: Server) -> None:
+    one, two = door(), door()
+    await one.create_topic(topic(partitions=3))
+
+    async def kept() -> Sequence[Assignment]:
+        while True:
+            found = await one.assignments()
+            if await one.assignments() is found:
+                return found
+
+    first = (await kept())[0]
+    after = await one.set_assignment(replace(first, broker="b1"))
+    assert (await one.assignments())[0] == after
+    await kept()
+    await two.set_assignment(replace(after, broker="b2"))
+
+    async def one_sees(owner: str, topics: int) -> None:
+        async def holds() -> bool:
+            return ((await one.assignments())[0].broker, len(await one.topics())) == (owner, topics)
+
+        await until(one, holds)
+
+    await one_sees("b2", 1)
+    await kept()
+    await two.create_topic(topic("views", 2))
+    await one_sees("b2", 2)
+    assert len(await kept()) == 5
+    await asyncio.to_thread(expire, one, server)
+    await two.set_assignment(replace(await two.assignment(first.topic_id, 0), broker="b3"))
+    await one_sees("b3", 2)
 
 
 @over_zookeeper

@@ -1,0 +1,183 @@
+"""A start with very many topics asks for many of them at once, and what goes through all partitions stays cheap."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from memq.broker import broker as broker_module
+from memq.broker.broker import Broker
+from memq.broker.topic_processor import TopicProcessor
+from memq.broker.turns import PARTITIONS_AT_ONCE_MAX, bunches
+from memq.errors import InvalidSettingError, QueueError
+from memq.governor import Assignment
+from memq.governor.memory import MemoryCoordinator
+from memq.notification import Span
+from memq.notification.memory import MemoryQueue
+from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
+from tests.brokers import run, running_broker, until
+
+TOPICS = 30
+
+
+class Counting(MemoryQueue):
+    """A queue that counts what is under way, and lets each wait until a round of the loop brings none."""
+
+    at_once = most = calls = 0
+    wrong = ""
+
+    async def _wait(self) -> None:
+        self.calls += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        seen = -1
+        while seen != self.calls:
+            seen = self.calls
+            await asyncio.sleep(0)
+        self.at_once -= 1
+
+    async def span(self, partition: ReadPartition) -> Span:
+        await self._wait()
+        return await super().span(partition)
+
+    async def create(self, partitions: list[ReadPartition], stale_publish_ms: int) -> None:  # type: ignore[override]
+        await self._wait()
+        if partitions[0].topic == self.wrong:
+            raise InvalidSettingError(f"Kafka topic of '{self.wrong}' loses pointers")
+        await super().create(partitions, stale_publish_ms)
+
+
+def topic_of(number: int, partitions: int) -> Topic:
+    return Topic(name=f"t{number:03d}", id=f"{number:032x}", created_ms=0, partitions=equal_slots(partitions))
+
+
+@pytest.mark.parametrize(
+    ("widths", "expected"),
+    [
+        ([], []),
+        ([1] * 3, [3]),
+        ([PARTITIONS_AT_ONCE_MAX + 1], [1]),
+        ([PARTITIONS_AT_ONCE_MAX, 1, 1], [1, 2]),
+        ([PARTITIONS_AT_ONCE_MAX // 2] * 5, [2, 2, 1]),
+        ([1, PARTITIONS_AT_ONCE_MAX + 1, 1], [1, 1, 1]),
+    ],
+)
+def test_topics_go_together_as_long_as_their_partitions_are_few(widths: list[int], expected: list[int]) -> None:
+    topics = [topic_of(number, width) for number, width in enumerate(widths)]
+    found = list(bunches(topics))
+    assert [len(bunch) for bunch in found] == expected
+    assert [topic for bunch in found for topic in bunch] == topics
+
+
+async def filled(broker: Broker) -> None:
+    for number in range(TOPICS):
+        await broker.partitions.create(f"t{number:03d}", 2, TopicSettings(), exist_ok=False)
+
+
+async def started(before: Broker, queue: MemoryQueue) -> Broker:
+    services = before.services
+    coordinator = services.coordinator
+    settings = replace(services.settings, broker_id="b2")
+    broker = Broker(settings, services.runtime, services.stores, queue, coordinator, slab_bytes=256 * 1024)
+    try:
+        await broker.start()
+    finally:
+        await broker.close()
+    return broker
+
+
+def test_a_start_asks_its_queue_for_all_topics_together() -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            await filled(broker)
+            queue = broker.services.queue
+            assert isinstance(queue, MemoryQueue)
+            queue.__class__ = Counting
+            assert isinstance(queue, Counting)
+            assert await broker.services.lost_queue.check() == []
+            assert (queue.most, queue.calls) == (2 * TOPICS, 2 * TOPICS)
+            queue.most = queue.calls = 0
+            await started(broker, queue)
+            assert queue.calls == 3 * TOPICS, "two spans and one creation of each"
+            assert queue.most == 2 * TOPICS
+
+    run(work())
+
+
+def test_a_start_ends_with_what_is_wrong_with_the_first_topic() -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            await filled(broker)
+            queue = broker.services.queue
+            assert isinstance(queue, MemoryQueue)
+            queue.__class__ = Counting
+            assert isinstance(queue, Counting)
+            queue.wrong = "t017"
+            with pytest.raises(InvalidSettingError, match="'t017' loses pointers"):
+                await started(broker, queue)
+            assert queue.at_once == 0, "nothing goes on behind it"
+
+    run(work())
+
+
+def test_a_queue_that_does_not_answer_ends_a_start() -> None:
+    class Silent(MemoryQueue):
+        async def span(self, partition: ReadPartition) -> Span:
+            raise QueueError("it is away")
+
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            await filled(broker)
+            queue = broker.services.queue
+            assert isinstance(queue, MemoryQueue)
+            queue.__class__ = Silent
+            with pytest.raises(QueueError, match="it is away"):
+                await broker.services.lost_queue.check()
+
+    run(work())
+
+
+def test_all_partitions_are_looked_after_some_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "HOUSEKEEPING_S", 0.0)
+    monkeypatch.setattr(broker_module, "KEPT_PARTITIONS_MAX", 3)
+    looked: list[int] = []
+    monkeypatch.setattr(TopicProcessor, "forget_silent", lambda self, now_ms: looked.append(self.partition))
+
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await broker.partitions.create("clicks", 7, TopicSettings(), exist_ok=False)
+            processors = [broker.partitions.processor(topic, number) for number in range(7)]
+            await asyncio.gather(*(processor.ready() for processor in processors))
+            looked.clear()
+            await until(lambda: len(looked) >= 21)
+            for start in range(7):
+                assert sorted(looked[start : start + 7]) == list(range(7)), "each once, before any is twice"
+
+    run(work())
+
+
+def test_who_looks_for_owners_at_once_shares_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await broker.partitions.create("clicks", 50, TopicSettings(), exist_ok=False)
+            reads = 0
+            read = MemoryCoordinator.assignments
+
+            async def assignments(self: MemoryCoordinator) -> list[Assignment]:
+                nonlocal reads
+                task = asyncio.current_task()
+                reads += task is not None and task.get_name() == "look for owners"
+                await asyncio.sleep(0)
+                return list(await read(self))
+
+            monkeypatch.setattr(MemoryCoordinator, "assignments", assignments)
+            first = asyncio.create_task(broker.partitions._place(topic, 0))
+            await until(lambda: reads == 1)
+            rest = [broker.partitions._place(topic, number) for number in range(1, 50)]
+            found = await asyncio.gather(first, *rest)
+            assert [each.partition for each in found if isinstance(each, TopicProcessor)] == list(range(50))
+            assert reads == 2, "what was under way when the others asked may be of before"
+
+    run(work())
