@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import logging.handlers
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from localstack.servers import Server
 from memq.clock import SystemClock
@@ -27,6 +37,7 @@ from memq.notification.kafka.names import Names
 from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.topics import Topics
+from memq.topic import ReadPartition
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 from tests.integration.kafka import kafka_queue
 
@@ -287,3 +298,30 @@ def test_a_partition_that_has_no_leader_for_a_moment_is_asked_again(kafka: Serve
         assert asked == 2
 
     over_kafka(kafka, work, prefix="leaderless.")
+
+
+def test_the_library_has_a_topic_that_was_looked_at_and_looks_by_itself_for_any_other(kafka: Server) -> None:
+    """Offsets are asked for after a look alone: what the library does for others ended the process (`Looks`)."""
+    parts = [ReadPartition(f"looked-{number}", f"{number:032x}", 0) for number in range(3)]
+    names = [Names(PREFIX).kafka_topic(each) for each in parts]
+    said = logging.Logger("library", logging.DEBUG)  # noqa: LOG001 - of this test
+    heard = logging.handlers.BufferingHandler(1_000_000)
+    said.addHandler(heard)
+    admin = AdminClient({"bootstrap.servers": kafka.address, "debug": "metadata"}, logger=said)
+
+    def looks_for(name: str) -> bool:
+        """Whether the library asks who leads a partition before it asks for its offset."""
+        heard.buffer.clear()
+        asked: Any = OffsetSpec
+        (answer,) = admin.list_offsets({TopicPartition(name, 0): asked.latest()}).values()
+        assert answer.result(HANG_S).offset == 0
+        admin.poll(0)
+        return any("query partition leaders" in record.getMessage() for record in heard.buffer)
+
+    async def work(queue: KafkaQueue) -> None:
+        await queue.create(parts, STALE_MS)  # until they have leaders that answer
+
+    over_kafka(kafka, work, prefix=PREFIX)
+    for described in admin.describe_topics(TopicCollection(names[:2])).values():
+        assert described.result(HANG_S).partitions[0].leader is not None
+    assert [looks_for(name) for name in (*names, names[2])] == [False, False, True, False]
