@@ -222,7 +222,8 @@ class _Board:
                 if busy.used - after < WORTH_MIN * weight / busy.capacity:
                     break
                 piece = self.by_place[place]
-                if not self._in_flight(piece) and not self._crowds(piece, busy, idle):
+                relieves = busy.used > 1 and (idle.weight + weight) / idle.capacity <= 1  # as in `_best`: before zones
+                if not self._in_flight(piece) and (relieves or not self._crowds(piece, busy, idle)):
                     found.append((after, place))
                     break
         return self.by_place[min(found)[1]] if found else None

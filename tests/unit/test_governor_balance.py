@@ -240,6 +240,14 @@ def test_a_topic_is_spread_over_the_zones() -> None:
         assert abs(zones.count("x") - zones.count("y")) <= 1
 
 
+def test_an_overloaded_broker_is_relieved_though_the_zones_were_even() -> None:
+    brokers = [broker("a", zone="x", capacity=1_000_000), broker("b", zone="y", capacity=100_000_000)]
+    before = view(list("abababab"), brokers, [4_000_000] * 8)
+    after = applied(before, balanced(before))
+    assert {entry.broker for entry in after.assignments} == {"b"}
+    assert not balanced(settled(after)).changes
+
+
 def test_a_draining_broker_is_emptied_and_gets_nothing() -> None:
     plan = balanced(view(["a"] * 4 + ["b"] * 3 + ["dead"], [broker("a", draining=True), broker("b"), broker("c")]))
     moved = [change for change in plan.changes if change.before == "a"]
