@@ -9,6 +9,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -24,6 +25,9 @@ from localstack.processes import Identity, identity_of
 from localstack.s3 import ADMIN
 from localstack.signing import signed_headers
 from localstack.stack import up
+from memq.notification.kafka.settings import kafka_settings
+from memq.settings import load_settings
+from memq.storage_handlers.s3.settings import read_bucket
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,6 +200,29 @@ def test_compose_gives_kafka_and_zookeeper_the_same_settings(compose: dict[str, 
     assert environment["ZOO_TICK_TIME"] == zookeeper.SETTINGS["tickTime"]
     assert environment["ZOO_CFG_EXTRA"] == f"maxSessionTimeout={zookeeper.SETTINGS['maxSessionTimeout']}"
     assert environment["ZOO_4LW_COMMANDS_WHITELIST"] == zookeeper.SETTINGS["4lw.commands.whitelist"]
+
+
+def test_compose_keeps_what_servers_write_from_down_to_up(compose: dict[str, dict[str, dict[str, object]]]) -> None:
+    """ZooKeeper's image writes its log beside its snapshots: in a volume without a name it would be a new one."""
+    written = {"s3": {"/data"}, "zookeeper": {"/data", "/datalog"}, "kafka": {"/var/lib/kafka/data"}}
+    for name, service in compose["services"].items():
+        mounted = dict(str(each).split(":") for each in cast(list[str], service["volumes"]))
+        assert (set(mounted) <= set(compose["volumes"]), set(mounted.values())) == (True, written[name])
+
+
+def test_compose_settings_for_brokers_are_those_of_its_servers(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "localstack.md").read_text()
+    config = tmp_path / "memq.toml"
+    config.write_text(page.split("```toml\n")[1].split("```")[0])
+    parts = load_settings({}, {}, config=config).parts()
+    text = (ROOT / "localstack" / "compose.yaml").read_text()
+    for port in (read_bucket(parts.store, parts.section("s3")).settings.endpoint, parts.queue, parts.coordinator):
+        number = re.search(r":(\d{4,5})", port)
+        assert number is not None
+        assert f":-{number[1]}}}:" in text
+    keys = read_bucket(parts.store, parts.section("s3")).settings
+    assert (keys.access_key_id, keys.secret_access_key) == (ADMIN.access_key, ADMIN.secret_key)
+    kafka_settings(parts.queue, parts.section("kafka"))
 
 
 def test_compose_knows_the_same_keys(compose: dict[str, dict[str, dict[str, object]]]) -> None:
