@@ -10,7 +10,8 @@ Pointers leave the queue for a manifest of a cold part, which is there before: m
 such a pointer named in the queue, and what retention takes of a manifest, stays for the safety age from then on.
 
 A queue may lose what it held: then what is unnamed may be data. What a log does not account for
-(`memq.broker.shown_log`) stays, and is told.
+(`memq.broker.shown_log`) stays, and is told. So does what belongs to a topic that the queue has and the coordinator
+does not know: that one may be an old backup, or another's.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from memq.broker.forgotten import Forgotten
 from memq.broker.pointers import keys_of, pointers_of
 from memq.broker.shown_log import ShownLog
-from memq.broker.unaccounted import Place, Unaccounted
+from memq.broker.unaccounted import Claim, Place, Unaccounted, forgotten_topic
 from memq.clock import Clock
 from memq.cold.files import ColdFiles
 from memq.errors import CorruptDataError, NotFoundError
@@ -63,7 +65,7 @@ class Unnamed:
 class Sweep:
     """Looks through the objects of one cluster. `note` is told what is left alone though nobody knows what it is.
 
-    `kept` counts the objects that a lost log may have named.
+    `kept` counts the objects that a lost log may have named, or that of a topic which the coordinator does not know.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Sweep:
         self._clock = clock
         self._note = note
         self._cold = ColdFiles(cluster, store)
+        self._forgotten = Forgotten(store, queue)
         self._staged_bound_ms = 0
         self._left_bound_ms = 0
 
@@ -151,9 +154,14 @@ class Sweep:
         for topic in mine:
             if not await self._strike_named(topic, keys, logs):
                 return {}
-        if mine and keys:
+        if shared or mine:
             await self._strike_unaccounted(mine, keys, logs)
-        return dict.fromkeys(keys, UNNAMED if shared or mine else NO_TOPIC)
+            return dict.fromkeys(keys, UNNAMED)
+        owner = await self._forgotten.owner_of(keys.values())
+        if owner is not None:
+            self._keep(forgotten_topic(owner), list(keys.values()))
+            return {}
+        return dict.fromkeys(keys, NO_TOPIC)
 
     async def _strike_named(self, topic: Topic, keys: dict[str, ObjectEntry], logs: dict[Place, ShownLog]) -> bool:
         """Take what the pointers of a topic name out of `keys`; False when they can't all be read.
@@ -179,22 +187,27 @@ class Sweep:
     async def _strike_unaccounted(
         self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[Place, ShownLog]
     ) -> None:
-        """Take what a log may have named that lost it out of `keys`, and tell it."""
+        """Take what a log may name that lost it, or that is not known, out of `keys`, and tell it."""
+        if not keys:
+            return
         claimed = {(each.topic_id, each.partition) for each in await self._assignments() if each.epoch}
-        unaccounted = Unaccounted(self._store, {topic.id: topic for topic in topics}, logs, claimed)
-        kept: dict[tuple[str, int], list[ObjectEntry]] = {}
+        known = {topic.id: topic for topic in topics}
+        unaccounted = Unaccounted(self._store, known, logs, claimed, self._forgotten)
+        kept: dict[Claim, list[ObjectEntry]] = {}
         for entry in list(keys.values()):
-            place = await unaccounted.place_of(entry)
-            if place is not None:
+            claim = await unaccounted.claim_on(entry)
+            if claim is not None:
                 del keys[entry.key]
-                kept.setdefault(place, []).append(entry)
-        for (topic, partition), entries in kept.items():
-            self.kept += len(entries)
-            self._note(
-                f"topic '{topic}' partition {partition}: the queue has lost what may have named {len(entries)} objects"
-                f" of {sum(entry.size for entry in entries)} bytes, the first is '{entries[0].key}': they are kept;"
-                f" memq restore makes their pointers anew"
-            )
+                kept.setdefault(claim, []).append(entry)
+        for claim, entries in kept.items():
+            self._keep(claim, entries)
+
+    def _keep(self, claim: Claim, entries: Sequence[ObjectEntry]) -> None:
+        self.kept += len(entries)
+        self._note(
+            f"{claim.text} {len(entries)} objects of {sum(entry.size for entry in entries)} bytes,"
+            f" the first is '{entries[0].key}': they are kept; {claim.cure}"
+        )
 
     async def _strike_cold(self, topic: Topic, keys: dict[str, ObjectEntry]) -> bool:
         """Take what the manifests of a topic name out of `keys`; False when they can't all be read."""

@@ -1,17 +1,41 @@
-"""Which of the objects that no pointer names a log may have named that lost its past: those must stay."""
+"""Which of the objects that no pointer names a log may name that lost its past, or is not known: those must stay."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Container, Mapping
+from typing import NamedTuple
 
+from memq.broker.forgotten import Forgotten
 from memq.broker.object_index import read_index
 from memq.broker.shown_log import ShownLog
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from memq.format.key import ObjectKey, is_of_many, is_staged_object, parse_object_key
+from memq.format.object import ObjectTopic
 from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.topic import Topic
 
 Place = tuple[str, int]  # topic id, write partition
+
+
+class Claim(NamedTuple):
+    """Who may name an object that no pointer names: what is known of it, and what to do."""
+
+    text: str
+    cure: str
+
+
+def lost_log(topic: str, partition: int) -> Claim:
+    """Return the claim of a log that lost what it held."""
+    text = f"topic '{topic}' partition {partition}: the queue has lost what may have named"
+    return Claim(text, "memq restore makes their pointers anew")
+
+
+def forgotten_topic(topic: ObjectTopic) -> Claim:
+    """Return the claim of a topic that the coordinator does not know, and the queue does."""
+    return Claim(
+        f"topic '{topic.name}' with id {topic.id}: the coordinator does not know it, but the queue has its pointers to",
+        "restore a backup of the coordinator, or check its setting; of a topic that was deleted, delete its log",
+    )
 
 
 class Unaccounted:
@@ -26,22 +50,26 @@ class Unaccounted:
         topics: Mapping[str, Topic],
         logs: Mapping[Place, ShownLog],
         claimed: Container[Place],
+        forgotten: Forgotten,
     ) -> None:
         self._store = store
         self._topics = topics
         self._logs = logs
         self._claimed = claimed
+        self._forgotten = forgotten
 
-    async def place_of(self, entry: ObjectEntry) -> tuple[str, int] | None:
-        """Return the topic and the write partition whose log does not account for an object; None: it may go.
+    async def claim_on(self, entry: ObjectEntry) -> Claim | None:
+        """Return whose log does not account for an object, or may name it unseen; None: it may go.
 
-        Raises: as the store; UnsupportedFormatError for an object of a newer version.
+        Raises: as the store and the queue; UnsupportedFormatError for an object of a newer version.
         """
         try:
-            async for topic_id, partition, epoch, batch_sequence in self._batches(entry):
-                topic = self._topics.get(topic_id)
-                if topic is not None and not self._accounts((topic.id, partition), epoch, batch_sequence):
-                    return topic.name, partition
+            async for topic, partition, epoch, batch_sequence in self._batches(entry):
+                if topic.id not in self._topics:
+                    if await self._forgotten.holds(topic):
+                        return forgotten_topic(topic)
+                elif not self._accounts((topic.id, partition), epoch, batch_sequence):
+                    return lost_log(topic.name, partition)
         except (CorruptDataError, NotFoundError):
             pass  # what has no index no restore can name either; what is gone is gone
         return None
@@ -56,14 +84,18 @@ class Unaccounted:
             return log is not None and log.accounts_for(epoch, batch_sequence)
         return place not in self._claimed if log is None else not log.lost
 
-    async def _batches(self, entry: ObjectEntry) -> AsyncIterator[tuple[str, int, int, int]]:
-        """Yield topic id, write partition, epoch and number of the batches of an object; none of other files."""
+    async def _batches(self, entry: ObjectEntry) -> AsyncIterator[tuple[ObjectTopic, int, int, int]]:
+        """Yield topic, write partition, epoch and number of the batches of an object; none of other files."""
         staged = is_staged_object(entry.key)
         if staged or is_of_many(entry.key):
             index, _ = await read_index(self._store, entry)
             for batch in index.batches:
-                topic_id = index.meta.topics[batch.topic].id
-                yield topic_id, batch.partition, 0 if staged else batch.epoch, batch.batch_sequence
+                yield (
+                    index.meta.topics[batch.topic],
+                    batch.partition,
+                    0 if staged else batch.epoch,
+                    batch.batch_sequence,
+                )
             return
         try:
             named = parse_object_key(entry.key)
@@ -72,4 +104,4 @@ class Unaccounted:
         if isinstance(named, ObjectKey):
             for topic in self._topics.values():  # of one prefix, there is one
                 if (topic.name, topic.id[:8]) == (named.topic, named.topic_id):
-                    yield topic.id, named.partition, named.epoch, named.batch_sequence
+                    yield ObjectTopic(topic.name, topic.id), named.partition, named.epoch, named.batch_sequence

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
@@ -371,6 +373,28 @@ def test_objects_of_a_deleted_topic_go_after_the_safety_age() -> None:
             again = await BareClient.connect(broker)
             assert (await again.topic()).id != rig.topic.id
             await again.close()
+            await rig.client.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_objects_of_a_topic_that_only_the_queue_knows_stay(caplog: pytest.LogCaptureFixture, *, shared: bool) -> None:
+    """As after a coordinator was put back to a backup that is older than the topic, or lost everything."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            await broker.partitions.create("clicks", 1, TopicSettings(shared_objects=shared), exist_ok=False)
+            rig = await Rig.make(broker)
+            await rig.batch()
+            await broker.services.coordinator.delete_topic(rig.topic)
+            rig.age_objects(2 * HOUR_MS)
+            with caplog.at_level(logging.WARNING, "memq"):
+                assert (await sweep(broker.services, HOUR_MS))[0] == 0
+            assert len(rig.store.objects) == broker.services.counters.kept_objects == 1
+            assert f"topic 'clicks' with id {rig.topic.id}: the coordinator does not know it" in caplog.text
+            await broker.services.queue.drop(read_partitions(rig.topic))
+            assert (await sweep(broker.services, HOUR_MS))[0] == 1
             await rig.client.close()
 
     run(work())
