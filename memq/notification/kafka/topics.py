@@ -162,12 +162,21 @@ class Topics:
             await self._until_gone(topic)
 
     async def trim(self, topic: str, number: int, before: int) -> None:
-        """Delete what lies below an offset that is not behind the end, nor negative: Kafka takes -1 for the end."""
+        """Delete what lies below an offset that is not behind the end, nor negative: Kafka takes -1 for the end.
+
+        The library must know who leads the partition, as for offsets (see `Looks`).
+        """
         assert before >= 0
+        if self._looks.known(topic) is None:
+            await self._looks.look(topic)
         place = TopicPartition(topic, number, before)
         doing = f"trimming partition {number} of Kafka topic '{topic}'"
         for answer in self._admin.delete_records([place], request_timeout=self._timeout_s).values():
-            await self.ask(answer, doing)
+            try:
+                await self.ask(answer, doing)
+            except MemqError:
+                self._looks.forget(topic)
+                raise
 
     async def ask(self, answer: Any, doing: str) -> Any:
         """Return what Kafka answers to a request of the admin client."""
