@@ -162,10 +162,19 @@ def test_settings_of_another_hand_are_named_with_the_command_that_mends_them(kaf
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
         for answer in admin.incremental_alter_configs([resource]).values():
             answer.result()
+        while not is_set(admin, name, dict(settings)):  # Kafka shows it a moment after it took it
+            await queue.wait({}, 0.05)
         await queue.create([part()], STALE_MS)
         await queue.publish(aged())
 
     over_kafka(kafka, work, prefix="wrong.", min_insync_replicas=1)
+
+
+def is_set(admin: AdminClient, topic: str, wanted: dict[str, str]) -> bool:
+    """Whether Kafka shows the settings of a topic so."""
+    (answer,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+    shown = answer.result()
+    return all(shown[key].value == value for key, value in wanted.items())
 
 
 def test_more_copies_than_there_are_brokers_are_named_with_the_setting(kafka: Server) -> None:
