@@ -14,7 +14,7 @@ from memq.audit.object_check import check_object
 from memq.cli.object_files import Found, find_objects
 from memq.cli.options import broker_options, brokers_of, json_option, settings_of
 from memq.cli.output import count_text, print_json, talk
-from memq.errors import CorruptDataError
+from memq.errors import CorruptDataError, DeniedError
 from memq.settings import Value
 
 
@@ -62,7 +62,11 @@ def verify(
             for one in moving:
                 _verify_object(one, tally)
         for topic in topics:
-            _verify_topic(brokers_of(config, profile, flags), topic, tally)
+            try:
+                _verify_topic(brokers_of(config, profile, flags), topic, tally)
+            except DeniedError as error:
+                hint = "memq verify reads the store itself: give it keys and a way there; memq audit asks a broker"
+                raise DeniedError(str(error), hint=hint) from error
     except KeyboardInterrupt:
         talk(f"interrupted after {count_text(tally.objects, 'object')}")
         raise

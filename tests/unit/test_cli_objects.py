@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from awscrt.checksums import crc32c
 
+import memq
 from memq.cli.run import run
 from memq.errors import CorruptDataError
 from memq.format.block import parse_header
 from memq.format.builder import BlockBuilder
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.testing import Cluster
 
 TOPIC = ObjectTopic("clicks", "ab" * 16)
 
@@ -176,3 +178,12 @@ def test_verify_finds_a_header_that_hides_records(tmp_path: Path, capsys: pytest
     path.write_bytes(bytes(block) + encode_index(meta, [batch], [entry], len(block)))
     assert run(["verify", str(path)]) == 1
     assert "tag 'web' is not in tag bits" in capsys.readouterr().out
+
+
+def test_verify_says_that_it_needs_the_store_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with Cluster() as cluster:
+        with memq.Producer(cluster.address) as producer:
+            producer.send("clicks", b"v").result(20)
+        assert run(["verify", "clicks", "-b", cluster.address]) == 4
+    said = capsys.readouterr().err
+    assert (said.count("\n"), "memq verify reads the store itself: give it keys" in said) == (1, True), said
