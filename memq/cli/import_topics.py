@@ -54,7 +54,7 @@ def kafka(
     for topic in topics:
         check_name(topic)
     settings = settings_of(config, profile, **flags)
-    chosen = kafka_settings(f"kafka://{servers}", settings.parts().section("source"), "source")
+    chosen = kafka_settings(f"kafka://{servers.removeprefix('kafka://')}", settings.parts().section("source"), "source")
     with Counted("import", "records") as counted:
         done, placed = asyncio.run(
             _import(chosen, settings.client().brokers, topics, into, groups=groups, moved=counted.move)

@@ -122,6 +122,12 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
         (["inspect", "s3://bucket/key?endpont=http://x"], 2, ["'endpont'", "did you mean 'endpoint'?"]),
         (["inspect", "."], 3, ["no file lies below '.'"]),
         (["verify"], 2, ["URI"]),
+        (
+            ["import", "kafka", "t", "--into", "t", "--from", "not there"],
+            2,
+            ["'kafka://not there' does not name a Kafka"],
+        ),
+        (["import", "kafka", "t", "--into", "t", "--from", "kafka://a:x"], 2, ["'kafka://a:x' does not name a Kafka"]),
     ],
 )
 def test_a_mistake_gets_one_line(

@@ -184,7 +184,7 @@ def _servers(url: str) -> str:
     servers = [part.strip() for part in rest.rstrip("/").split(",")]
     if scheme != "kafka" or not separator or not all(_is_server(server) for server in servers):
         raise InvalidSettingError(
-            f"queue = '{url[:120]}' does not name a Kafka", hint="write it as kafka://HOST:PORT,HOST:PORT"
+            f"'{url[:120]}' does not name a Kafka", hint="write it as kafka://HOST:PORT,HOST:PORT"
         )
     return ",".join(server if re.search(r":\d+\Z", server) else f"{server}:9092" for server in servers)
 
