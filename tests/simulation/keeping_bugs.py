@@ -22,7 +22,7 @@ KEEPING_BUGS = (
         "entry.time_ms < now_ms - settings.retention_ms",
         "entry.time_ms < now_ms - settings.retention_ms // 3",
         level="breezy",
-        seed=1037,
+        seed=1041,
         aspects=("house",),
     ),
     Planted(
@@ -41,7 +41,7 @@ KEEPING_BUGS = (
         "return max(0, gap.before.records - here.records)",
         "return 0",
         aspects=("house",),
-        seed=1004,
+        seed=1038,
     ),
     Planted(
         "sweep takes what pointers name",
@@ -134,7 +134,7 @@ KEEPING_BUGS = (
         level="sleepy",
         quick_failover=True,
         aspects=("jumps",),
-        seed=1003,
+        seed=1004,
     ),
     Planted(
         "audit passes over damage",
@@ -202,7 +202,7 @@ KEEPING_BUGS = (
         "if False:",
         level="breezy",
         aspects=("shared", "house"),
-        seed=1001,
+        seed=1002,
     ),
     Planted(
         "sweep asks nobody about shared objects",
@@ -220,7 +220,7 @@ KEEPING_BUGS = (
         "Sweep._prefix_of",
         "(shared_prefix(self._cluster), self._staged, CHECK_PREFIX)",
         "(self._staged, CHECK_PREFIX)",
-        seed=1009,
+        seed=1010,
         aspects=("shared", "house"),
     ),
     Planted(
@@ -230,7 +230,7 @@ KEEPING_BUGS = (
         "self.named.forget(now_ms - retention_ms, writing)",
         "self.named.forget(horizon, writing)",
         level="breezy",
-        seed=1211,
+        seed=1250,
         aspects=("named",),
     ),
     Planted(
@@ -242,6 +242,7 @@ KEEPING_BUGS = (
         "        await disk.append(segment.name, buffers)",
         level="calm",
         aspects=("disk",),
+        seed=1006,
     ),
     Planted(
         "spool lets go before the pointer is queued",
@@ -250,7 +251,7 @@ KEEPING_BUGS = (
         "sealed = self._sealed.get(slot.number)",
         "slot.settle()\n    sealed = self._sealed.get(slot.number)",
         level="calm",
-        seed=1013,
+        seed=1015,
         aspects=("disk",),
     ),
     Planted(
@@ -315,7 +316,7 @@ KEEPING_BUGS = (
         "await self._group.commit(",
         "[assigned.tally.store(behind, 0) for assigned, behind in due.values() if assigned.tally]\n"
         "            await self._group.commit(",
-        seed=1012,
+        seed=1014,
         aspects=("reports",),
     ),
     Planted(
