@@ -270,7 +270,7 @@ class _Board:
     def _notes(self) -> Iterable[str]:
         homeless = sum(1 for piece in self.pieces if not piece.broker)
         if homeless:
-            yield f"{homeless} partitions have no owner: no broker takes any"
+            yield f"{homeless} partitions have no owner: no broker takes any; start one that does not drain"
         for seat in self.seats.values():
             if seat.used > 1 and seat.entry.capacity_bytes_s > 0:
                 said = f"{seat.weight} bytes/s of {seat.entry.capacity_bytes_s} bytes/s"

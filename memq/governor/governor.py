@@ -7,14 +7,14 @@ moment another one governs, the coordinator refuses it, however late it comes. W
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from memq.clock import Clock
 from memq.errors import NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.planner import Planner
 from memq.governor.planning import Change, ClusterView
-from memq.logs import EventLog
+from memq.logs import OUTAGE_INTERVAL_S, EventLog
 
 
 async def view_of(coordinator: Coordinator, now_ms: int) -> ClusterView:
@@ -46,6 +46,7 @@ class Governor:
         self._events = events
         self._term = 0
         self._turn = asyncio.Lock()
+        self._said: dict[str, float] = {}  # when something was said last, by what it is about
         self.look: Callable[[], Awaitable[None]] = _unseen
 
     @property
@@ -99,9 +100,19 @@ class Governor:
                     return done
                 if isinstance(end, BaseException):
                     raise end
-        for note in plan.notes:
-            self._events.warning("governor-note", note)
+        self._say(plan.notes)
         return done
+
+    def _say(self, notes: Iterable[str]) -> None:
+        """Log what lasts once, then every minute: figures behind the colon change with each plan."""
+        now_s, said = self._clock.monotonic(), self._said
+        self._said = {}
+        for note in notes:
+            about = note.partition(":")[0]
+            self._said[about] = said.get(about, now_s)
+            if about not in said or now_s - said[about] >= OUTAGE_INTERVAL_S:
+                self._said[about] = now_s
+                self._events.warning("governor-note", note)
 
     async def _set(self, change: Change) -> bool:
         """Set one assignment; return False when somebody was faster: that change comes as one more act."""

@@ -1,0 +1,49 @@
+"""What the governor has to say about the balance is logged once while it lasts, then every minute."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import pytest
+
+from memq.governor.governor import Governor
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.governor.planner import Planner
+from memq.governor.planning import ClusterView, Plan
+from memq.logs import OUTAGE_INTERVAL_S, EventLog
+from tests.contract.manual_clock import ManualClock
+from tests.unit.test_governor_balance import broker
+
+
+def test_a_note_whose_figures_change_is_said_once_then_every_minute(caplog: pytest.LogCaptureFixture) -> None:
+    numbers, notes = count(1), ["broker 'one' is over its capacity"]
+
+    def planned(view: ClusterView) -> Plan:
+        return Plan(notes=tuple(f"{note}: {next(numbers)} bytes/s" for note in notes))
+
+    async def work() -> None:
+        clock, door, one = ManualClock(), MemoryCoordinator(MemoryCluster()), broker("one")
+        await door.register(one)
+        governor = Governor(door, Planner(planned), EventLog(clock), clock)
+
+        async def said(acts: int) -> list[str]:
+            caplog.clear()
+            for _ in range(acts):
+                await governor.act(one)
+                clock.advance(1_000)
+            return [record.getMessage() for record in caplog.records if "governor-note" in record.getMessage()]
+
+        first = "governor-note: broker 'one' is over its capacity: 1 bytes/s"
+        assert await said(30) == [first]
+        notes.append("2 partitions have no owner")
+        assert await said(20) == ["governor-note: 2 partitions have no owner: 32 bytes/s"]
+        clock.advance(int(OUTAGE_INTERVAL_S) * 1_000 - 50_000)
+        assert [line.split(":")[1] for line in await said(5)] == [" broker 'one' is over its capacity"]
+        notes.clear()
+        assert await said(1) == []
+        notes.append("broker 'one' is over its capacity")
+        assert len(await said(3)) == 1, "it had passed"
+
+    with caplog.at_level("WARNING", "memq"):
+        asyncio.run(work())
