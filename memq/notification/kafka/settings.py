@@ -65,8 +65,12 @@ class KafkaSettings:
 
     def client(self) -> dict[str, Any]:
         """Return what every client of librdkafka is told: where, how patient, and what was passed through."""
+        patience_ms = max(self.request_timeout_ms, 1_000)
         return {
-            "socket.timeout.ms": max(self.request_timeout_ms, 1_000),
+            "socket.timeout.ms": patience_ms,
+            # While Kafka stands still connections fill its backlog, and the kernel tries more of them at longer and
+            # longer intervals: with the library's 30 s a client came back 5 to 7 s after Kafka.
+            "socket.connection.setup.timeout.ms": patience_ms,
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 1_000,  # so that a healed Kafka is found within a second
             "retry.backoff.ms": 50,
