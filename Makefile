@@ -8,6 +8,7 @@ PYTHON := $(BIN)/python
 CODE := $(sort $(dir $(wildcard memq/*.py pyspark_memq/*.py localstack/*.py tests/*.py benchmarks/*.py examples/*.py)))
 JOBS ?= 3
 SEEDS ?= 200
+START ?= 1
 SOAK_SEEDS ?= 5000
 PYTEST := $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile
 DEV := $(VENV)/installed-dev
@@ -48,15 +49,16 @@ localstack: $(CLUSTER)          ## real Kafka, ZooKeeper, S3 and three brokers; 
 localstack-down: $(CLUSTER)     ## stops them; their data stay
 	@$(PYTHON) -m localstack down
 
-simulate: $(DEV)                ## the whole cluster on virtual time: SEEDS=N, or SEED=n for one
-	@$(PYTHON) -m tests.simulation.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+simulate: $(DEV)                ## the whole cluster on virtual time: SEEDS=N START=n|fresh JOBS=N, or SEED=n LEVEL=l TRACE=1
+	@$(PYTHON) -m tests.simulation.run $(if $(LEVEL),--level $(LEVEL)) $(if $(TRACE),--trace) \
+	  $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --start $(START) --jobs $(JOBS))
 
 bench: $(DEV)                   ## ratios against peers and limits, JSON out
 	@$(PYTHON) -m benchmarks
 
 soak: $(DEV)                    ## every promise as often as it says, on real servers, then a long simulation; about an hour
 	MEMQ_SOAK=1 MEMQ_REQUIRE_SERVERS=1 $(PYTHON) -m pytest -v -s -m soak -o faulthandler_timeout=3600 tests
-	@$(PYTHON) -m tests.simulation.run --seeds $(SOAK_SEEDS)
+	@$(PYTHON) -m tests.simulation.run --seeds $(SOAK_SEEDS) --start fresh --jobs $(JOBS)
 
 lint: $(DEV)                    ## ruff
 	@$(BIN)/ruff check $(CODE)

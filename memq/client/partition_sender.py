@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memq.client.link import Link
 from memq.client.link_pool import LinkPool, Session
 from memq.client.metadata import ClusterMetadata
 from memq.client.open_block import PartitionBuffer, PendingBlock
@@ -195,7 +196,10 @@ class PartitionSender:
         elif isinstance(instruction, OpenStream):
             self._open(instruction)
         else:
-            self._parts.tasks.start(self._say_close(instruction), f"close {self._name}")
+            assert self._session is not None, "CLOSE is said on an open stream"
+            # The connection may be lost before the task runs: then the request fails on the link that was.
+            close = self._say_close(self._session.link, self._stream, instruction)
+            self._parts.tasks.start(close, f"close {self._name}")
 
     def _write(self, instruction: WriteBlock) -> None:
         assert self._session is not None, "a block is written on an open stream"
@@ -307,10 +311,8 @@ class PartitionSender:
             self._session.unbind(self._stream)
             self._session = None
 
-    async def _say_close(self, instruction: CloseStream) -> None:
-        assert self._session is not None, "CLOSE is said on an open stream"
+    async def _say_close(self, link: Link, stream: int, instruction: CloseStream) -> None:
         message = Close(next_sequence=instruction.next_sequence, burned=instruction.burned)
-        link, stream = self._session.link, self._stream
         try:
             await link.request(Api.CLOSE, message, Done, stream=stream, timeout_s=CLOSE_TIMEOUT_S)
         except MemqError as error:

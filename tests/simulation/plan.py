@@ -58,6 +58,11 @@ class Plan:
     named_rest_s_max: float = 0.0  # for how long a name is silent between its instances
     keyed: bool = False  # the product's producers send by keys
 
+    @property
+    def end_s(self) -> float:
+        """How long a healed world has until all are done: a rest that began in bad weather lasts into it."""
+        return self.settle_s + max(self.rest_s, self.named_rest_s_max)
+
 
 def draw_plan(
     seed: int, level: str, producers: tuple[str, ...] = ("plain", "product"), aspects: tuple[str, ...] | None = None

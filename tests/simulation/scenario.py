@@ -96,7 +96,7 @@ class Scenario:
         self.chaos.end()
         for name in self.cluster.brokers:
             self.restart(name)
-        world.run(self.plan.settle_s, done=self._all_done)
+        world.run(self.plan.end_s, done=self._all_done)
         self._check_life()
         self._wait_for_reports()
         self.checker.finish(world.random("finish").randrange)
@@ -122,7 +122,7 @@ class Scenario:
         waiting += [group for group in self.groups if not self.checker.groups.is_drained(group)]
         if waiting:
             self.world.fail(
-                f"{', '.join(waiting)} did not come to an end within {self.plan.settle_s:g} s in a healed world"
+                f"{', '.join(waiting)} did not come to an end within {self.plan.end_s:g} s in a healed world"
             )
 
     def _wait_for_reports(self) -> None:

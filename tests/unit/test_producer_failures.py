@@ -315,3 +315,20 @@ def test_a_connection_that_does_not_even_answer_open_is_left(monkeypatch: pytest
             await (await producer.send("clicks", b"v"))
 
     assert run(test).values() == [b"v"]
+
+
+def test_a_connection_that_is_lost_before_the_end_is_said_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(broker: ToyBroker) -> None:
+        producer = AsyncProducer(broker.address)
+        await (await producer.send("clicks", b"v"))
+        (sender,) = producer._core._senders.values()
+        assert sender.session is not None
+        sender.session.link.abort(UnreachableError("cut"))  # the loop reports it after the end was decided
+        sender.finish()
+        await sender.closed.wait()
+        await producer.close()
+
+    broker = run(test)
+    assert broker.values() == [b"v"]
+    assert broker.closes == []
+    assert "AssertionError" not in caplog.text
