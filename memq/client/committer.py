@@ -69,7 +69,8 @@ class Committer:
             try:
                 await self._group.commit({partition: committed for partition, (_, committed) in due.items()})
                 self.commits += 1
-                for assigned, committed in due.values():
+                for partition, (assigned, committed) in due.items():
+                    self._reading.stored[partition] = committed
                     assigned.ledger.stored(committed)
                     if assigned.tally is not None:
                         assigned.tally.store(committed, self._runtime.clock.wall_ms())

@@ -87,7 +87,14 @@ class ConsumerCore:
             group = settings.group or ""
             self._reporter = Reporter("consumer", group, runtime, self._pool, self._tasks, ReportCarrier)
         self._opener = Opener(
-            settings, self._queue, self._reading, self._topics, self._wanted, self._changed.set, self._reporter
+            settings,
+            self._queue,
+            self._reading,
+            self._topics,
+            self._wanted,
+            self._changed.set,
+            self._reporter,
+            self._events,
         )
         self._handouts = Handouts()
         self._group: GroupSession | None = None
@@ -202,7 +209,7 @@ class ConsumerCore:
     @property
     def ended(self) -> bool:
         """Whether all that is assigned was delivered to the `end` that was asked for."""
-        everything_open = all(partition in self._reading.assigned for partition in self._wanted())
+        everything_open = self._wanted().keys() <= self._reading.assigned.keys()
         nothing_left = self._delivery is None and not self._handouts.waiting
         return self._started and nothing_left and everything_open and self._reading.ended
 
@@ -416,29 +423,21 @@ class ConsumerCore:
     def _partitions(self) -> list[ReadPartition]:
         return [partition for topic in self._topics.values() for partition in read_partitions(topic)]
 
-    def _wanted(self) -> list[ReadPartition]:
-        """Return what is to be read: everything, or what the group gave and did not take away, of known topics."""
-        if self._group is None:
-            return self._partitions()
-        given = (*self._group.state.held, *self._group.state.changes().assigned)
-        return [partition for partition in given if self._exists(partition)]
+    def _wanted(self) -> dict[ReadPartition, int]:
+        """Return what is to be read, with its grants: everything, or what the group granted, of known topics."""
+        granted = dict.fromkeys(self._partitions(), 0) if self._group is None else self._group.state.granted
+        return {partition: grant for partition, grant in granted.items() if self._exists(partition)}
 
     def _exists(self, partition: ReadPartition) -> bool:
         """Whether its topic is there, as far as is known, and not another one of the same name."""
         topic = self._topics.get(partition.topic)
         return topic is not None and topic.id == partition.topic_id
 
-    def _forget_gone(self) -> None:
-        """Drop what was fetched of topics that were deleted, also when they were made again."""
-        for partition in [partition for partition in self._reading.assigned if not self._exists(partition)]:
-            self._reading.remove(partition)
+    def _group_changed(self) -> None:
+        """Drop what was fetched of partitions that were given back or lost, and of topics that were deleted."""
+        self._reading.keep(self._wanted())
         if self._delivery is not None and self._delivery[0].removed:
             self._delivery = None
-
-    def _group_changed(self) -> None:
-        if self._group is not None:
-            for partition in self._group.state.take_dropped():
-                self._reading.remove(partition)
         self._opener.kick()
         self._tell()
 
@@ -482,7 +481,6 @@ class ConsumerCore:
                 self._topics.pop(name, None)
                 if found is not None:
                     self._topics[name] = found.topic
-            self._forget_gone()
             if self._group is not None:
                 self._group.share(self._partitions())
             self._group_changed()

@@ -107,6 +107,8 @@ class GroupSession:
             except BaseException:
                 self._rejoin = True
                 raise
+            if self.state.inside and self._silent_ms() >= self._session_timeout_ms:
+                self._leave_all()  # the group may have dropped this member before it took it in again
             self.state.answered(membership)
         else:
             released = self.state.released
@@ -120,9 +122,12 @@ class GroupSession:
             self._leave_all()
         elif not isinstance(error, RetryableError):
             self.failure = error
-        silent_ms = (self._runtime.clock.monotonic() - self._heard_s) * 1000
-        if self.state.inside and silent_ms > self._session_timeout_ms:
+        if self.state.inside and self._silent_ms() > self._session_timeout_ms:
             self._leave_all()
+
+    def _silent_ms(self) -> float:
+        """Return how long ago the last request was sent that the group has answered."""
+        return (self._runtime.clock.monotonic() - self._heard_s) * 1000
 
     def _leave_all(self) -> None:
         if self.state.held:

@@ -3,11 +3,14 @@
 The group's answers come in the background, and the user's thread takes the changes when it polls: between
 the two a partition may come and go again, and then nobody is told. A partition that is to be given back is
 held until the user took that change, so that what was handed out of it can be finished and committed.
+
+A partition that went and came back may have been read and committed by another member meanwhile. Each time that it
+comes it is a new *grant*, with a number of its own: what was read or fetched under an older grant is void.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memq.notification import Membership
@@ -39,7 +42,8 @@ class MemberState:
         self._to_revoke: dict[ReadPartition, None] = {}
         self._to_lose: dict[ReadPartition, None] = {}
         self._released: dict[ReadPartition, None] = {}
-        self._dropped: list[ReadPartition] = []
+        self._granted: dict[ReadPartition, int] = {}
+        self._grants = 0
 
     @property
     def inside(self) -> bool:
@@ -50,6 +54,11 @@ class MemberState:
     def held(self) -> tuple[ReadPartition, ...]:
         """What the user was told that it has."""
         return tuple(self._held)
+
+    @property
+    def granted(self) -> Mapping[ReadPartition, int]:
+        """What may be read and committed now, each with the number of its grant."""
+        return self._granted
 
     @property
     def released(self) -> tuple[ReadPartition, ...]:
@@ -77,6 +86,7 @@ class MemberState:
         self._to_assign = {
             partition: None for partition in assigned if partition not in self._held and partition not in self._released
         }
+        self._grant()
 
     def fenced(self) -> None:
         """The group does not know this member any more: everything is lost."""
@@ -85,6 +95,7 @@ class MemberState:
             self._lose(partition)
         self._to_assign.clear()
         self._released.clear()
+        self._grant()
 
     def changes(self) -> Changes:
         """Return what the user must be told, without taking it."""
@@ -99,19 +110,23 @@ class MemberState:
         if self._to_revoke.pop(partition, 0) is None and partition in self._held:
             del self._held[partition]
             self._released[partition] = None
+            self._grant()
 
     def told_assigned(self, partition: ReadPartition) -> None:
         """The user knows that it has the partition."""
         if self._to_assign.pop(partition, 0) is None:
             self._held[partition] = None
 
-    def take_dropped(self) -> list[ReadPartition]:
-        """Return what was lost since the last call: reading it must end at once, before it may be assigned again."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
-
     def _lose(self, partition: ReadPartition) -> None:
         del self._held[partition]
+        self._granted.pop(partition, None)  # at once: the same answer may assign it again
         self._to_revoke.pop(partition, None)
         self._to_lose[partition] = None
-        self._dropped.append(partition)
+
+    def _grant(self) -> None:
+        """Number what came, and drop what went; what stayed keeps its number."""
+        before, self._granted = self._granted, {}
+        for partition in (*self._held, *self._to_assign):
+            if partition not in before:
+                self._grants += 1
+            self._granted[partition] = before.get(partition, self._grants)

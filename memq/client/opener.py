@@ -15,10 +15,13 @@ from memq.client.record import place_of
 from memq.client.reporter import Reporter
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, RetryableError
 from memq.format.report import BeginReason
+from memq.logs import EventLog
 from memq.notification.remote import RemoteQueue
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals
 
 _RETRY_S = 0.2
+_STALE_RETRIES = 7  # 9 s in all
+_STALE_RETRY_S_MAX = 2.0
 
 
 class Opener:
@@ -34,9 +37,10 @@ class Opener:
         queue: RemoteQueue,
         reading: Reading,
         topics: Mapping[str, Topic],
-        wanted: Callable[[], list[ReadPartition]],
+        wanted: Callable[[], Mapping[ReadPartition, int]],
         changed: Callable[[], None],
         reporter: Reporter | None,
+        events: EventLog,
     ) -> None:
         self.failure: MemqError | None = None
         self._settings = settings
@@ -47,6 +51,7 @@ class Opener:
         self._wanted = wanted
         self._changed = changed
         self._reporter = reporter
+        self._events = events
         self._tallies: dict[ReadPartition, ReadTally] = {}  # the last one of each partition, read or not
         self._ends: dict[ReadPartition, Position] = {}
         self._kicked = asyncio.Event()
@@ -81,23 +86,49 @@ class Opener:
                 hint="poll until on_assigned was called with it, then seek again",
             )
         paused = assigned.flow.paused
-        self._read(partition, position, _known_before(point), "seek")
+        self._read(partition, position, _known_before(point), "seek", assigned.grant)
         if paused:
             self._reading.pause(partition, paused=True)
 
     async def _open_missing(self) -> None:
         wanted = self._wanted()
-        for partition in [partition for partition in self._reading.assigned if partition not in wanted]:
-            self._reading.remove(partition)
-        missing = [partition for partition in wanted if partition not in self._reading.assigned]
+        self._reading.keep(wanted)
+        missing = {partition: grant for partition, grant in wanted.items() if partition not in self._reading.assigned}
         if not missing:
             return
-        stored = await self._stored(missing)
-        for partition in missing:
-            await self._open(partition, stored.get(partition))
+        stored = await self._stored(list(missing))
+        for partition, grant in missing.items():
+            await self._open(partition, grant, stored.get(partition))
             self._changed()
 
     async def _stored(self, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """Return what the group has stored of these partitions.
+
+        A position before one that this member knows to be stored is an outdated answer: it is asked for again, within
+        bounds, since only a reset of the group goes back.
+        """
+        stored = await self._committed(partitions)
+        for tries in range(_STALE_RETRIES):
+            if not any(self._goes_back(partition, stored.get(partition)) for partition in partitions):
+                return stored
+            await asyncio.sleep(min(_RETRY_S * 2**tries, _STALE_RETRY_S_MAX))
+            stored = await self._committed(partitions)
+        for partition in partitions:
+            if not self._goes_back(partition, stored.get(partition)):
+                continue
+            known, found = self._reading.stored.pop(partition).position, stored.get(partition)
+            self._events.warning(
+                "consumer.position-back",
+                f"group '{self._settings.group}' in topic '{partition.topic}': {known} was stored, now it is "
+                f"{found.position if found is not None else 'nothing'}; reading from there",
+            )
+        return stored
+
+    def _goes_back(self, partition: ReadPartition, found: Committed | None) -> bool:
+        known = self._reading.stored.get(partition)
+        return known is not None and (found is None or found.position < known.position)
+
+    async def _committed(self, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
         if self._settings.group is None:
             return {}
         try:
@@ -105,7 +136,12 @@ class Opener:
         except NotFoundError:
             return {}  # the group has stored nothing yet
 
-    async def _open(self, partition: ReadPartition, stored: Committed | None) -> None:
+    async def _open(self, partition: ReadPartition, grant: int, stored: Committed | None) -> None:
+        """Read a partition from `stored` on, which was asked for under `grant`.
+
+        A partition that was given back meanwhile is left alone, also when it is here again: what is stored may have
+        moved since. Each change of grants kicks, so it is opened in the next round with a position asked for then.
+        """
         settings = self._topics[partition.topic].settings
         place = place_of(partition)
         if self._settings.end is not None and partition not in self._ends:
@@ -117,13 +153,14 @@ class Opener:
         else:
             start = point_of(self._settings.start, place)
             position, known = await self._places.start_at(start, partition, settings), _known_before(start)
-        if partition in self._wanted():  # else it was given back meanwhile
-            assigned = self._read(partition, position, known, "start" if stored is None else "stored")
+        if self._wanted().get(partition) == grant:
+            assigned = self._read(partition, position, known, "start" if stored is None else "stored", grant)
             if stored is not None:
                 assigned.ledger.stored(stored)
+                self._reading.stored[partition] = stored
 
     def _read(
-        self, partition: ReadPartition, position: Position, known: Totals | None, reason: BeginReason
+        self, partition: ReadPartition, position: Position, known: Totals | None, reason: BeginReason, grant: int
     ) -> Assigned:
         topic = self._topics[partition.topic]
         flow = PartitionFlow(
@@ -135,7 +172,7 @@ class Opener:
             pass_expired=self._settings.on_expired == "skip",
             known=known,
         )
-        assigned = self._reading.add(flow, topic)
+        assigned = self._reading.add(flow, topic, grant)
         reporter = self._reporter
         if reporter is not None and reporter.wanted(topic):
             part = partial(reporter.part, topic)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification.remote import Polled, RemoteQueue
 from memq.tasks import TaskOwner
-from memq.topic import ReadPartition, Topic, TopicSettings
+from memq.topic import Committed, ReadPartition, Topic, TopicSettings
 
 FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
@@ -37,6 +37,7 @@ class Assigned:
     flow: PartitionFlow
     settings: TopicSettings
     writers: list[int]  # the write partitions whose pointers go here
+    grant: int = 0  # of the partition to this member: all that is read under an older one is void
     ledger: CommitLedger = field(default_factory=CommitLedger)
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     removed: bool = False
@@ -66,6 +67,7 @@ class Reading:
     ) -> None:
         self.failure: MemqError | None = None
         self.removed_counts = Counts()  # of partitions that are not read any more
+        self.stored: dict[ReadPartition, Committed] = {}  # the last that is known to be stored of each
         self.retries = 0  # of polls and fetches that failed and were tried again
         self._runtime = runtime
         self._queue = queue
@@ -93,13 +95,20 @@ class Reading:
         """The partitions that are read, in the order they came."""
         return self._assigned
 
-    def add(self, flow: PartitionFlow, topic: Topic) -> Assigned:
+    def add(self, flow: PartitionFlow, topic: Topic, grant: int = 0) -> Assigned:
         """Read a partition, in place of what was read of it before."""
         self.remove(flow.partition)
-        assigned = self._assigned[flow.partition] = Assigned(flow, topic.settings, topic.writers_of(flow.partition))
+        writers = topic.writers_of(flow.partition)
+        assigned = self._assigned[flow.partition] = Assigned(flow, topic.settings, writers, grant)
         self._turn.append(flow.partition)
         self._work(assigned, self._begin(assigned), "consumer looks back")
         return assigned
+
+    def keep(self, granted: Mapping[ReadPartition, int]) -> None:
+        """Stop reading what is not among `granted`, or was read under another grant than the one of now."""
+        for partition, assigned in list(self._assigned.items()):
+            if granted.get(partition) != assigned.grant:
+                self.remove(partition)
 
     def remove(self, partition: ReadPartition) -> None:
         """Stop reading a partition; what was fetched of it is dropped."""

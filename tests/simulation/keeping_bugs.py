@@ -120,7 +120,7 @@ KEEPING_BUGS = (
         "seek keeps what was fetched",
         "memq.client.opener",
         "Opener.seek",
-        'self._read(partition, position, _known_before(point), "seek")',
+        'self._read(partition, position, _known_before(point), "seek", assigned.grant)',
         "assigned.flow.position = position",
         level="calm",
         aspects=("wander",),

@@ -68,6 +68,10 @@ class MemberBesideGroup(RuleBasedStateMachine):
         assert not self.member.changes()
         assert self.users == set(self.member.held)
 
+    @invariant()
+    def what_is_granted_is_held_or_to_be_assigned(self) -> None:
+        assert set(self.member.granted) == {*self.member.held, *self.member.changes().assigned}
+
     @precondition(lambda self: self.member.inside)
     @invariant()
     def nothing_is_released_while_the_user_has_it(self) -> None:
@@ -106,12 +110,24 @@ def test_what_is_revoked_stays_held_until_the_user_is_told() -> None:
     assert (member.held, member.released) == (PARTS[:1], PARTS[1:2])
 
 
-def test_what_was_lost_is_dropped_once_even_when_it_comes_back() -> None:
+def test_what_was_lost_is_another_grant_when_it_comes_back() -> None:
     member = MemberState()
     member.answered(Membership(1, PARTS[:1]))
     member.told_assigned(PARTS[0])
+    first = member.granted[PARTS[0]]
     member.fenced()
-    assert member.take_dropped() == [PARTS[0]]
+    assert not member.granted
     member.answered(Membership(5, PARTS[:1]))
-    assert member.take_dropped() == []
+    assert member.granted[PARTS[0]] > first
     assert member.changes() == Changes(lost=PARTS[:1], assigned=PARTS[:1])
+
+
+def test_what_is_lost_and_assigned_by_one_answer_is_another_grant() -> None:
+    member = MemberState()
+    member.answered(Membership(1, PARTS[:2]))
+    member.told_assigned(PARTS[0])
+    grants = dict(member.granted)
+    member.answered(Membership(2, PARTS[1:2]))
+    member.answered(Membership(3, PARTS[:2]))
+    assert member.granted[PARTS[0]] > grants[PARTS[0]]
+    assert member.granted[PARTS[1]] == grants[PARTS[1]], "what stayed keeps its grant"

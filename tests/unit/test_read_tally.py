@@ -52,7 +52,7 @@ def test_a_partition_that_is_read_anew_while_its_commit_is_under_way_begins_behi
             await queue.asked.wait()
             core = consumer._core
             known = core._topics.pop("clicks")  # as when a broker does not know it for a moment
-            core._forget_gone()
+            core._group_changed()
             core._topics["clicks"] = known
             core._group_changed()
             again = await consumer.poll(WAIT_S)

@@ -1,0 +1,202 @@
+"""Where a group's member begins to read a partition that comes, goes and comes again while answers are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from msgspec import Struct
+
+from memq.client.consumer_settings import ConsumerSettings
+from memq.client.fetcher import Fetcher
+from memq.client.membership import MemberState
+from memq.client.opener import Opener
+from memq.client.reading import Reading
+from memq.errors import NotFoundError, QueueError
+from memq.format.block import Buffer
+from memq.logs import EventLog
+from memq.notification import Entry, Membership, Span
+from memq.notification.remote import Answer, Polled, RemoteQueue
+from memq.protocol.frames import Api
+from memq.tasks import TaskOwner
+from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
+from tests.skipping_loop import run_skipping, skip, skipping_runtime
+
+TOPIC = Topic(name="t", id="0" * 31 + "1", created_ms=1, settings=TopicSettings(), partitions=equal_slots(2))
+SLOW, MOVED = (ReadPartition("t", TOPIC.id, number) for number in range(2))
+
+
+class NoBroker:
+    """An `Ask` that nobody may use."""
+
+    async def __call__(self, api: Api, message: Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
+        raise AssertionError(f"a broker is asked for {api.name}")
+
+
+class Answers(RemoteQueue):
+    """What brokers answer: `stored` of the group, and spans; that of SLOW comes when `slow` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(NoBroker())
+        self.stored: dict[ReadPartition, Committed] = {}
+        self.outdated: list[dict[ReadPartition, Committed] | Exception] = []  # answered first, one at a time
+        self.slow = asyncio.Event()
+        self.asked = 0
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        self.asked += 1
+        answer = self.outdated.pop(0) if self.outdated else self.stored
+        if isinstance(answer, Exception):
+            raise answer
+        return {part: answer[part] for part in partitions if part in answer}
+
+    async def span(self, partition: ReadPartition) -> Span:
+        if partition == SLOW:
+            await self.slow.wait()
+        return Span(0, 1_000)
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        return ()
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        return 1_000
+
+    async def poll(self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0) -> list[Polled]:
+        await skip(wait_ms / 1000)
+        return []
+
+
+async def no_read(store: str, key: str, offset: int, length: int) -> Buffer:
+    raise AssertionError("no pointer came, so nothing is fetched")
+
+
+class Member:
+    """A member of a group with its opener, which runs in the background."""
+
+    def __init__(self) -> None:
+        runtime = skipping_runtime()
+        self.answers, self.state = Answers(), MemberState()
+        events = EventLog(runtime.clock)
+        self.tasks = TaskOwner(lambda error: None, events)
+        fetcher = Fetcher("broker", no_read, lambda store: None)
+        self.reading = Reading(runtime, self.answers, fetcher, self.tasks, 1 << 20, lambda: None)
+        settings = ConsumerSettings(topics=("t",), group="g")
+        wanted: Callable[[], dict[ReadPartition, int]] = lambda: dict(self.state.granted)  # noqa: E731 - one line
+        self.opener = Opener(
+            settings, self.answers, self.reading, {"t": TOPIC}, wanted, lambda: None, reporter=None, events=events
+        )
+        self.tasks.start(self.opener.run(), "opener")
+
+    def heard(self, *memberships: Membership) -> None:
+        """Take answers of the group, which come one after the other without a pause."""
+        for membership in memberships:
+            self.state.answered(membership, self.state.released)
+            self.reading.keep(self.state.granted)
+            self.opener.kick()
+
+    def store(self, pointer_offset: int) -> None:
+        self.answers.stored[MOVED] = committed_at(pointer_offset)
+
+    @property
+    def position(self) -> Position:
+        return self.reading.assigned[MOVED].flow.position
+
+
+def committed_at(pointer_offset: int) -> Committed:
+    return Committed(Position(1, pointer_offset), Totals())
+
+
+AWAY_AND_BACK = (Membership(2, (SLOW,), (MOVED,)), Membership(3, (SLOW,)), Membership(4, (SLOW, MOVED)))
+
+
+def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used() -> None:
+    async def work() -> None:
+        member = Member()
+        member.store(100)
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        assert (member.answers.asked, list(member.reading.assigned)) == (1, []), "it waits for the slow partition"
+        member.heard(*AWAY_AND_BACK)
+        member.store(200)  # another member had it meanwhile
+        member.answers.slow.set()
+        await skip(1)
+        assert member.position == Position(1, 200)
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_is_read_of_a_partition_ends_when_it_goes_though_it_comes_back_at_once(told: bool) -> None:
+    async def work() -> None:
+        member = Member()
+        member.answers.slow.set()
+        member.store(100)
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        before = member.reading.assigned[MOVED]
+        if told:
+            member.state.told_assigned(MOVED)
+            member.state.fenced()
+            member.heard(Membership(4, (SLOW, MOVED)))
+        else:
+            member.heard(*AWAY_AND_BACK)
+        member.store(200)
+        assert before.removed, "what was prefetched of it could still be delivered"
+        await skip(1)
+        assert member.position == Position(1, 200)
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("outdated", [{}, {MOVED: committed_at(40)}, NotFoundError("no such group")])
+def test_an_answer_behind_what_this_member_has_stored_is_asked_for_again(
+    outdated: dict[ReadPartition, Committed] | Exception,
+) -> None:
+    async def work() -> None:
+        member = Member()
+        member.answers.slow.set()
+        member.store(100)
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        member.answers.outdated = [outdated] * 3
+        member.heard(*AWAY_AND_BACK)
+        await skip(5)
+        assert (member.position, member.answers.asked) == (Position(1, 100), 5)
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+def test_a_position_that_stays_back_is_one_of_a_reset() -> None:
+    async def work() -> None:
+        member = Member()
+        member.answers.slow.set()
+        member.store(100)
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        member.store(40)
+        member.heard(*AWAY_AND_BACK)
+        await skip(8)
+        assert MOVED not in member.reading.assigned
+        await skip(5)
+        assert member.position == Position(1, 40)
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+def test_an_error_is_no_answer() -> None:
+    async def work() -> None:
+        member = Member()
+        member.answers.slow.set()
+        member.store(100)
+        member.answers.outdated = [QueueError("the queue is away")]
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        assert member.position == Position(1, 100)
+        await member.tasks.stop()
+
+    run_skipping(work())
