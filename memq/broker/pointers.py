@@ -1,33 +1,91 @@
-"""Reads all pointers of a read partition once, as they are: what retention and the sweep want of them are the keys."""
+"""Reads all pointers of a read partition once, and says whether the reading was whole.
+
+Theory. Retention and the sweep delete what a log does not name, so an answer that is short destroys data. An empty
+read is no proof that a log is over: a queue that lost its connection has answered so. The witness is the span, read
+before the first page: the reading must reach its end, and its offsets must follow on each other from its beginning.
+Every queue numbers its entries densely, and takes them from the front only; so a hole between them is a loss.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from memq.errors import CorruptDataError
+from memq.errors import CorruptDataError, QueueError
 from memq.format.pointer import Pointer, decode_pointer
-from memq.notification import Entry, PointerReader
+from memq.notification import Entry, PointerReader, Span
 from memq.topic import ReadPartition
 
 READ_BYTES = 1 << 20
 
 
-async def pointers_of(
-    queue: PointerReader, partition: ReadPartition, damaged: Callable[[str], None]
-) -> AsyncIterator[tuple[Entry, Pointer | None]]:
-    """Yield each entry with its pointer; None for a damaged one, and `damaged` is told what is wrong.
+class LogReading:
+    """One reading of a read partition. `damaged` is called with what is wrong with a pointer.
 
-    Raises: QueueError, NotFoundError, UnsupportedFormatError for a pointer of a newer version.
+    `begin` is the first offset that the queue says to have; `lost` counts the entries that it should have and did not
+    show; `fault` says why the reading was not whole, "" when it was; `cut` says that this is since retention took
+    entries meanwhile, so that another reading helps. They hold when the iteration has ended.
     """
-    offset = 0
-    while entries := await queue.read(partition, offset, READ_BYTES):
-        for entry in entries:
-            try:
-                yield entry, decode_pointer(entry.body)
-            except CorruptDataError as error:
-                damaged(f"topic '{partition.topic}' offset {entry.offset}: {error}")
-                yield entry, None
-        offset = entries[-1].offset + 1
+
+    def __init__(self, queue: PointerReader, partition: ReadPartition, damaged: Callable[[str], None]) -> None:
+        self.begin = 0
+        self.lost = 0
+        self.fault = ""
+        self.cut = False
+        self._queue = queue
+        self._partition = partition
+        self._damaged = damaged
+
+    async def entries(self) -> AsyncIterator[tuple[Entry, Pointer | None]]:
+        """Yield each entry with its pointer, None for a damaged one; `fault` ends the iteration.
+
+        Raises: QueueError, NotFoundError, UnsupportedFormatError for a pointer of a newer version.
+        """
+        span = await self._queue.span(self._partition)
+        if not 0 <= span.begin <= span.end:
+            self.fault = f"the queue says that its log lies between {span.begin} and {span.end}"
+            return
+        self.begin = offset = span.begin
+        while entries := await self._queue.read(self._partition, offset, READ_BYTES):
+            for entry in entries:
+                if entry.offset < offset:
+                    self.fault = f"the queue shows offset {entry.offset} where {offset} or more was asked for"
+                    return
+                if entry.offset > offset and await self._skipped(offset, entry.offset):
+                    return
+                offset = entry.offset + 1
+                yield entry, self._decoded(entry)
+        if offset < span.end:
+            self.fault = f"the queue shows nothing from offset {offset} on, though its end is {span.end}"
+
+    async def _skipped(self, first: int, next_: int) -> bool:
+        """Count what is missing from `first` up to `next_`; True when retention took it meanwhile."""
+        begin = (await self._queue.span(self._partition)).begin
+        if begin > first:
+            self.cut, self.fault = True, f"retention took offsets {first} to {begin - 1} while they were read"
+            return True
+        self.lost += next_ - first
+        return False
+
+    def _decoded(self, entry: Entry) -> Pointer | None:
+        try:
+            return decode_pointer(entry.body)
+        except CorruptDataError as error:
+            self._damaged(f"topic '{self._partition.topic}' offset {entry.offset}: {error}")
+            return None
+
+
+async def whole_log(
+    queue: PointerReader, partition: ReadPartition, damaged: Callable[[str], None]
+) -> tuple[Span, list[tuple[Entry, Pointer | None]]]:
+    """Return all entries of a read partition with their pointers, and the span that they fill.
+
+    Raises: QueueError when the reading was not whole; as `LogReading.entries`.
+    """
+    reading = LogReading(queue, partition, damaged)
+    known = [item async for item in reading.entries()]
+    if reading.fault:
+        raise QueueError(f"topic '{partition.topic}' partition {partition.partition}: {reading.fault}")
+    return Span(reading.begin, known[-1][0].offset + 1 if known else reading.begin), known
 
 
 def keys_of(pointer: Pointer | None) -> list[str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from memq.broker.cold_retention import COLD_LOOK_S, first_old_ms, retire_cold
 from memq.broker.partitions import Partitions
-from memq.broker.pointers import keys_of, pointers_of
+from memq.broker.pointers import keys_of, whole_log
 from memq.broker.services import Services
 from memq.broker.sweep import Sweep
 from memq.cold.tail import TailNeeds, window_since_ms
-from memq.errors import MemqError
+from memq.errors import MemqError, QueueError
 from memq.format.key import is_cold_object, shared_prefix, staged_prefix
 from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END
@@ -114,7 +114,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
         return old_ms if settings.retention_ms else NEVER_MS  # the usual case costs one small read
     if not first:
         return now_ms
-    known = [item async for item in pointers_of(services.queue, partition, damaged)]
+    span, known = await whole_log(services.queue, partition, damaged)
     if cold is not None:
         known = [item for item in known if item[0].offset >= cold.next]
         cold = await retire_cold(services, partition, cold, settings, known)
@@ -127,15 +127,35 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
         return now_ms
     await services.queue.trim(partition, found.before)
     services.counters.retired_pointers += found.before - span.begin
-    others = (shared_prefix(services.settings.cluster), staged_prefix(services.settings.cluster))
-    for key in found.keys if services.settings.delete_objects else ():
-        if key.startswith(others):
-            continue  # other topics may name it: the sweep takes it when none does
-        await services.store.delete(key)
-        services.counters.retired_objects += 1
-    taken = f"{found.before - span.begin} pointers, {len(found.keys)} objects"
+    deleted = await _delete_unnamed(services, partition, found, damaged) if services.settings.delete_objects else 0
+    taken = f"{found.before - span.begin} pointers, {deleted} objects"
     services.events.info("retired", f"topic '{topic.name}' partition {partition.partition}: {taken}")
     return now_ms
+
+
+async def _delete_unnamed(
+    services: Services, partition: ReadPartition, found: Expired, damaged: Callable[[str], None]
+) -> int:
+    """Delete the objects that the trimmed pointers named and no other does, and return how many.
+
+    What is left of the log is read again, after the trim: a copy of a pointer that the first reading missed still
+    names its object. What can't be proved now is left to the sweep.
+    """
+    left, known = await whole_log(services.queue, partition, damaged)
+    if left.begin < found.before:
+        raise QueueError(
+            f"the queue shows offset {left.begin} after a trim to {found.before}: {len(found.keys)} objects are left"
+        )
+    named = {key for _, pointer in known for key in keys_of(pointer)}
+    others = (shared_prefix(services.settings.cluster), staged_prefix(services.settings.cluster))
+    deleted = 0
+    for key in found.keys:
+        if key in named or key.startswith(others):
+            continue  # other topics may name what they share: the sweep takes it when none does
+        await services.store.delete(key)
+        services.counters.retired_objects += 1
+        deleted += 1
+    return deleted
 
 
 async def _restate(partitions: Partitions, topic: Topic, holding: Iterable[int]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memq.broker.forgotten import Forgotten
-from memq.broker.pointers import keys_of, pointers_of
+from memq.broker.pointers import LogReading, keys_of
 from memq.broker.shown_log import ShownLog
 from memq.broker.unaccounted import Claim, Place, Unaccounted, forgotten_topic
 from memq.clock import Clock
@@ -33,6 +33,7 @@ from memq.notification import PointerReader
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 
+READINGS_MAX = 3  # of one log, when retention takes entries meanwhile
 SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are looked at together; about 30 MB
 
 UNNAMED = "no pointer names it"
@@ -169,20 +170,41 @@ class Sweep:
         `logs` gets what they show of each write partition.
         """
         for partition in read_partitions(topic):
-            begin = -1
             try:
-                async for entry, pointer in pointers_of(self._queue, partition, self._note):
-                    if pointer is None:
-                        self._note(f"topic '{topic.name}' is not swept: a pointer is damaged")
-                        return False
-                    begin = entry.offset if begin < 0 else begin
-                    logs.setdefault((topic.id, pointer.partition), ShownLog()).take(pointer, cut=begin > 0)
-                    for key in keys_of(pointer):
-                        keys.pop(key, None)
+                fault = await self._strike_log(topic, partition, keys, logs)
             except NotFoundError as error:
-                self._note(f"topic '{topic.name}' is not swept: {error}")
+                fault = str(error)
+            if fault:
+                self._note(f"topic '{topic.name}' is not swept: {fault}")
                 return False
         return await self._strike_cold(topic, keys)
+
+    async def _strike_log(
+        self, topic: Topic, partition: ReadPartition, keys: dict[str, ObjectEntry], logs: dict[Place, ShownLog]
+    ) -> str:
+        """Do that for one read partition; return why its pointers can't all be read, "" when they were."""
+        tries = 0
+        while True:
+            reading, shown = LogReading(self._queue, partition, self._note), dict[Place, ShownLog]()
+            async for _entry, pointer in reading.entries():
+                if pointer is None:
+                    return "a pointer is damaged"
+                place = (topic.id, pointer.partition)
+                shown.setdefault(place, ShownLog()).take(pointer, cut=reading.begin > 0)
+                for key in keys_of(pointer):
+                    keys.pop(key, None)
+            tries += 1
+            if not reading.cut or tries == READINGS_MAX:
+                break
+        if reading.lost:
+            for log in shown.values():
+                log.lose()
+            self._note(
+                f"topic '{topic.name}' partition {partition.partition}: {reading.lost} pointers that the queue should"
+                f" have are missing between {reading.begin} and its end; memq audit says which records they held"
+            )
+        logs |= shown
+        return reading.fault
 
     async def _strike_unaccounted(
         self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[Place, ShownLog]

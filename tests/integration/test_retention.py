@@ -14,7 +14,7 @@ import pytest
 import memq
 from localstack.s3 import BUCKET
 from localstack.servers import S3Server, Server
-from memq.broker.pointers import keys_of, pointers_of
+from memq.broker.pointers import keys_of, whole_log
 from memq.clock import SystemClock
 from memq.errors import PositionExpiredError
 from memq.topic import Position, read_partitions
@@ -47,8 +47,8 @@ class View:
         queue = kafka_queue(self._kafka, prefix=self._prefix)
         try:
             (partition,) = read_partitions(self.topic)
-            found = pointers_of(queue, partition, pytest.fail)
-            return {key: entry.offset async for entry, pointer in found for key in keys_of(pointer)}
+            _, found = await whole_log(queue, partition, pytest.fail)
+            return {key: entry.offset for entry, pointer in found for key in keys_of(pointer)}
         finally:
             await queue.close()
 

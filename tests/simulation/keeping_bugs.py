@@ -46,7 +46,7 @@ KEEPING_BUGS = (
     Planted(
         "sweep takes what pointers name",
         "memq.broker.sweep",
-        "Sweep._strike_named",
+        "Sweep._strike_log",
         "keys.pop(key, None)",
         "pass",
         level="calm",
@@ -197,9 +197,9 @@ KEEPING_BUGS = (
     Planted(
         "retention takes objects that others share",
         "memq.broker.retention",
-        "_retire_partition",
-        "if key.startswith(others):",
-        "if False:",
+        "_delete_unnamed",
+        "if key in named or key.startswith(others):",
+        "if key in named:",
         level="breezy",
         aspects=("shared", "house"),
         seed=1002,
@@ -285,7 +285,7 @@ KEEPING_BUGS = (
     Planted(
         "retention takes what another partition has of a staged object",
         "memq.broker.retention",
-        "_retire_partition",
+        "_delete_unnamed",
         "others = (shared_prefix(services.settings.cluster), staged_prefix(services.settings.cluster))",
         "others = (shared_prefix(services.settings.cluster),)",
         level="calm",

@@ -35,6 +35,7 @@ def shown(text: str, *, cut: bool = False, before: int = 0) -> ShownLog:
 
 
 SOUND, CUT, LOST, RESTORED, UNDER_OWNER = "o1 1.0 o2 2.0", "2.5 o3", "o4 4.0", "1.0 2.0 2.1 o5 5.0", "3.8 3.9 o4"
+GAP, GAP_AT_FIRST, CUT_THEN_GAP = "o1 1.0 1.1 1.4 o2 2.0", "o1 1.0 o2 2.1", "2.5 2.7 o3 3.2"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,15 @@ SOUND, CUT, LOST, RESTORED, UNDER_OWNER = "o1 1.0 o2 2.0", "2.5 o3", "o4 4.0", "
         (shown(LOST), "4.0 4.9", "1.0 3.9 5.0"),
         (shown(RESTORED), "1.0 1.9 2.1 5.3", "2.2 3.0 4.9 6.0"),
         (shown(UNDER_OWNER, before=10), "4.0", "1.0 3.0 3.7 3.9 5.0"),
+        (shown(GAP), "1.0 1.1 1.4 1.5 2.0 2.1", "1.2 1.3"),
+        (shown(GAP_AT_FIRST), "1.0 1.1 2.1 2.2", "2.0"),
+        (shown(CUT_THEN_GAP, cut=True, before=10), "1.0 2.0 2.4 2.5 2.7 2.8 3.2 3.3", "2.6 3.0 3.1"),
+        (shown("2.3 4.9 o5", cut=True, before=10), "1.7 2.0 4.0 4.8", "3.0 6.0"),
     ],
-    ids=["sound", "cut by retention", "hole", "empty", "opened anew", "restored", "lost under its owner"],
+    ids=[
+        *("sound", "cut by retention", "epoch missing", "empty", "opened anew", "restored", "lost under its owner"),
+        *("gap", "gap at the first batch", "cut, then a gap", "cut with a late pointer in front"),
+    ],
 )
 def test_what_a_log_accounts_for(log: ShownLog, gone: str, kept: str) -> None:
     for text in f"{gone} {kept}".split():
@@ -56,26 +64,53 @@ def test_what_a_log_accounts_for(log: ShownLog, gone: str, kept: str) -> None:
         assert log.accounts_for(place.epoch, place.batch_sequence) is (text in gone.split()), text
 
 
-def test_which_logs_have_lost_all_of_their_past() -> None:
-    assert [log.lost for log in (shown(""), shown(UNDER_OWNER, before=10), shown(SOUND), shown(RESTORED))] == [
-        *(True, True),
-        *(False, False),
-    ]
+def test_a_log_with_holes_between_its_offsets_accounts_for_nothing_but_what_it_shows() -> None:
+    log = shown(SOUND)
+    log.lose()
+    assert [log.accounts_for(*place) for place in [(1, 0), (2, 0), (1, 5), (2, 1)]] == [True, True, False, False]
+    assert log.lost
+
+
+def test_which_logs_have_lost_pointers_that_they_had() -> None:
+    lost = [shown(""), shown(UNDER_OWNER, before=10), shown(GAP), shown(GAP_AT_FIRST)]
+    assert [log.lost for log in lost] == [True] * 4
+    assert [log.lost for log in (shown(SOUND), shown(RESTORED), shown("2.5 2.6 o3", cut=True))] == [False] * 3
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_any_batch_whose_pointer_is_lost_between_others_of_its_epoch_is_not_accounted_for(seed: int) -> None:
+    draw = random.Random(seed)
+    log = [pointer(f"{epoch}.{batch}" if batch >= 0 else f"o{epoch}") for epoch in (1, 2, 3) for batch in range(-1, 6)]
+    cut = draw.randint(0, 8)
+    lost = draw.choice([each for each in log[cut + 1 :] if each.kind == "data" and each.batch_sequence < 5])
+    shown = ShownLog()
+    for each in log[cut:]:
+        if each is not lost:
+            shown.take(each, cut=cut > 0)
+    place = (lost.epoch, lost.batch_sequence)
+    # `opened` is repeated: behind the one that a cut log begins with, retention may have taken the first batches.
+    in_front = cut > 0 and lost is log[cut + 1] and log[cut].kind == "opened"
+    assert shown.accounts_for(*place) is in_front
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_whatever_owners_and_retention_did_is_accounted_for_and_a_lost_end_is_not(seed: int) -> None:
-    """Owners open, store, publish or die before it; late pointers land behind higher epochs; retention cuts."""
+    """Owners open, store, publish in order or die; late pointers land behind higher epochs; retention cuts."""
     draw = random.Random(seed)
     log: list[Pointer] = []
     stored: list[tuple[int, int]] = []
     late: list[Pointer] = []
     for epoch in range(1, draw.randint(2, 9)):
         log.append(pointer(f"o{epoch}", 10 * len(log)))
+        dead = False
         for batch in range(draw.randint(0, 4)):
             stored.append((epoch, batch))
             each = pointer(f"{epoch}.{batch}", 10 * len(log))
-            draw.choice([log, log, late]).append(each)
+            if not dead and draw.random() < 0.7:
+                log.append(each)
+            elif not dead:
+                late.append(each)  # the one that is in flight when its owner dies
+                dead = True
         if late and draw.random() < 0.5:
             log.append(late.pop())
     kept = draw.randint(0, len(log) - 1)

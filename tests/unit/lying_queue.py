@@ -1,0 +1,46 @@
+"""A queue that answers wrongly without an error, as real ones do when a connection breaks between two requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memq.clock import SystemClock
+from memq.notification import Entry, Span
+from memq.notification.memory import MemoryQueue
+from memq.topic import ReadPartition
+
+PAGE_BYTES = 1  # of each read: one entry
+
+
+class LyingQueue(MemoryQueue):
+    """Shows the logs of another queue in pages of one entry, and lies of one read partition, if one is named.
+
+    `over_at`: reads from this offset on are empty. `omits`: offsets that are left out. `repeats`: the offset whose
+    entry each later read shows. `says`: the span that it says.
+    """
+
+    def __init__(self, queue: MemoryQueue, of: ReadPartition | None = None) -> None:
+        super().__init__(SystemClock())
+        self._logs = queue._logs
+        self._of = of
+        self.over_at: int | None = None
+        self.omits: frozenset[int] = frozenset()
+        self.repeats: int | None = None
+        self.says: Span | None = None
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+        """See `PointerReader.read`."""
+        if self._of not in (None, partition):
+            return await super().read(partition, offset, bytes_max)
+        if self.over_at is not None and offset >= self.over_at:
+            return []
+        if self.repeats is not None and offset > self.repeats:
+            offset = self.repeats
+        found = await super().read(partition, offset, bytes_max)
+        return [entry for entry in found if entry.offset not in self.omits][:1]
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        if self.says is not None and self._of in (None, partition):
+            return self.says
+        return await super().span(partition)
