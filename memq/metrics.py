@@ -100,6 +100,11 @@ BROKER = (
     _broker_counter(
         "spool_undecided_blocks", "blocks", "blocks in the spool of which nobody can tell whether the queue held them"
     ),
+    _broker_counter(
+        "spool_kept_blocks",
+        "blocks",
+        "blocks given up that stay in the spool: the next start brings them",
+    ),
     _broker_counter("acks", "frames", "ack frames sent"),
     _broker_counter("read_requests", "requests", "READ requests"),
     _broker_counter("read_hot_requests", "requests", "READ requests served from memory"),

@@ -4,13 +4,16 @@ Theory: a block that was acked with 1 has nobody else who would send it again, a
 all the same: its producer sends it again when the ack was lost, and a publish of the lost epoch may land late. So
 the queue is read first, after the last such publish is too old to be taken; what it does not hold goes to the new owner
 with the moment of that read. The new owner knows what came into the queue since (for as long as the delivery
-timeout; later it refuses, and the queue is read again), and answers when the block's pointer is in the queue.
+timeout; later it refuses, and the queue is read again), and answers when the block's pointer is in the queue. An answer
+alone is no proof: a block is held until the queue shows it. Every error is tried again, until no block was taken for
+`FORWARD_S_MAX`; then the blocks are given up, and each is named. Only the coordinator proves that a topic was deleted,
+with a fresh read, twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from memq.backoff import backoff_s
 from memq.broker.forwarded import take_forwarded
@@ -19,13 +22,15 @@ from memq.broker.peer import Peer, connect_peer
 from memq.broker.services import Services
 from memq.broker.topic_processor import TopicProcessor, given_up_text
 from memq.broker.whole_pointers import WholePointers
-from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, TooOldError
+from memq.errors import CorruptDataError, MemqError, NotFoundError, OutcomeUnknownError, RetryableError, TimedOutError
+from memq.format.block import check_block, scope_of
 from memq.limits import FORWARD_S_MAX, MIB
 from memq.tasks import TaskOwner
 from memq.topic import Topic
 
 BACKOFF_S_MAX = 2.0
 READ_TIMEOUT_S = 30.0
+DELETED_S = 2.0  # between the two reads of the coordinator that prove a deletion
 IN_FLIGHT_BLOCKS_MAX = 32
 IN_FLIGHT_BYTES_MAX = 4 * MIB
 
@@ -76,6 +81,18 @@ class Forwarder:
         """End at once; what is held is let go."""
         await self._tasks.stop()
 
+    async def deleted(self, topic_id: str) -> bool:
+        """Return whether the coordinator shows twice, `DELETED_S` apart, that a topic was deleted."""
+        for wait_s in (0.0, DELETED_S):
+            await asyncio.sleep(wait_s)
+            try:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    if not await self._services.coordinator.deleted(topic_id):
+                        return False
+            except (MemqError, TimeoutError):
+                return False
+        return True
+
     def _done(self, held: HeldBlocks) -> None:
         self._work.pop(held, None)
         self.changed.set()
@@ -87,22 +104,24 @@ class Forwarder:
     # ---- one epoch's blocks ------------------------------------------------------------------------
 
     async def _forward(self, held: HeldBlocks) -> None:
-        """Try until all blocks are in the queue, or nobody has taken any for too long."""
+        """Try until all blocks are in the queue, the topic was deleted, or no owner took any block for too long."""
         await asyncio.sleep(held.settled_s - self._now())
         tries, since_s, left = 0, self._now(), len(held)
         while held.blocks:
             try:
                 await self._hand_over(held)
-            except NotFoundError as error:
-                self._services.events.warning("forward-gone", f"{held.name}: {error}")
-                held.settle()
-                return
-            except (RetryableError, TooOldError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - nothing else has these blocks: no error may let go of them
+                if not isinstance(error, (MemqError, TimeoutError)):
+                    self._services.events.error("forward-failed", f"{held.name}: {error!r}", error)
                 if len(held) < left:
                     tries, since_s, left = 0, self._now(), len(held)
                 tries += 1
                 self._services.counters.forward_retries += 1
                 self._services.events.info("forward-retry", f"{held.name}, {left} blocks, try {tries}: {error!r}")
+                if isinstance(error, NotFoundError) and await self.deleted(held.topic.id):
+                    self._services.events.warning("forward-gone", f"{held.name}, {left} blocks: the topic was deleted")
+                    held.settle()
+                    return
                 if self._now() - since_s > FORWARD_S_MAX:
                     text = f"no owner of {held.name} took {left} blocks for {FORWARD_S_MAX:g} s: {error!r}"
                     self._give_up(held, list(held.blocks), TimedOutError(text))
@@ -113,18 +132,28 @@ class Forwarder:
             held.settle()
 
     async def _hand_over(self, held: HeldBlocks) -> None:
-        """Find the owner, and bring it what the queue does not hold. Raises: what stands in the way."""
+        """Find the owner, and bring it what the queue does not hold. Raises: what stands in the way of any block."""
         place = await self._place(held.topic, held.partition)
         peer = await connect_peer(self._services.runtime, place) if isinstance(place, str) else None
+        refusal: MemqError | None = None
         try:
             absent_s = await self._read_on(held)
             self._services.events.info("forwarding", f"{held.name}: {len(held)} blocks, acked with 1,")
-            while held.blocks:
-                await self._bring(held, _some(held), peer or place, absent_s)
-            self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
+            for group in _groups(held.blocks):
+                blocks = [block for block in group if block in held.blocks]
+                refusal = await self._bring(held, blocks, peer or place, absent_s) or refusal
+                absent_s = await self._read_on(held)
+                unseen = sum(block in held.blocks for block in blocks)
+                self._services.counters.forwarded_blocks += len(blocks) - unseen
+                if unseen and refusal is None:
+                    text = f"{place if isinstance(place, str) else 'this broker'} took {unseen} blocks of {held.name}"
+                    raise OutcomeUnknownError(f"{text} that the queue does not show")
         finally:
             if peer is not None:
                 peer.close()
+        if refusal is not None and held.blocks:
+            raise refusal
+        self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
 
     async def _read_on(self, held: HeldBlocks) -> float:
         """Read the queue to its end, and let go of what it holds. Return the moment at which it held no more."""
@@ -141,9 +170,12 @@ class Forwarder:
                 return handed_over_s
 
     async def _bring(
-        self, held: HeldBlocks, blocks: list[HeldBlock], owner: Peer | TopicProcessor | str, absent_s: float
-    ) -> None:
-        """Hand some blocks over at once. Raises: what passes; a block that can never be taken is given up alone."""
+        self, held: HeldBlocks, blocks: Sequence[HeldBlock], owner: Peer | TopicProcessor | str, absent_s: float
+    ) -> MemqError | None:
+        """Hand some blocks over at once. Return why one was refused that the others need not wait for.
+
+        A block that is damaged here is given up alone. Raises: what stands in the way of all blocks.
+        """
 
         async def one(block: HeldBlock) -> None:
             if isinstance(owner, TopicProcessor):
@@ -152,23 +184,25 @@ class Forwarder:
                 await owner.forward(held.topic, held.partition, block.view, absent_s)
 
         ends = await asyncio.gather(*(one(block) for block in blocks), return_exceptions=True)
-        passing: BaseException | None = None
+        refusal: MemqError | None = None
         for block, end in zip(blocks, ends, strict=True):
-            if end is None:
-                held.let_go(block)
-                self._services.counters.forwarded_blocks += 1
-            elif isinstance(end, MemqError) and not isinstance(end, (RetryableError, TooOldError, NotFoundError)):
+            if isinstance(end, CorruptDataError) and _damage(held, block) is not None:
                 self._give_up(held, [block], end)
-            else:
-                passing = passing or end
-        if passing is not None:
-            raise passing
+            elif isinstance(end, MemqError) and not isinstance(end, RetryableError):
+                refusal = refusal or end
+            elif end is not None:
+                raise end if isinstance(end, Exception) else OutcomeUnknownError(f"a block was not brought: {end!r}")
+        return refusal
 
     def _give_up(self, held: HeldBlocks, blocks: list[HeldBlock], error: MemqError) -> None:
         self._given_up = error
-        self._services.counters.given_up_blocks += len(blocks)
+        counters = self._services.counters
+        counters.given_up_blocks += len(blocks)
         held.given_up += len(blocks)
-        stays = "; the next start looks at them again, they stay in the spool" if held.tickets else ""
+        stays = ""
+        if held.tickets:
+            counters.spool_kept_blocks += len(blocks)
+            stays = "; they stay in the spool, and the next start brings them"
         self._services.events.error("given-up", f"{error}{stays}: {given_up_text(held.describe(blocks))}")
         for block in blocks:
             held.let_go(block)
@@ -177,16 +211,27 @@ class Forwarder:
         return self._services.runtime.clock.monotonic()
 
 
-def _some(held: HeldBlocks) -> list[HeldBlock]:
-    """Return the first blocks, as many as may be under way at once; one at least."""
-    found: list[HeldBlock] = []
+def _groups(blocks: Iterable[HeldBlock]) -> Iterator[list[HeldBlock]]:
+    """Yield the blocks, as many at a time as may be under way at once; one at least."""
+    group: list[HeldBlock] = []
     size = 0
-    for block in held.blocks:
+    for block in list(blocks):
         size += block.end - block.start
-        if found and (len(found) == IN_FLIGHT_BLOCKS_MAX or size > IN_FLIGHT_BYTES_MAX):
-            break
-        found.append(block)
-    return found
+        if group and (len(group) == IN_FLIGHT_BLOCKS_MAX or size > IN_FLIGHT_BYTES_MAX):
+            yield group
+            group, size = [], block.end - block.start
+        group.append(block)
+    if group:
+        yield group
+
+
+def _damage(held: HeldBlocks, block: HeldBlock) -> MemqError | None:
+    """Return what is wrong with a block here: what the other side received may have been damaged on the way."""
+    try:
+        check_block(block.view, scope_of(held.topic.id_bytes, held.partition))
+    except MemqError as error:
+        return error
+    return None
 
 
 def _let_go_of_all(held: HeldBlocks) -> None:

@@ -13,6 +13,7 @@ from memq.broker.ownership import Ownership, Phase
 from memq.broker.publishing import Publisher
 from memq.broker.services import Services
 from memq.errors import (
+    DeniedError,
     EpochFencedError,
     LogLostError,
     MemqError,
@@ -58,7 +59,7 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
         except NotReadyError:
             await asyncio.sleep(HELD_RETRY_S)
             continue
-        except (RetryableError, TimeoutError) as error:
+        except (RetryableError, DeniedError, TimeoutError) as error:
             if isinstance(error, MovedError):
                 raise
             services.counters.opening_retries += 1
@@ -114,7 +115,7 @@ async def _open_epoch(
     )
     own.proof_s = own.opened_s
     try:
-        publisher = Publisher(services, own, read)
+        publisher = Publisher(services, own, read, patient=False)
         await _read_tail(services, topic, own, publisher)
         if not own.highest_epoch:
             await services.lost_queue.check_opening(topic, partition, claimed=claimed)

@@ -91,6 +91,9 @@ class Partitions:
         self._services.limits.follow(topics, self._owned)
         for key, processor in list(self.processors.items()):
             self._follow(key, processor)
+        for processor in self._left:
+            if (processor.topic.id, processor.partition) not in self._assignments:
+                processor.fail(_deleted(processor.topic))  # its drain would wait for ever
         await self._let_go_of_strays()
         self.changed.set()
 
@@ -157,7 +160,7 @@ class Partitions:
         entry = self._assignments.get(key)
         if entry is None:
             del self.processors[key]
-            processor.fail(NotFoundError(f"topic '{processor.topic.name}' was deleted"))
+            processor.fail(_deleted(processor.topic))
             self._let_go(processor, processor.stop())
         elif entry.broker != self._id:
             del self.processors[key]
@@ -268,7 +271,7 @@ class Partitions:
         await asyncio.shield(self._look)
         entry = self._assignments.get((topic.id, partition))
         if entry is None:
-            raise NotFoundError(f"topic '{topic.name}' was deleted")
+            raise _deleted(topic)
         if entry.broker not in self._addresses and self.draining and not self._heirs:
             entry = await self._services.coordinator.set_assignment(msgspec.structs.replace(entry, broker=self._id))
             self._take_one(entry)
@@ -373,6 +376,10 @@ class Partitions:
         await self._leaving.stop()
         for processor in at_work:
             await processor.stop()
+
+
+def _deleted(topic: Topic) -> NotFoundError:
+    return NotFoundError(f"topic '{topic.name}' was deleted")
 
 
 async def _drain(processor: TopicProcessor, progress: Progress) -> None:

@@ -92,6 +92,7 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, compa
     try:
         await _first(signals.first.wait(), broker.failed.wait())
         if broker.failure is not None:
+            _name_held(broker)
             return 1
         events.info("draining", "taking nothing new, finishing what was taken; a second signal gives it up")
         await _cancel(beside)
@@ -101,15 +102,20 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, compa
             drain.result()
             return 0
         drain.cancel()
-        held = broker.held_blocks()
-        if held:
-            events.error("given-up", given_up_text(held))
+        _name_held(broker)
         return 1
     except MemqError as error:
         events.error("drain-failed", str(error))
         return 1
     finally:
         await _cancel([house, *beside])
+
+
+def _name_held(broker: Broker) -> None:
+    """Name what was taken and is not in the queue: the end of this process loses what lies in memory only."""
+    held = broker.held_blocks()
+    if held:
+        broker.services.events.error("given-up", given_up_text(held))
 
 
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:

@@ -10,20 +10,29 @@ from memq.backoff import backoff_s
 from memq.broker.ownership import Ownership, Phase
 from memq.broker.services import Services
 from memq.broker.whole_pointers import WholePointers
-from memq.errors import EpochFencedError, RetryableError
+from memq.errors import DeniedError, EpochFencedError, NotFoundError, RetryableError
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entry, Publication
 from memq.topic import ReadPartition
 
 BACKOFF_S_MAX = 2.0
+PASSING: tuple[type[Exception], ...] = (RetryableError, TimeoutError)
+# A queue that is starting or loses a certificate says "not found" and "denied", too. Only the coordinator says that a
+# topic is gone, and then the partition is closed.
+DOUBTFUL: tuple[type[Exception], ...] = (*PASSING, DeniedError, NotFoundError)
 
 
 class Publisher:
-    """Reads and publishes for one epoch of one partition. One publish at a time: the caller sees to that."""
+    """Reads and publishes for one epoch of one partition. One publish at a time: the caller sees to that.
 
-    def __init__(self, services: Services, own: Ownership, partition: ReadPartition) -> None:
+    It tries again after errors that pass; with `patient`, also while the queue says "denied" or "not found".
+    """
+
+    def __init__(self, services: Services, own: Ownership, partition: ReadPartition, *, patient: bool) -> None:
         self.own = own
         self.partition = partition
+        self._passing = DOUBTFUL if patient else PASSING
+        self._refused: tuple[type[Exception], ...] = (EpochFencedError, *self._passing)
         self._services = services
         self._log = WholePointers(services, partition, self._name())
 
@@ -53,7 +62,7 @@ class Publisher:
                 own.handed_over_s = handed_over_s
             try:
                 offset = await self._hand_over(pointer, time_ms)
-            except (RetryableError, EpochFencedError, TimeoutError) as error:
+            except self._refused as error:
                 own.unread, tries = True, tries + 1
                 counters.publish_retries += 1
                 if isinstance(error, EpochFencedError):
@@ -90,7 +99,7 @@ class Publisher:
                     entries = await self._log.read(self.own.read_to)
                     for entry in entries:
                         await self._meet(entry)
-            except (RetryableError, TimeoutError) as error:
+            except self._passing as error:
                 tries += 1
                 self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")
                 await asyncio.sleep(self._backoff_s(tries))

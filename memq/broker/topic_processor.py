@@ -150,7 +150,7 @@ class TopicProcessor:
                 await self.changed.wait()
             if self.own is not None and self.failure is None:
                 self._released = True
-                await release_partition(self.services, self._publisher(), self.topic)
+                await release_partition(self.services, self._publisher(patient=False), self.topic)
             error, left = self.failure, len(self.ring)
             await self.stop()
             if error is not None and left:
@@ -548,8 +548,8 @@ class TopicProcessor:
 
     # ---- small things ------------------------------------------------------------------------------
 
-    def _publisher(self) -> Publisher:
-        return Publisher(self.services, self._owned(), self.read_partition)
+    def _publisher(self, *, patient: bool = True) -> Publisher:
+        return Publisher(self.services, self._owned(), self.read_partition, patient=patient)
 
     def _owned(self) -> Ownership:
         assert self.own is not None, f"{self.name} is not open"

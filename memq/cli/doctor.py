@@ -17,6 +17,7 @@ import click
 from memq import __version__
 from memq.cli.options import broker_options, json_option, settings_of
 from memq.cli.output import colored, count_text, one_line, print_json, size_text
+from memq.clock import SystemClock
 from memq.errors import LogLostError, MemqError
 from memq.settings import BrokerSettings, PartSettings, Settings, Value, rules_of
 
@@ -115,7 +116,8 @@ def _spool(settings: Settings) -> Iterator[Finding]:
     if folder and sys.platform != "win32":
         from memq.broker.spool.files import look_at_spool
 
-        text, hint = look_at_spool(Path(folder).absolute(), settings.broker().spool_bytes_max)
+        now_ms = SystemClock().wall_ms()
+        text, hint = look_at_spool(Path(folder).absolute(), settings.broker().spool_bytes_max, now_ms)
         yield Finding("spool", "warning" if hint else "ok", text, hint)
 
 

@@ -93,6 +93,14 @@ class Coordinator(Protocol):
         """Remove a topic and its assignments."""
         ...
 
+    async def deleted(self, topic_id: str) -> bool:
+        """Return whether a topic with this id was deleted, by a fresh read.
+
+        The coordinator keeps the ids of deleted topics. It returns False for an id that it does not know: a backup or
+        a stale read from before the topic was created proves nothing.
+        """
+        ...
+
     async def assignments(self) -> Sequence[Assignment]:
         """Return the assignments of all partitions, by topic id and partition."""
         ...

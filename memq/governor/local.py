@@ -58,6 +58,10 @@ class LocalCoordinator(ABC):
         """See `Coordinator.delete_topic`."""
         await self._change(lambda registry: registry.delete_topic(topic))
 
+    async def deleted(self, topic_id: str) -> bool:
+        """See `Coordinator.deleted`."""
+        return self._registry.deleted(topic_id)
+
     async def assignments(self) -> Sequence[Assignment]:
         """See `Coordinator.assignments`."""
         return self._registry.assignments()

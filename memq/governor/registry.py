@@ -83,6 +83,12 @@ class Registry:
         found = [load for loads in self._loads.values() for load in loads]
         return sorted(found, key=lambda load: (load.topic_id, load.partition))
 
+    def deleted(self, topic_id: str) -> bool:
+        """Return whether a topic with this id was deleted: its id is known, nothing else of it is there."""
+        assigned = any(key[0] == topic_id for key in self._assignments)
+        there = any(topic.id == topic_id for topic in self._topics.values())
+        return topic_id in self._used_ids and not (assigned or there)
+
     # ---- requests ----------------------------------------------------------------------------
 
     def create_topic(self, topic: Topic) -> Change:

@@ -154,6 +154,22 @@ async def test_deleting_is_compare_and_set(coordinator: Coordinator) -> None:
 
 
 @over_coordinators
+async def test_a_deletion_is_shown_of_an_id_that_was_there_and_of_no_other(coordinator: Coordinator) -> None:
+    made, other = topic("clicks", 1), topic("views", 2)
+    assert not await coordinator.deleted(made.id), "as in a backup that is older than the topic"
+    for each in (made, other):
+        await coordinator.create_topic(each)
+    await coordinator.alter_topic(replace(made, settings=TopicSettings(retention_bytes=1 << 40)))
+    assert not await coordinator.deleted(made.id)
+    await coordinator.delete_topic(next(each for each in await coordinator.topics() if each.id == made.id))
+    assert await coordinator.deleted(made.id)
+    await coordinator.create_topic(topic("clicks", 3))
+    assert await coordinator.deleted(made.id), "another topic has its name now"
+    assert not await coordinator.deleted(other.id)
+    assert not await coordinator.deleted(f"{3:032x}")
+
+
+@over_coordinators
 async def test_assigning_is_compare_and_set(coordinator: Coordinator) -> None:
     await coordinator.create_topic(topic(partitions=1))
     (first,) = await coordinator.assignments()

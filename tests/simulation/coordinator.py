@@ -67,6 +67,10 @@ class SimCoordinator:
         """See `Coordinator.delete_topic`."""
         await self._caller.call(f"delete {topic.name}", lambda: self._inner.delete_topic(topic))
 
+    async def deleted(self, topic_id: str) -> bool:
+        """See `Coordinator.deleted`."""
+        return await self._caller.call(f"deleted {topic_id[:8]}", lambda: self._inner.deleted(topic_id))
+
     async def assignments(self) -> Sequence[Assignment]:
         """See `Coordinator.assignments`."""
         return await self._caller.call("assignments", self._inner.assignments)

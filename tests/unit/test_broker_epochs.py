@@ -289,7 +289,7 @@ class Owner:
             proof_s=now_s,
             stated=True,
         )
-        self.publisher = Publisher(services, self.own, READ)
+        self.publisher = Publisher(services, self.own, READ, patient=True)
 
     def batch(self) -> Pointer:
         return Pointer(

@@ -315,7 +315,7 @@ def test_damage_is_told_and_kept_and_costs_only_what_it_hits(tmp_path: Path) -> 
             assert sum(count for _, count in found) == 4
             assert again.services.counters.spool_damages == 1
             assert list(sizes_in(tmp_path / ASIDE)) == [name]
-            text, hint = look_at_spool(tmp_path, 0)
+            text, hint = look_at_spool(tmp_path, 0, 0)
             assert "1 segments set aside" in text
             assert "operations.md" in hint
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from memq.errors import SpoolError
 from memq.governor.data_folder import lock_folder, make_folder
+from memq.limits import FORWARD_S_MAX
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.files import sync_file, write_all
 from memq.storage_handlers.folders import sync_folder
@@ -121,7 +122,7 @@ def sizes_in(folder: Path) -> dict[str, int]:
     return found
 
 
-def look_at_spool(folder: Path, bytes_max: int) -> tuple[str, str]:
+def look_at_spool(folder: Path, bytes_max: int, now_ms: int) -> tuple[str, str]:
     """Look at a broker's spool from outside, also while it runs; return what there is, and what is wrong with it."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -131,6 +132,20 @@ def look_at_spool(folder: Path, bytes_max: int) -> tuple[str, str]:
     text = f"{folder}: {len(found)} segments with {held} bytes, {free} bytes free"
     if aside:
         return f"{text}, {aside} segments set aside", f"look at {folder / ASIDE}: docs/operations.md says what to do"
+    old = [name for name in found if now_ms - _written_ms(folder / name, now_ms) > FORWARD_S_MAX * 1000]
+    if old:
+        text = f"{text}, {len(old)} segments wait for over {FORWARD_S_MAX:g} s, the oldest is {old[0]}"
+        return (
+            text,
+            "the events given-up and spool-undecided name their blocks; the next start of the broker brings them",
+        )
     if free < bytes_max - held:
         return text, f"spool_bytes_max is {bytes_max}: free some space, or lower it"
     return text, ""
+
+
+def _written_ms(path: Path, now_ms: int) -> int:
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
+    except FileNotFoundError:
+        return now_ms

@@ -19,7 +19,7 @@ from memq.broker.services import Services
 from memq.broker.slabs import Slab
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.segments import Segment, Span, Ticket
-from memq.errors import CorruptDataError, RetryableError, SpoolError, UnsupportedFormatError
+from memq.errors import CorruptDataError, MemqError, NotFoundError, SpoolError, UnsupportedFormatError
 from memq.format.spool import SpoolContent, SpoolEntry, decode_segment
 from memq.topic import CLOCK_ERROR_MS, Topic
 
@@ -29,6 +29,7 @@ WORKS_MAX = 64  # partitions that blocks are brought to at once
 RETRY_S = 1.0
 READ_TRIES = 5
 ROOM_S = 0.1  # how often memory for the next blocks is looked for
+NAMED_MAX = 10_000  # blocks in one line of the log
 MEMORY_SHARE = 2  # half of the memory budget is left to what comes in
 
 
@@ -75,7 +76,7 @@ class Replay:
     async def _replay(self, disk: SpoolDisk, segment: Segment) -> bool:
         """Bring one segment; return whether it could be read at all: else it stays where it is."""
         try:
-            data = await self._try_on(segment.name, lambda: disk.read(segment.name), READ_TRIES)
+            data = await self._try_on(segment.name, lambda: self._read(disk, segment), READ_TRIES)
         except SpoolError as error:
             self._services.counters.spool_damages += 1
             self._services.events.error("spool-damaged", f"segment {segment.name}, which the next start reads: {error}")
@@ -89,6 +90,12 @@ class Replay:
             for entries in self._chunks(content.entries):
                 await self._take(segment, data, entries)
         return True
+
+    async def _read(self, disk: SpoolDisk, segment: Segment) -> bytes:
+        data = await disk.read(segment.name)
+        if len(data) != segment.bytes:  # else what is missing would pass for an end that was being written
+            raise SpoolError(f"{len(data)} bytes of segment {segment.name} were read, it has {segment.bytes}")
+        return data
 
     def _ticket(self, segment: Segment, spans: tuple[Span, ...]) -> Ticket:
         ticket = Ticket(self._services.spool.freed)
@@ -133,11 +140,28 @@ class Replay:
             for (topic_id, partition), blocks in parts.items():
                 topic = topics.get(topic_id)
                 if topic is None or partition >= len(topic.partitions):
-                    self._undecided(segment, blocks, f"there is no topic with id {topic_id}")
+                    await self._take_topicless(segment, topic_id, blocks)
                 else:
                     await self._hold(segment, topic, blocks, slab, start)
         finally:
             self._services.pool.release(slab)
+
+    async def _take_topicless(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry]) -> None:
+        """Let go of the blocks of a deleted topic; keep those of one that is only not known, for the next start."""
+        if await self._forwarder.deleted(topic_id):
+            self._gone(segment, topic_id, blocks, None)
+            return
+        self._ticket(segment, tuple(entry.span for entry in blocks))
+        counters = self._services.counters
+        counters.spool_undecided_blocks += len(blocks)
+        counters.spool_kept_blocks += len(blocks)
+        text = f"{len(blocks)} blocks of topic id {topic_id}, which the coordinator does not know: {_names(blocks)}"
+        self._services.events.error("spool-undecided", f"segment {segment.name}, which the next start reads: {text}")
+
+    def _gone(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry], error: NotFoundError | None) -> None:
+        cause = f": {error}" if error is not None else ""
+        text = f"segment {segment.name}, {len(blocks)} blocks: the topic with id {topic_id} was deleted{cause}"
+        self._services.events.warning("forward-gone", text)
 
     async def _room(self, size: int) -> Slab:
         pool = self._services.pool
@@ -155,7 +179,12 @@ class Replay:
         read = topic.read_partition_of(partition)
         since_ms = min(entry.appended_ms for entry in blocks) - topic.settings.stale_publish_ms - CLOCK_ERROR_MS
         queue = self._services.queue
-        span = await self._try_on(segment.name, lambda: queue.span(read))
+        try:
+            span = await self._try_on(segment.name, lambda: queue.span(read), topic_id=topic.id)
+            from_time = await self._try_on(segment.name, lambda: queue.seek_time(read, since_ms), topic_id=topic.id)
+        except NotFoundError as error:
+            self._gone(segment, topic.id, blocks, error)
+            return
         known = [entry for entry in blocks if entry.queue_offset >= span.begin]
         if len(known) < len(blocks):
             lost = [entry for entry in blocks if entry.queue_offset < span.begin]
@@ -164,7 +193,6 @@ class Replay:
             )
         if not known:
             return
-        from_time = await self._try_on(segment.name, lambda: queue.seek_time(read, since_ms))
         read_to = min(from_time, *(entry.queue_offset for entry in known))
         release = self._services.pool.release
         held = HeldBlocks(topic, partition, max(read_to, span.begin), self._started_s, release)
@@ -176,20 +204,31 @@ class Replay:
 
     def _undecided(self, segment: Segment, blocks: list[SpoolEntry], why: str) -> None:
         self._services.counters.spool_undecided_blocks += len(blocks)
-        names = "; ".join(f"partition {entry.partition} {entry.header.describe()}" for entry in blocks[:20])
         segment.kept = True
-        text = f"it is unknown whether the queue held {len(blocks)} blocks: {why}: {names}"
+        text = f"it is unknown whether the queue held {len(blocks)} blocks: {why}: {_names(blocks)}"
         self._services.events.error("spool-undecided", f"segment {segment.name}, which will be set aside: {text}")
 
-    async def _try_on(self, name: str, call: Callable[[], Awaitable[T]], tries_max: float = math.inf) -> T:
-        """Call until it works: a disk or a queue that is sick passes. Raises: what stands in the way, in the end."""
+    async def _try_on(
+        self, name: str, call: Callable[[], Awaitable[T]], tries_max: float = math.inf, topic_id: str = ""
+    ) -> T:
+        """Call until it works: a sick disk or queue passes, whatever it says. Raises: the last error after `tries_max`.
+
+        With a `topic_id` also NotFoundError, when that topic was deleted.
+        """
         tries = 0
         while True:
             try:
                 return await call()
-            except (RetryableError, TimeoutError) as error:
+            except (MemqError, TimeoutError) as error:
                 tries += 1
                 if tries >= tries_max:
                     raise
+                if topic_id and isinstance(error, NotFoundError) and await self._forwarder.deleted(topic_id):
+                    raise
                 self._services.events.warning("spool-retry", f"segment {name}: {error}")
                 await asyncio.sleep(RETRY_S)
+
+
+def _names(blocks: list[SpoolEntry]) -> str:
+    more = f"; and {len(blocks) - NAMED_MAX} more" if len(blocks) > NAMED_MAX else ""
+    return "; ".join(f"partition {each.partition} {each.header.describe()}" for each in blocks[:NAMED_MAX]) + more

@@ -242,6 +242,20 @@ class ZookeeperCoordinator:
         owned = [Remove(layout.partition_path(topic.id, part.partition)) for part in before.partitions]
         await self._change(Remove(layout.topic_path(topic.name), topic.version - 1), *owned)
 
+    async def deleted(self, topic_id: str) -> bool:
+        """See `Coordinator.deleted`.
+
+        One transaction makes all three nodes, one removes two of them, and the node of the id stays. So a server that
+        lags behind shows a topic too long, and never a deletion that did not happen.
+        """
+        await self._open()
+        known = await self._session.find(layout.id_path(topic_id))
+        if known is None or await self._session.find(layout.partition_path(topic_id, 0)) is not None:
+            return False
+        path = layout.topic_path(known.data.decode(errors="replace"))
+        node = await self._session.find(path)
+        return node is None or layout.decode_topic(path, node.data, node.version).id != topic_id
+
     async def _current_topic(self, topic: Topic) -> tuple[Topic, bytes]:
         """Return the stored topic, and its bytes. Raises: NotFoundError, VersionConflictError."""
         path = layout.topic_path(topic.name)
