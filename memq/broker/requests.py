@@ -113,6 +113,9 @@ class Requests:
 
     def request(self, connection: Connection, frame: Frame) -> None:
         """Start to answer a request; HELLO is answered at once. Raises: ProtocolError, UnsupportedVersionError."""
+        if self._tasks.stopped:
+            connection.abort()  # the broker closes: this connection was accepted, but not made, when it closed all
+            return
         if frame.api == Api.HELLO:
             connection.send(self._hello(connection, frame))
             return
@@ -126,6 +129,9 @@ class Requests:
 
     def forward(self, connection: Connection, request: int, slab: Slab, start: int, stop: int) -> None:
         """See `memq.broker.connection.Handler.forward`: the slab is kept until the block is in the queue."""
+        if self._tasks.stopped:
+            connection.abort()
+            return
         frame = Frame(Api.FORWARD, 0, 0, request, slab.view[start:stop])
         error = self._too_much(len(self._working.setdefault(connection, {})), 0)
         if error is not None:

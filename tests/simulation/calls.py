@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from memq.errors import MemqError
 from tests.simulation.faults import CallFaults
@@ -64,14 +64,20 @@ class Caller:
         self._random = node.world.random(f"calls/{name}")
 
     async def call(
-        self, what: str, effect: Callable[[], Coroutine[Any, Any, T]], *, payload: Payload | None = None
+        self,
+        what: str,
+        effect: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        payload: Payload | None = None,
+        waits: bool = False,
     ) -> T:
         """Let `effect` happen at the service, once, never or late, and return its answer or raise.
 
-        `what` goes into the trace. A cancelled caller leaves the call on its way.
+        `what` goes into the trace. A cancelled caller leaves the call on its way. An effect happens within one step,
+        unless it `waits`: then it is a task of the service.
         """
         reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        flight = Flight(self, what, effect, reply, payload, self._draw_fate())
+        flight = Flight(self, what, effect, reply, payload, self._draw_fate(), waits=waits)
         flight.start()
         try:
             return await reply
@@ -113,6 +119,8 @@ class Flight(Generic[T]):
         reply: asyncio.Future[T],
         payload: Payload | None,
         fate: Fate,
+        *,
+        waits: bool,
     ) -> None:
         self._caller = caller
         self._what = what
@@ -120,6 +128,7 @@ class Flight(Generic[T]):
         self._reply = reply
         self._payload = payload
         self._fate = fate
+        self._waits = waits
         self._world = caller.node.world
         self._back_s = 0.0
         self._arrived = False
@@ -179,23 +188,40 @@ class Flight(Generic[T]):
         return payload.complete
 
     def _happen(self) -> None:
-        service = self._caller.service
-        self._task = service.loop.create_task(self._effect(), name=f"{self._caller.name} {self._what}")
-        self._task.add_done_callback(self._happened)
+        loop = self._caller.service.loop
+        if self._waits:
+            self._task = loop.create_task(self._effect(), name=f"{self._caller.name} {self._what}")
+            self._task.add_done_callback(self._happened)
+            return
+        try:
+            result = loop.run_through(self._effect())
+        except Exception as error:  # noqa: BLE001  the caller gets it
+            self._end(error)
+        else:
+            self._end(None, result)
 
     def _happened(self, task: asyncio.Task[T]) -> None:
-        error = None if task.cancelled() else task.exception()
-        self._trace("cancelled" if task.cancelled() else "done" if error is None else type(error).__name__)
+        if task.cancelled():
+            self._trace("cancelled")
+            return
+        error = task.exception()
+        if isinstance(error, Exception):
+            self._end(error)
+        else:
+            self._end(None, task.result())
+
+    def _end(self, error: Exception | None, result: T | None = None) -> None:
+        self._trace("done" if error is None else type(error).__name__)
         if error is not None and not isinstance(error, MemqError):
             self._world.fail(f"{self._caller.name} {self._what} failed", error)
-        if task.cancelled() or self._fate in (Fate.LATE, Fate.HANG):
+        if self._fate in (Fate.LATE, Fate.HANG):
             return
         if self._fate is Fate.AFTER:
             self._answer_error("answer lost")
-        elif isinstance(error, Exception):
+        elif error is not None:
             self._answer(lambda: self._reply.set_exception(error))
         else:
-            self._answer(lambda: self._reply.set_result(task.result()))
+            self._answer(lambda: self._reply.set_result(cast("T", result)))
 
     def _answer_error(self, why: str) -> None:
         caller = self._caller
@@ -207,14 +233,11 @@ class Flight(Generic[T]):
         self._forget_death()
 
         def settle_once() -> None:
-            if not self._reply.done():
-                settle()
+            if not self._reply.done() and caller.node.alive:
+                settle()  # whoever waits for it is ready now, and runs when its node does
 
         blocked_s = max(0.0, caller.blocked_until - self._world.now)
-        self._world.schedule(
-            blocked_s + self._back_s + caller.draw_latency_s(),
-            lambda: _discard(caller.node.loop.call_soon(settle_once)),
-        )
+        self._world.schedule(blocked_s + self._back_s + caller.draw_latency_s(), settle_once)
 
     def caller_left(self) -> None:
         """The caller has its answer, or gave up: then what did not happen yet may or may not."""
@@ -238,7 +261,3 @@ class Flight(Generic[T]):
 
     def _trace(self, how: str) -> None:
         self._world.trace.event(self._world.now, self._caller.name, self._caller.node.name, self._what, how)
-
-
-def _discard(_handle: asyncio.Handle) -> None:
-    """The handle is not needed."""

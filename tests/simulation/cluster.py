@@ -36,6 +36,7 @@ TOPIC_ID = "5eed" * 8
 MIB = 1 << 20
 WRITE_PARTITIONS_MAX = 6  # where they are split and joined
 SPOOL_BYTES_MAX = 24 << 10  # so that segments are full soon, and copied
+SPURIOUS_RATE = 0.05  # of the governor's ticks tell all watchers, though nothing has changed
 CAPACITY_BYTES_S = 10_000  # so little that even idle partitions are worth moves: the governor shall make some
 
 SETTINGS = TopicSettings(
@@ -215,12 +216,11 @@ class SimCluster:
     # ---- sessions, and moves by hand -------------------------------------------------------------
 
     def _govern(self) -> None:
-        """End the sessions of brokers that were silent too long; the governor among them assigns what they owned."""
-        task = self.cloud.node.loop.create_task(self._govern_once())
-        del task  # the loop holds it
-        self.world.schedule(self.shape.governor_ms / 1000, self._govern)
+        """End the sessions of brokers that were silent too long; the governor among them assigns what they owned.
 
-    async def _govern_once(self) -> None:
+        Watchers hear of a change, and now and then of none: at every tick they took a fifth of all steps.
+        """
+        self.world.schedule(self.shape.governor_ms / 1000, self._govern)
         cluster = self.cloud.cluster
         for entry in cluster.registry.brokers():
             self._entries[entry.id] = entry
@@ -229,9 +229,11 @@ class SimCluster:
                 self._seen_s[name] = self.world.now
                 if entry.id not in [known.id for known in cluster.registry.brokers()]:
                     cluster.registry.enter(entry)  # its session is back
-                cluster.changed()
+                    cluster.changed()
             elif self.world.now - self._seen_s.get(name, 0.0) > self.shape.session_timeout_ms / 1000:
                 cluster.expire(entry)
+        if self.world.random("watches").random() < SPURIOUS_RATE:
+            cluster.changed()
 
     def _answers(self, name: str) -> bool:
         """Say whether the coordinator hears a broker now: it runs, and its door is not blocked."""

@@ -53,7 +53,7 @@ class Reader:
             self._cluster.topic.name,
             group=self._group,
             auto_commit=auto_commit,
-            auto_commit_interval_ms=draw.choice([10, 500]),
+            auto_commit_interval_ms=draw.choice([50, 500]),
             session_timeout_ms=draw.choice([1_000, 3_000]),
             prefetch_bytes_max=draw.choice([8 << 10, 64 << 10, 1 << 20]),
             on_assigned=self._assigned,

@@ -105,6 +105,7 @@ class Node:
 
     def die(self) -> None:
         """Forget all callbacks and tell those who asked, in the order in which they did."""
+        self.loop.forget_done()  # an error of a task that nobody asked for is a finding as long as the node lives
         self.alive = False
         self.loop.ready.clear()
         self.loop.timers.clear()

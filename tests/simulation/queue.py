@@ -134,7 +134,7 @@ class SimQueue:
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""
         copied = dict(ends)
-        await self._caller.call(f"wait {len(ends)}", lambda: self._queue.wait(copied, timeout_s))
+        await self._caller.call(f"wait {len(ends)}", lambda: self._queue.wait(copied, timeout_s), waits=True)
 
     # ---- groups ------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
 REPORT_S = 3.0  # what a report takes at most to land, in a healed world
 KEYS = 8  # of a producer that sends by keys
+LOOK_S = 0.02  # how often a run looks whether it is at its end
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
 
 
@@ -74,6 +75,7 @@ class Scenario:
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
         self._live_faults: dict[str, int] = {}
+        self._look_s = 0.0
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
         self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
@@ -113,6 +115,10 @@ class Scenario:
         return self._report()
 
     def _all_done(self) -> bool:
+        """Say whether everybody is at an end, as of the last look: one after every event took a tenth of a run."""
+        if self.world.now < self._look_s:
+            return False
+        self._look_s = self.world.now + LOOK_S
         drained = all(self.checker.groups.is_drained(group) for group in self.groups)
         return all(self.done.values()) and drained and not self.checker.missing()
 

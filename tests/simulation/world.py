@@ -49,7 +49,7 @@ class World:
         self._randoms: dict[str, random.Random] = {}
         self._failure: SimulationError | None = None
         self._running: Node | None = None
-        self._steps_end = 0
+        self._steps_end = self._steps_mark = 0
         self._schedule_random = self.random("schedule").random
         self._checks: list[Callable[[], None]] = []
 
@@ -112,6 +112,8 @@ class World:
 
     def collect(self) -> None:
         """Find the errors of tasks that nobody holds any more."""
+        for node in self.nodes.values():
+            node.loop.forget_done()
         gc.collect()
 
     def check(self) -> None:
@@ -134,7 +136,8 @@ class World:
         """
         until = FOREVER if seconds is None else self.now + seconds
         self._steps_end = self.steps + steps_max
-        events = self._events
+        self._set_mark()
+        events, checks = self._events, self._checks
         while events and events[0][0] <= until and not (done is not None and done()):
             when, _tie, _number, target = heapq.heappop(events)
             if not isinstance(target, Node):
@@ -144,46 +147,57 @@ class World:
                 target.wake_at = FOREVER
                 self.now = when
                 self._run_node(target, until)
-            for check in self._checks:
+            for check in checks:
                 check()
-            self.check()
+            if self._failure is not None:
+                raise self._failure
         if until != FOREVER and not (events and events[0][0] <= until):
             self.now = until
 
     def _run_node(self, node: Node, until: float) -> None:
-        """Run callbacks of `node` until another node's turn comes first."""
-        loop = node.loop
-        events = self._events
+        """Run callbacks of `node` until another node's turn comes first. Half of all time is spent in this loop."""
+        loop, events, draw = node.loop, self._events, self._schedule_random
+        ready, timers = loop.ready, loop.timers
+        self.trace.turn(node.index)
+        fold = self.trace.steps.append
+        now = self.now
         asyncio._set_running_loop(loop)
         self._running = node
         try:
-            while node.alive and node.paused_until <= self.now:
-                loop.collect_timers(self.now)
-                if not loop.ready:
+            while node.alive and node.paused_until <= now:
+                if timers and (timers[0][0] <= now or timers[0][2]._cancelled):
+                    loop.collect_timers(now)
+                if not ready:
                     break
-                handle = loop.ready.popleft()
-                if handle.cancelled():
+                handle = ready.popleft()
+                if handle._cancelled:
                     continue
-                self.trace.step(node.index, self.now)
+                fold(now)
                 handle._run()
-                self._count_step(node)
-                if self._failure is not None or node.free_at > until or (events and events[0][0] <= node.free_at):
+                cost = draw()
+                free_at = now + (cost * STEP_S_MAX if cost > HICCUP_RATE else cost / HICCUP_RATE * HICCUP_S_MAX)
+                node.free_at = free_at
+                self.steps += 1
+                if self.steps >= self._steps_mark:
+                    self._reach_mark()
+                if self._failure is not None or free_at > until or (events and events[0][0] <= free_at):
                     break
-                self.now = node.free_at
+                self.now = now = free_at
         finally:
             asyncio._set_running_loop(None)
             self._running = None
         self.wake(node)
 
-    def _count_step(self, node: Node) -> None:
-        draw = self._schedule_random()
-        cost_s = draw * STEP_S_MAX if draw > HICCUP_RATE else draw / HICCUP_RATE * HICCUP_S_MAX
-        node.free_at = self.now + cost_s
-        self.steps += 1
-        if self.steps % COLLECT_STEPS == 0:
-            gc.collect()
+    def _set_mark(self) -> None:
+        """Set the number of steps at which something is to do."""
+        self._steps_mark = min(self.steps - self.steps % COLLECT_STEPS + COLLECT_STEPS, self._steps_end + 1)
+
+    def _reach_mark(self) -> None:
         if self.steps > self._steps_end:
             self.fail(f"no end after {self.steps} steps")
+        else:
+            gc.collect()
+        self._set_mark()
 
     # ---- the thread's state --------------------------------------------------------------------
 

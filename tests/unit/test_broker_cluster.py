@@ -24,7 +24,7 @@ from memq.governor.planning import ClusterView, Plan
 from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
-from memq.protocol.frames import AckLevel, Api
+from memq.protocol.frames import AckLevel, Api, Frame
 from memq.protocol.messages import Redirect, decode_message
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
@@ -249,6 +249,44 @@ def test_who_finds_its_id_taken_stops() -> None:
             await one.close()
             assert [entry.session for entry in cluster.shared.registry.brokers()] == [again.services.session]
             assert again.failure is None
+
+    asyncio.run(work())
+
+
+class CountingTransport(asyncio.Transport):
+    """A transport that goes nowhere, and counts how often it was aborted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborts = 0
+
+    def abort(self) -> None:
+        """Count it."""
+        self.aborts += 1
+
+    def close(self) -> None:
+        """Nothing is left to send."""
+
+
+@pytest.mark.parametrize("api", [Api.HELLO, Api.METADATA, Api.FORWARD])
+def test_a_connection_that_is_made_after_its_broker_closed_is_aborted(api: Api) -> None:
+    """A socket is accepted some callbacks before its protocol begins: the broker's close can't see it in between."""
+
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            accepted = one._accept()
+            await one.close()
+            transport = CountingTransport()
+            accepted.connection_made(transport)
+            if api == Api.FORWARD:
+                slab = one.services.pool.lease(10)
+                assert slab is not None
+                one._requests.forward(accepted, 1, slab, 0, 10)
+            else:
+                one._requests.request(accepted, Frame(api, 0, 0, 1, memoryview(b"")))
+            assert transport.aborts == 1
+            assert not len(one._requests._tasks)
 
     asyncio.run(work())
 
