@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-integration localstack localstack-down simulate bench soak lint format types imports tidy clean
+.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-integration localstack localstack-down simulate chaos bench soak lint format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,6 +52,9 @@ localstack-down: $(CLUSTER)     ## stops them; their data stay
 simulate: $(DEV)                ## the whole cluster on virtual time: SEEDS=N START=n|fresh JOBS=N, or SEED=n LEVEL=l TRACE=1
 	@$(PYTHON) -m tests.simulation.run $(if $(LEVEL),--level $(LEVEL)) $(if $(TRACE),--trace) \
 	  $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --start $(START) --jobs $(JOBS))
+
+chaos: $(DEV)                   ## real servers and clients under a plan of faults: MINUTES=60 SEED=7, BEFORE=revision to upgrade from
+	@$(PYTHON) -m tests.chaos.run --minutes $(or $(MINUTES),3) --seed $(or $(SEED),1) $(if $(BEFORE),--before $(BEFORE))
 
 bench: $(DEV)                   ## ratios against peers and limits, JSON out
 	@$(PYTHON) -m benchmarks

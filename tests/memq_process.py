@@ -28,6 +28,10 @@ class MemqProcess(ABC):
     def command(self) -> list[str]:
         """Return what Python is given to start it."""
 
+    def environment(self) -> dict[str, str] | None:
+        """Return its environment; None for this process's own."""
+        return None
+
     @property
     def process(self) -> subprocess.Popen[str]:
         """The process that runs."""
@@ -43,7 +47,11 @@ class MemqProcess(ABC):
         """Start; until it is ready, `wait_ready` is the only thing to do with it."""
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *self.command()], stdout=subprocess.PIPE, stderr=log, text=True
+                [sys.executable, *self.command()],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self.environment(),
             )
         guard.watch(identity_of(self._process.pid))
 

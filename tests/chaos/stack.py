@@ -1,0 +1,309 @@
+"""The servers and brokers of a chaos run, each behind links of its own, and the faults that strike them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from localstack import s3
+from localstack.jars import class_path
+from localstack.java import find_java
+from localstack.kafka import SMALL
+from localstack.launch import Launch, Server
+from localstack.ports import HOST, free_ports
+from localstack.servers import S3Server, start_kafka, start_s3
+from tests.chaos.links import Links
+from tests.chaos.plan import BROKERS, KAFKAS, ZOOKEEPERS, Fault
+from tests.memq_process import BrokerServer
+
+SESSION_TIMEOUT_MS = 3_000
+SPOOL_MIB = 24  # of a broker's disk, where it has one of its own
+PREFIX = "chaos."
+TOPIC = {
+    "delivery_timeout_ms": 30_000,
+    "stale_publish_ms": 5_000,
+    "dedup_window_ms": 80_000,
+    "batch_age_ms_max": 50,
+}
+_FAKETIME = (
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
+)
+
+
+class ChaosBroker(BrokerServer):
+    """`memq broker` with links, a clock and a disk of its own; `tree` is the source tree that it runs from."""
+
+    def __init__(self, folder: Path, name: str, advertise: int, config: Path, tree: Path) -> None:
+        super().__init__(folder / f"{name}.log")
+        self.name = name
+        self.tree = tree
+        self.config = config
+        self.clock = folder / f"{name}.clock"
+        self.spool = folder / f"{name}-disk"
+        self._advertise = advertise
+        self.spool.mkdir(exist_ok=True)
+        self.clock.write_text("+0\n")
+
+    def command(self) -> list[str]:
+        """Return what Python is given to start it."""
+        return [
+            "-m", "memq", "broker", "--config", str(self.config), "--broker-id", self.name, "--host", HOST,
+            "--port", str(self.port), "--advertise", f"{HOST}:{self._advertise}", "--http-port", "-1",
+            "--spool", str(self.spool / "spool"),
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment: the source tree, and a wall clock that follows the file `clock` where it can."""
+        more = {"PYTHONPATH": str(self.tree)}
+        library = faketime()
+        if library:
+            more |= {
+                "LD_PRELOAD": library,
+                "FAKETIME_TIMESTAMP_FILE": str(self.clock),
+                "FAKETIME_NO_CACHE": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
+        return {**os.environ, **more}
+
+    def step_clock(self, seconds: float) -> None:
+        """Set the wall clock of the process off by so many seconds, at once."""
+        draft = self.clock.with_suffix(".new")
+        draft.write_text(f"{seconds:+.3f}s\n")
+        draft.replace(self.clock)
+
+    @property
+    def ballast(self) -> Path:
+        """The file that fills its disk."""
+        return self.spool / "ballast"
+
+
+def faketime() -> str:
+    """Return the library that fakes wall clocks; "" where it is not installed."""
+    return next((path for path in _FAKETIME if Path(path).exists()), "")
+
+
+def mount(folder: Path) -> bool:
+    """Give a folder a small file system of its own; False where that needs rights that this process lacks."""
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SPOOL_MIB}m", "none", str(folder)], capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+class Stack:
+    """Three of each: Kafka, ZooKeeper, brokers; one S3 server. `before` is the tree that the brokers start from."""
+
+    def __init__(self, folder: Path, seed: int, tree: Path, before: Path | None = None) -> None:
+        self.folder = folder
+        self.links = Links(seed)
+        self.tree = tree
+        self.kafkas: dict[str, Server] = {}
+        self.zookeepers: dict[str, Server] = {}
+        self.brokers: dict[str, ChaosBroker] = {}
+        self._before = before or tree
+        self._mounted: list[Path] = []
+        self._s3: S3Server | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def s3(self) -> S3Server:
+        """The store's server."""
+        assert self._s3 is not None, "not started"
+        return self._s3
+
+    @property
+    def addresses(self) -> str:
+        """Where clients begin: the brokers' links."""
+        return ",".join(self.links[f"{name}:clients"].address for name in self.brokers)
+
+    @property
+    def bootstrap(self) -> str:
+        """Kafka's addresses, by its links."""
+        return ",".join(self.links[name].address for name in self.kafkas)
+
+    def start(self) -> None:
+        """Start everything and wait until it is ready."""
+        self.links.start()
+        with ThreadPoolExecutor(8) as pool:
+            store = pool.submit(start_s3, self.folder / "s3", server=s3.preferred())
+            kafkas, zookeepers = self._launch_kafkas(pool), self._launch_zookeepers(pool)
+            self._s3 = store.result()
+            for name, future in kafkas.items():
+                self.kafkas[name] = future.result()
+            for name, started in zookeepers.items():
+                self.zookeepers[name] = started.result()
+        for number in range(1, BROKERS + 1):
+            self._add_broker(f"broker-{number}")
+        for broker in self.brokers.values():
+            broker.launch()
+        for broker in self.brokers.values():
+            broker.wait_ready()
+
+    def _launch_kafkas(self, pool: ThreadPoolExecutor) -> dict[str, Future[Server]]:
+        ports = free_ports(3 * KAFKAS)
+        voters = ",".join(f"{number + 1}@{HOST}:{ports[3 * number + 1]}" for number in range(KAFKAS))
+        found = {}
+        for number in range(KAFKAS):
+            name, (port, controller, inner) = f"kafka-{number + 1}", ports[3 * number : 3 * number + 3]
+            link = self.links.add(name, port)
+            settings = {
+                "node.id": str(number + 1),
+                "controller.quorum.voters": voters,
+                "listeners": f"CLIENT://{HOST}:{port},INNER://{HOST}:{inner},CONTROLLER://{HOST}:{controller}",
+                "advertised.listeners": f"CLIENT://{link.address},INNER://{HOST}:{inner}",
+                "listener.security.protocol.map": "CLIENT:PLAINTEXT,INNER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "inter.broker.listener.name": "INNER",
+                "offsets.topic.replication.factor": "3",
+                "default.replication.factor": "3",
+                "min.insync.replicas": "2",
+                "replica.lag.time.max.ms": "3000",
+                "controller.quorum.election.timeout.ms": "1000",
+                "controller.quorum.fetch.timeout.ms": "2000",
+            }
+            found[name] = pool.submit(start_kafka, self.folder / name, port, settings=settings)
+        return found
+
+    def _launch_zookeepers(self, pool: ThreadPoolExecutor) -> dict[str, Future[Server]]:
+        ports = free_ports(3 * ZOOKEEPERS)
+        quorum = "".join(
+            f"server.{number + 1}={HOST}:{ports[3 * number + 1]}:{ports[3 * number + 2]}\n"
+            for number in range(ZOOKEEPERS)
+        )
+        found = {}
+        for number in range(ZOOKEEPERS):
+            name, port = f"zookeeper-{number + 1}", ports[3 * number]
+            server = Server(self.folder / name, zookeeper_launch(self.folder / name, number + 1, port, quorum))
+            found[name] = pool.submit(server.start)
+        return found
+
+    def _add_broker(self, name: str) -> None:
+        config = self.folder / f"{name}.toml"
+        store = self.links.add(f"{name}:s3", self.s3.launch.ports[0])
+        nodes = [self.links.add(f"{name}:{each}", server.launch.ports[0]) for each, server in self.zookeepers.items()]
+        config.write_text(f"""
+            store = "s3://{s3.BUCKET}/chaos?endpoint=http://{store.address}&region={self.s3.region}"
+            queue = "kafka://{self.bootstrap}"
+            coordinator = "zookeeper://{",".join(node.address for node in nodes)}/chaos"
+            memory_bytes_max = "64MiB"
+            cluster = "chaos"
+            log_level = "info"
+            [s3]
+            access_key_id = "{self.s3.access_key}"
+            secret_access_key = "{self.s3.secret_key}"
+            [kafka]
+            prefix = "{PREFIX}"
+            [zookeeper]
+            session_timeout_ms = {SESSION_TIMEOUT_MS}
+            """)
+        (advertised,) = free_ports(1)
+        broker = ChaosBroker(self.folder, name, advertised, config, self._before)
+        self.links.add(f"{name}:clients", broker.port, advertised)
+        if mount(broker.spool):
+            self._mounted.append(broker.spool)
+        self.brokers[name] = broker
+
+    @property
+    def disks(self) -> bool:
+        """Whether brokers have disks of their own that can be filled up."""
+        return bool(self._mounted)
+
+    # ---- faults ----------------------------------------------------------------------------
+
+    def begin(self, fault: Fault) -> None:
+        """Let a fault begin. Raises: what its server raises."""
+        kind, target = fault.kind, fault.target
+        if kind in ("broker-kill", "broker-restart", "broker-pause"):
+            broker = self.brokers[target]
+            {"broker-kill": broker.kill, "broker-restart": broker.stop, "broker-pause": broker.pause}[kind]()
+        elif kind == "rolling-restart":
+            for broker in self.brokers.values():
+                broker.stop()
+                broker.launch()
+                broker.wait_ready()
+        elif kind == "clock-step":
+            self.brokers[target].step_clock(fault.amount)
+        elif kind == "disk-full":
+            if self.disks:
+                fill(self.brokers[target].ballast)
+        elif kind.startswith(("link-", "store-")) and kind not in ("store-kill", "store-pause"):
+            for link in self._links_of(target):
+                self.links[link].set(kind.partition("-")[2])
+        else:
+            for server in self._servers_of(target):
+                server.kill() if kind.endswith("kill") else server.pause()
+
+    def end(self, fault: Fault) -> None:
+        """Heal what a fault did."""
+        kind, target = fault.kind, fault.target
+        if kind in ("broker-kill", "broker-restart"):
+            self.brokers[target].launch()
+            self.brokers[target].wait_ready()
+        elif kind == "broker-pause":
+            self.brokers[target].resume()
+        elif kind == "clock-step":
+            self.brokers[target].step_clock(0.0)
+        elif kind == "disk-full":
+            self.brokers[target].ballast.unlink(missing_ok=True)
+        elif kind.startswith(("link-", "store-")) and kind not in ("store-kill", "store-pause"):
+            for link in self._links_of(target):
+                self.links[link].set("pass")
+        elif kind != "rolling-restart":
+            for server in self._servers_of(target):
+                server.start() if kind.endswith("kill") else server.resume()
+
+    def upgrade(self, name: str) -> None:
+        """Drain one broker and start it again from the present tree."""
+        broker = self.brokers[name]
+        broker.stop()
+        broker.tree = self.tree
+        broker.launch()
+        broker.wait_ready()
+
+    def _links_of(self, target: str) -> list[str]:
+        broker, _, part = target.partition(":")
+        return [f"{broker}:{name}" for name in self.zookeepers] if part == "zookeeper" else [target]
+
+    def _servers_of(self, target: str) -> list[Server]:
+        if target == "zookeepers":
+            return list(self.zookeepers.values())
+        return [{**self.kafkas, **self.zookeepers, "s3": self.s3}[target]]
+
+    def close(self) -> None:
+        """End everything that runs."""
+        for broker in self.brokers.values():
+            broker.close()
+        for server in (*self.kafkas.values(), *self.zookeepers.values(), *([self._s3] if self._s3 else [])):
+            server.kill()
+        self.links.close()
+        for folder in self._mounted:
+            subprocess.run(["umount", str(folder)], check=False)
+
+
+def zookeeper_launch(folder: Path, number: int, port: int, quorum: str) -> Launch:
+    """Write the settings of one member of a ZooKeeper ensemble and say how to start it."""
+    data = folder / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    (data / "myid").write_text(f"{number}\n")
+    config = folder / "zoo.cfg"
+    config.write_text(
+        f"tickTime=250\ninitLimit=40\nsyncLimit=20\nmaxSessionTimeout=60000\ndataDir={data}\nclientPort={port}\n"
+        f"clientPortAddress={HOST}\nmaxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=*\n{quorum}"
+    )
+    command = (find_java(), "-Xmx96m", *SMALL, "-cp", class_path("zookeeper"))
+    main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+    return Launch("zookeeper", (*command, main, str(config)), f"{HOST}:{port}", (port,), ())
+
+
+def fill(path: Path) -> None:
+    """Fill the file system of `path` up."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while shutil.disk_usage(path.parent).free:
+                file.write(bytes(64 * 1024))
+        except OSError:
+            pass

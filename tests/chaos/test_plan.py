@@ -1,0 +1,33 @@
+"""The plan of a chaos run: a function of its seed, in order, and never two hands on one part."""
+
+from __future__ import annotations
+
+from tests.chaos.plan import CALM_AT_END_S, CALM_AT_START_S, KINDS, draw_plan
+
+
+def test_a_seed_has_one_plan() -> None:
+    assert draw_plan(7, 600) == draw_plan(7, 600)
+    assert draw_plan(7, 600) != draw_plan(8, 600)
+
+
+def test_faults_lie_between_the_calm_at_both_ends() -> None:
+    for seed in range(50):
+        plan = draw_plan(seed, 300)
+        assert plan == sorted(plan, key=lambda fault: fault.at_s)
+        for fault in plan:
+            assert fault.at_s >= CALM_AT_START_S
+            assert fault.at_s + max(fault.lasts_s, CALM_AT_END_S) <= 300
+
+
+def test_no_part_is_struck_while_it_is_struck() -> None:
+    for seed in range(50):
+        until_s: dict[str, float] = {}
+        for fault in draw_plan(seed, 900):
+            assert until_s.get(fault.target, 0.0) <= fault.at_s
+            until_s[fault.target] = fault.at_s + fault.lasts_s
+
+
+def test_an_hour_has_every_kind_and_a_pause_longer_than_the_dedup_window() -> None:
+    plan = draw_plan(1, 3_600)
+    assert {fault.kind for fault in plan} == {kind.name for kind in KINDS}
+    assert any(fault.kind == "broker-pause" and fault.lasts_s > 80 for fault in plan)

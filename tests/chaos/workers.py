@@ -1,0 +1,285 @@
+"""Client processes of a chaos run: `python -m tests.chaos.workers KIND …`; SIGTERM ends one in order."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import memq
+from memq.client.arguments import runtime_of
+from memq.client.staged_writer import StagedCommits, StagedWriter
+from memq.clock import SystemClock
+from memq.errors import FencedError, MemqError, NotFoundError, OutcomeUnknownError, RetryableError
+from memq.storage_handlers.s3 import open_store
+from tests.chaos.journal import Journal, value_of
+
+CLOCK = SystemClock()
+END_S = 240.0  # what a client has to come to its end in a healed world
+DELIVERY_MS = 30_000
+CHURN_RECORDS = 200
+
+
+def now_ms() -> int:
+    """Return the monotonic time in ms, the same for all processes of a machine."""
+    return int(CLOCK.monotonic() * 1000)
+
+
+class Worker:
+    """What all kinds share: options, journal, and the wish to end."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.brokers: str = options.brokers
+        self.name: str = options.name
+        self.topic: str = options.topic
+        self.partitions: int = options.partitions
+        self.size: int = options.size
+        self.journal = Journal(Path(options.journal))
+        self.ending = threading.Event()
+
+    def until_ready(self, work: Callable[[], memq.Producer]) -> memq.Producer:
+        """Try again while the cluster does not answer."""
+        while True:
+            try:
+                return work()
+            except RetryableError:
+                if self.ending.wait(0.2):
+                    raise
+
+    def settle(self, outcome: memq.Ack | MemqError) -> None:
+        """Note what became of a block."""
+        if isinstance(outcome, memq.Ack):
+            producer = f"{outcome.producer_id:016x}"
+            place = outcome.topic, outcome.partition, producer
+            self.journal.write("A", *place, outcome.first_sequence, outcome.records, now_ms())
+        else:
+            self.journal.write("U", self.topic, -1, outcome.code)
+            if not isinstance(outcome, OutcomeUnknownError | RetryableError | FencedError):
+                self.journal.write("X", f"a block of {self.name} failed: {outcome!r}")
+
+
+def produce(worker: Worker) -> None:
+    """Send numbered records to all partitions in turn at a steady rate, and note each ack."""
+    options = worker.options
+    name = worker.name if options.named else ""
+    acks: Literal["1", "all"] = options.acks
+
+    def begin() -> memq.Producer:
+        return memq.Producer(
+            worker.brokers, acks=acks, name=name, codec=options.codec, linger_ms=5, delivery_timeout_ms=DELIVERY_MS,
+            on_ack=worker.settle,
+        )  # fmt: skip
+
+    producer = worker.until_ready(begin)
+    counts = [0] * worker.partitions
+    if name:
+        counts = [stood_at(worker, producer).get(partition, 0) for partition in range(worker.partitions)]
+        for partition, count in enumerate(counts):
+            worker.journal.write("F", worker.topic, partition, count)
+    begun_s, sent = CLOCK.monotonic(), 0
+    while not worker.ending.wait(max(0.0, begun_s + sent / options.rate - CLOCK.monotonic())):
+        partition = sent % worker.partitions
+        value = value_of(worker.name, counts[partition], worker.size)
+        sent += 1
+        with contextlib.suppress(RetryableError):
+            producer.send(worker.topic, value, partition=partition)
+            counts[partition] += 1
+    for partition, count in enumerate(counts):
+        worker.journal.write("S", worker.topic, partition, count)
+    producer.flush(timeout=END_S)
+    producer.close(timeout=END_S)
+
+
+def stood_at(worker: Worker, producer: memq.Producer) -> dict[int, int]:
+    """Return where the name stands in each partition, asked until the owners answer."""
+    while True:
+        try:
+            return producer.stood(worker.topic)
+        except (RetryableError, FencedError):
+            if worker.ending.wait(0.2):
+                raise
+
+
+def consume(worker: Worker) -> None:
+    """Read as a member of a group, note each batch before its commit, and each commit after it returned."""
+    while not worker.ending.is_set():
+        try:
+            consume_once(worker)
+        except RetryableError:
+            worker.ending.wait(0.5)
+
+
+def consume_once(worker: Worker) -> None:
+    """Read until an error or the end."""
+    with memq.Consumer(
+        worker.brokers, worker.topic.split(","), group=worker.options.group, start="beginning", auto_commit=False,
+    ) as consumer:  # fmt: skip
+        while not worker.ending.is_set():
+            batch = consumer.poll(timeout=0.5)
+            if batch is None:
+                continue
+            place = batch.topic, batch.first.read_partition
+            worker.journal.write("D", *place, batch.first, batch.next, *ranges_of(batch))
+            if batch.damaged:
+                worker.journal.write("X", f"{worker.name} got a damaged block in {place}: {batch.damaged}")
+            begun_ms = now_ms()
+            try:
+                consumer.commit(batch)
+            except FencedError:
+                continue
+            worker.journal.write("C", *place, batch.next, begun_ms, now_ms())
+
+
+def read(worker: Worker) -> None:
+    """Read all topics once from their beginning to their end, without a group."""
+    with memq.Consumer(worker.brokers, worker.topic.split(","), start="beginning", end="end") as consumer:
+        for batch in consumer:
+            place = batch.topic, batch.first.read_partition
+            worker.journal.write("D", *place, batch.first, batch.next, *ranges_of(batch))
+
+
+def ranges_of(batch: memq.Batch) -> list[str]:
+    """Return the records of a batch as ranges `worker:first-last`, in their order."""
+    found: list[tuple[str, int, int]] = []
+    for value in batch.values():
+        worker, number = (value or b"? -1").split(b" ", 2)[:2]
+        name, count = worker.decode(), int(number)
+        if found and found[-1][0] == name and found[-1][2] == count - 1:
+            found[-1] = (name, found[-1][1], count)
+        else:
+            found.append((name, count, count))
+    return [f"{name}:{first}-{last}" for name, first, last in found]
+
+
+def churn(worker: Worker) -> None:
+    """Make a topic, write, read everything back and delete it, over and over."""
+    for number in itertools.count():
+        if not churn_once(worker, f"{worker.topic}-{worker.options.life}-{number}"):
+            return
+
+
+def churn_once(worker: Worker, topic: str) -> bool:
+    """Take one topic through its life; False when the worker shall end."""
+    outcomes: list[object] = []
+    with memq.Admin(worker.brokers) as admin:
+        if not again(worker, lambda: admin.create_topic(topic, partitions=2, exist_ok=True)):
+            return False
+        with memq.Producer(worker.brokers, on_ack=outcomes.append) as producer:
+            for count in range(CHURN_RECORDS):
+                producer.send(topic, value_of(worker.name, count, worker.size), partition=count % 2)
+            producer.flush(timeout=END_S)
+        if all(isinstance(outcome, memq.Ack) for outcome in outcomes):
+            if not read_back(worker, topic):
+                return False
+            worker.journal.write("A", topic, 0, "0" * 16, 0, CHURN_RECORDS, now_ms())
+        return again(worker, lambda: admin.delete_topic(topic), NotFoundError)
+
+
+def read_back(worker: Worker, topic: str) -> bool:
+    """Read a topic from its beginning to its end; what is not as it was sent is noted. False when it shall end."""
+
+    def read() -> None:
+        with memq.Consumer(worker.brokers, [topic], start="beginning", end="end") as consumer:
+            found = sorted(int(value.split(b" ")[1]) for batch in consumer for value in batch.values() if value)
+        if found != list(range(CHURN_RECORDS)):
+            lost = sorted({*range(CHURN_RECORDS)} - {*found})
+            worker.journal.write("X", f"{topic}: {len(found)} records read, lost {lost[:10]}")
+
+    return again(worker, read)
+
+
+def again(worker: Worker, work: Callable[[], object], *fine: type[MemqError]) -> bool:
+    """Do something until it works; False when the worker shall end first."""
+    while True:
+        try:
+            work()
+        except fine:
+            return True
+        except (RetryableError, OutcomeUnknownError):
+            if worker.ending.wait(0.3):
+                return False
+        else:
+            return not worker.ending.is_set()
+
+
+def stage(worker: Worker) -> None:
+    """Commit staged batches one after another, each twice; a batch whose commit failed is committed again."""
+    asyncio.run(stage_all(worker))
+
+
+async def stage_all(worker: Worker) -> None:
+    """Go through the batches; the journal says which ones were committed by lives before this one."""
+    done = worker.options.life  # the first batch of this life: lives have a thousand numbers each
+    for batch in itertools.count(done * 1_000):
+        objects = None
+        while not worker.ending.is_set():
+            try:
+                async with StagedCommits(worker.brokers.split(","), worker.name) as commits:
+                    topics = await commits.topics([worker.topic])
+                    store = open_store(commits.store.url, runtime_of(None), {})
+                    try:
+                        if objects is None:
+                            writer = StagedWriter(commits.cluster, topics, store, worker.name, block_bytes=4_096)
+                            for number in range(CHURN_RECORDS):
+                                value = value_of(worker.name, batch * CHURN_RECORDS + number, worker.size)
+                                await writer.add(worker.topic, value)
+                            objects = await writer.finish()
+                        await commits.commit(batch, objects, store, timeout_s=DELIVERY_MS / 1000)
+                        await commits.commit(batch, objects, store, timeout_s=DELIVERY_MS / 1000)
+                    finally:
+                        await store.close()
+                worker.journal.write("A", worker.topic, -1, "staged", batch * CHURN_RECORDS, CHURN_RECORDS, now_ms())
+                break
+            except (RetryableError, OutcomeUnknownError):
+                await asyncio.sleep(0.3)
+        else:
+            return
+
+
+KINDS: dict[str, Callable[[Worker], None]] = {
+    "produce": produce,
+    "consume": consume,
+    "read": read,
+    "churn": churn,
+    "stage": stage,
+}
+
+
+def main() -> int:
+    """Run one worker until SIGTERM; 1 when it met what must not happen."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.workers", description=__doc__)
+    parser.add_argument("kind", choices=list(KINDS))
+    for name in ("name", "brokers", "topic", "journal"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--acks", default="all", choices=["1", "all"])
+    parser.add_argument("--codec", default="zstd")
+    parser.add_argument("--group", default="")
+    parser.add_argument("--named", action="store_true")
+    parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=100.0, help="records/s")
+    parser.add_argument("--size", type=int, default=100, help="bytes of a value")
+    parser.add_argument("--life", type=int, default=0, help="how often this worker was started before")
+    worker = Worker(parser.parse_args())
+    signal.signal(signal.SIGTERM, lambda *_: worker.ending.set())
+    try:
+        KINDS[worker.options.kind](worker)
+    except BaseException as error:
+        worker.journal.write("X", f"{worker.name} died of {error!r}".replace("\n", " "))
+        raise
+    else:
+        worker.journal.write("E")
+    finally:
+        worker.journal.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
