@@ -102,7 +102,8 @@ class Link:
                 mode = self._mode
                 self.met[mode] += 1
                 if mode == "slow":
-                    await asyncio.sleep(self._draw.uniform(0.0, 0.5))
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), self._draw.uniform(0.0, 0.5))
                 elif mode == "torn" and self._draw.random() < TEAR_RATE:
                     sink.write(data[: self._draw.randrange(len(data))])
                     await sink.drain()

@@ -239,7 +239,7 @@ async def stage_all(worker: Worker) -> None:
                 worker.journal.write("A", worker.topic, -1, "staged", batch * CHURN_RECORDS, CHURN_RECORDS, now_ms())
                 break
             except (RetryableError, OutcomeUnknownError):
-                await asyncio.sleep(0.3)
+                await asyncio.to_thread(worker.ending.wait, 0.3)
         else:
             return
 
