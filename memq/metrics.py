@@ -289,6 +289,7 @@ CLIENTS = (
     _client("consumer_retries", "counter", "tries", "polls and fetches that failed and were tried again"),
     _client("consumer_commits", "counter", "commits", "commits stored"),
     _client("consumer_dead_letters", "counter", "blocks", "damaged blocks sent to the dead-letter topic"),
+    _client("consumer_transit_errors", "counter", "answers", "answers of stores that another fetch has contradicted"),
 )
 
 METRICS: dict[str, Definition] = {metric.name: metric for metric in (*BROKER, *STORE, *LAG, *AUDIT, *CLIENTS)}

@@ -13,10 +13,12 @@ from memq.audit.batch_check import BatchCheck, check_batch, check_part, merge_co
 from memq.audit.checked import Checked
 from memq.audit.whole_object import ReadObject
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
+from memq.format.block import Buffer
 from memq.format.key import is_of_many
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.limits import MIB, POLL_BYTES_MAX
 from memq.notification import Entry, PointerReader, Span
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition, Topic
 
 Answer = TypeVar("Answer")
@@ -32,6 +34,7 @@ class Checker:
     def __init__(self, queue: PointerReader, read: ReadObject) -> None:
         self._queue = queue
         self._read = read
+        self._confirmed = ConfirmedReads()
         self._hopeless = False
 
     async def span(self, partition: ReadPartition) -> Span:
@@ -98,7 +101,7 @@ class Checker:
                 check = await self._check_part(checked, pointer, location)
                 if check is not None:
                     return check
-            data = await self._patiently(lambda: self._read(location, whole=True))
+            data, check = await self._read_batch(pointer, location)
         except NotFoundError as error:
             cause = CorruptDataError("its object is missing")
             cause.__cause__ = error
@@ -108,7 +111,20 @@ class Checker:
         except MemqError as error:
             return missing_batch(pointer, location, error)
         checked.object_bytes += (len(data),)
-        return check_batch(pointer, location, data)
+        return check
+
+    async def _read_batch(self, pointer: Pointer, location: Location) -> tuple[Buffer, BatchCheck]:
+        """Read and check a batch; what seems to be damaged or missing is read again. Raises: as `ReadObject`."""
+
+        async def read() -> tuple[Buffer, BatchCheck]:
+            data = await self._patiently(lambda: self._read(location, whole=True))
+            return data, check_batch(pointer, location, data)
+
+        return await self._confirmed.read(
+            [Way(f"object '{location.key}'", read)],
+            lambda found: not (found[1].damaged or found[1].faults),
+            lambda one, other: one[0] == other[0],
+        )
 
     async def _check_part(self, checked: Checked, pointer: Pointer, location: Location) -> BatchCheck | None:
         """Check one batch of an object of many by its own bytes; None when it is damaged: only the index tells how.

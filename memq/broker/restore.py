@@ -6,8 +6,10 @@ Each read partition stands for itself: what owners use is left as it is, and onl
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from awscrt.checksums import crc32c
 
@@ -38,7 +40,10 @@ from memq.format.manifest import Manifest, decode_manifest
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication
 from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition, Topic, read_partitions
+
+T = TypeVar("T")
 
 ANY_AGE_MS = 1 << 53
 Places = dict[int, list[BatchPlace]]  # by write partition
@@ -84,6 +89,7 @@ class Restorer:
         self._cluster = cluster
         self._store_name = store_name
         self._store = store
+        self._reads = ConfirmedReads()
         self._queue = queue
         self._clock = clock
         self._dry_run = dry_run
@@ -193,8 +199,7 @@ class Restorer:
         async for entry in self._store.list(staged_prefix(self._cluster)):
             if "/commits/" in entry.key:
                 try:
-                    body = await self._store.get(entry.key)
-                    manifests.append((decode_manifest(body), crc32c(body)))
+                    manifests.append(await self._surely(entry.key, partial(self._staged_by, entry.key)))
                 except (CorruptDataError, UnsupportedFormatError) as error:
                     told.findings.append((entry.key, str(error)))
         manifests.sort(key=lambda each: (each[0].created_ms, each[0].writer, each[0].batch_id))
@@ -209,8 +214,8 @@ class Restorer:
         found: dict[str, list[BatchPlace]] = {}
         async for entry in self._store.list(shared_prefix(self._cluster)):
             try:
-                data = await self._store.get(entry.key, checked=False)
-                for topic_id, places in shared_places(entry.key, data).items():
+                shared = await self._surely(entry.key, partial(self._shared_in, entry.key))
+                for topic_id, places in shared.items():
                     found.setdefault(topic_id, []).extend(places)
             except (CorruptDataError, UnsupportedFormatError) as error:
                 told.findings.append((entry.key, str(error)))
@@ -258,6 +263,9 @@ class Restorer:
                 self._moved(1)
 
     async def _find(self, topic: Topic, place: BatchPlace) -> FoundBatch:
+        return await self._surely(place.key, partial(self._find_once, topic, place), lambda found: not found.damaged)
+
+    async def _find_once(self, topic: Topic, place: BatchPlace) -> FoundBatch:
         if place.entry is not None:
             try:
                 data = await self._store.get_range(place.key, place.entry.offset, place.entry.length)
@@ -265,6 +273,19 @@ class Restorer:
             except (CorruptDataError, UnsupportedFormatError):
                 pass  # the index still knows where its blocks begin
         return find_batch(place, await self._store.get(place.key, checked=False), topic)
+
+    async def _staged_by(self, key: str) -> tuple[Manifest, int]:
+        body = await self._store.get(key)
+        return decode_manifest(body), crc32c(body)
+
+    async def _shared_in(self, key: str) -> dict[str, list[BatchPlace]]:
+        return shared_places(key, await self._store.get(key, checked=False))
+
+    async def _surely(
+        self, key: str, read: Callable[[], Awaitable[T]], is_whole: Callable[[T], bool] = lambda found: True
+    ) -> T:
+        """Read again what seems to be damaged: what is believed to be damaged has no pointer afterwards."""
+        return await self._reads.read([Way(f"object '{key}'", read)], is_whole)
 
     async def _take(
         self, partition: ReadPartition, pointer: Pointer | None, held: HeldPartition, told: Restored

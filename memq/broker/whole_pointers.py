@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
-from memq.backoff import backoff_s
 from memq.broker.batch import producer_ranges
 from memq.broker.services import Services
 from memq.errors import CorruptDataError, MemqError, RetryableError
-from memq.format.object import open_object
+from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition
 
 READ_BYTES = 1 << 20
-INDEX_TRIES = 5
 
 
 class WholePointers:
@@ -46,19 +44,17 @@ class WholePointers:
         if pointer.producers_complete or not pointer.locations:
             return pointer
         place = pointer.locations[0]
-        tries = 0
-        while True:
-            try:
-                data = await self._services.stores[place.store].get(place.key)
-                blocks = open_object(data).blocks_in(place.offset, place.length)
-            except RetryableError:
-                raise
-            except (MemqError, KeyError) as error:  # a store may say so of an object that it has, and a bit may flip
-                tries += 1
-                if tries < INDEX_TRIES:
-                    await asyncio.sleep(backoff_s(self._services.runtime.random, tries, base_s=0.05, most_s=1.0))
-                    continue
-                self._services.events.error("index-unread", f"{self._name} object {place.key}: {error}")
-                return pointer
-            ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
-            return msgspec.structs.replace(pointer, producers=tuple(ranges))
+
+        async def read() -> Sequence[BlockEntry]:
+            data = await self._services.stores[place.store].get(place.key)
+            return open_object(data).blocks_in(place.offset, place.length)
+
+        try:
+            blocks = await ConfirmedReads(self._services.events).read([Way(f"object '{place.key}'", read)])
+        except RetryableError:
+            raise
+        except (MemqError, KeyError) as error:
+            self._services.events.error("index-unread", f"{self._name} object {place.key}: {error}")
+            return pointer
+        ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
+        return msgspec.structs.replace(pointer, producers=tuple(ranges))

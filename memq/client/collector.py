@@ -58,6 +58,11 @@ def _counts(stats: ProducerStats | ConsumerStats) -> Iterable[tuple[str, float]]
         for part in fields(stats):
             yield f"memq_producer_{_NAMES.get(part.name, part.name)}", getattr(stats, part.name)
     else:
-        rest = {"retries": stats.retries, "commits": stats.commits, "dead_letters": stats.dead_letters}
+        rest = {
+            "retries": stats.retries,
+            "commits": stats.commits,
+            "dead_letters": stats.dead_letters,
+            "transit_errors": stats.transit_errors,
+        }
         for name, value in {**{part.name: getattr(stats.counts, part.name) for part in fields(Counts)}, **rest}.items():
             yield f"memq_consumer_{name}", value

@@ -34,6 +34,7 @@ from memq.logs import EventLog
 from memq.memory import keep_freed_blocks
 from memq.network import Address, Runtime
 from memq.notification.remote import RemoteQueue
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.tasks import TaskOwner
 from memq.topic import Position, ReadPartition, Topic, Totals, read_partitions
 
@@ -45,12 +46,16 @@ AHEAD_SHARE = 16  # batches that are made ahead hold a sixteenth of what may be 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """Counters since the start: those of `Counts`, and what was retried, committed and sent to dead letters."""
+    """Counters since the start: those of `Counts`, and what was retried, committed and sent to dead letters.
+
+    `transit_errors` are answers of a store that another fetch of the same bytes has contradicted.
+    """
 
     counts: Counts
     retries: int
     commits: int
     dead_letters: int
+    transit_errors: int
 
 
 class ConsumerCore:
@@ -78,7 +83,8 @@ class ConsumerCore:
         self._changed = asyncio.Event()
         self._stale = asyncio.Event()  # what is known of the topics is to be refreshed now
         self._tasks = TaskOwner(self._die, self._events)
-        fetcher = make_fetcher(settings.read, any_broker.read, self._stores)
+        self._confirmed = ConfirmedReads(self._events)
+        fetcher = make_fetcher(settings.read, any_broker.read, self._stores, self._confirmed)
         self._reading = Reading(
             runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
         )
@@ -307,7 +313,9 @@ class ConsumerCore:
             total.add(part)
         total.records -= self._handouts.records_kept
         commits = self._committer.commits if self._committer is not None else 0
-        return ConsumerStats(total, self._reading.retries, commits, self._dead_letters.sent)
+        return ConsumerStats(
+            total, self._reading.retries, commits, self._dead_letters.sent, self._confirmed.transit_errors
+        )
 
     # ---- inside: batches ------------------------------------------------------------------------------
 

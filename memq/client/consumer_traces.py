@@ -13,14 +13,17 @@ from memq.client.pieces import Piece
 from memq.clock import Clock
 from memq.errors import MemqError
 from memq.format.pointer import Pointer
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.traces import LINKS_MAX, Attributes, Block, Traces, block_context, context_in
 
 
 class TracedFetcher(Fetcher):
     """A fetcher whose fetches are spans."""
 
-    def __init__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, traces: Traces) -> None:
-        super().__init__(mode, read, open_store)
+    def __init__(
+        self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads, traces: Traces
+    ) -> None:
+        super().__init__(mode, read, open_store, confirmed)
         self._traces = traces
 
     async def fetch(self, pointer: Pointer) -> Sequence[Piece]:
@@ -53,9 +56,9 @@ class ConsumerTraces:
         self._group = group
         self._span: Span | None = None
 
-    def fetcher(self, mode: ReadMode, read: ReadRange, open_store: OpenStore) -> Fetcher:
+    def fetcher(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads) -> Fetcher:
         """Return a fetcher whose fetches are spans."""
-        return TracedFetcher(mode, read, open_store, self._traces)
+        return TracedFetcher(mode, read, open_store, confirmed, self._traces)
 
     def handed(self, batch: Batch) -> None:
         """Begin to process: in the trace of the first block, linked with what the records carry."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from memq.client.joined_reads import JoinedReads, RangeReader
 from memq.client.pieces import (
@@ -18,13 +20,16 @@ from memq.client.pieces import (
     missing_batch,
     numbered_entries,
 )
-from memq.errors import CorruptDataError, DeniedError, MemqError, NotFoundError, RetryableError
+from memq.errors import CorruptDataError, DeniedError, NotFoundError
 from memq.format.block import Buffer
 from memq.format.key import is_cold_object
 from memq.format.object import BlockEntry, ObjectIndex, index_bytes, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer
 from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.storage_handlers.cut_objects import readable_bytes
+
+T = TypeVar("T")
 
 INDEXES_MAX = 4  # of large objects, at most 65,536 blocks each
 ReadMode = Literal["auto", "direct", "broker"]
@@ -62,19 +67,29 @@ class _ThroughBroker:
 class MakeFetcher(Protocol):
     """Makes the fetcher of a consumer."""
 
-    def __call__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore) -> Fetcher:
+    def __call__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads) -> Fetcher:
         """Return one for these ways to a store."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A batch as it came: its bytes, and the pieces that were made of them."""
+
+    data: Buffer
+    pieces: Sequence[Piece]
 
 
 class Fetcher:
     """Fetches batches by their pointers, each from the first copy and by the first way that works.
 
-    In mode `auto` a store that opens here is tried first; when it has shown no object at all and the broker has
-    one, it is another machine's folder of the same name, and is not tried again.
+    What seems to be damaged or missing is fetched again, see `ConfirmedReads`. In mode `auto` a store that opens here
+    is tried first; when it has shown no object at all and the broker has one, it is another machine's folder of the
+    same name, and is not tried again.
     """
 
-    def __init__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore) -> None:
+    def __init__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads) -> None:
+        self._confirmed = confirmed
         self._mode = mode
         self._read = read
         self._open_store = open_store
@@ -89,47 +104,40 @@ class Fetcher:
 
         Raises: RetryableError when it may come later; NotFoundError when no copy is there; DeniedError.
         """
-        best: Sequence[Piece] | None = None
-        failures: list[MemqError] = []
-        for location in pointer.locations:
-            for reader in self._readers(location.store):
-                try:
-                    pieces = await self._fetch_by(reader, location, pointer)
-                except MemqError as error:
-                    failures.append(error)
-                    continue
-                self._learn(location.store, reader)
-                if is_whole(pieces):
-                    return pieces
-                best = best or pieces
-        if best is not None:
-            return best
-        raise _worst(failures, pointer)
+        cut = await self._confirmed.read(
+            self._ways(pointer, lambda reader, location: self._fetch_by(reader, location, pointer)),
+            lambda cut: is_whole(cut.pieces),
+            _same_cut,
+        )
+        return cut.pieces
 
     async def index_of(self, pointer: Pointer) -> Sequence[BlockEntry]:
         """Return the index entries of a batch's blocks, offsets counted from its start. Raises: as `fetch`."""
-        failures: list[MemqError] = []
-        for location in pointer.locations:
-            for reader in self._readers(location.store):
-                try:
-                    return await self._read_index(reader, location)
-                except MemqError as error:
-                    failures.append(error)
-        raise _worst(failures, pointer)
+        return await self._confirmed.read(self._ways(pointer, self._read_index))
 
     async def fetch_blocks(self, pointer: Pointer, wanted: Callable[[BlockEntry], bool]) -> Sequence[Piece]:
         """Return the blocks of a batch that are wanted by their entries in the index, which is read first.
 
         Blocks that lie side by side come in one request. Without an index to go by, all come. Raises: as `fetch`.
         """
-        for location in pointer.locations:
-            for reader in self._readers(location.store):
-                try:
-                    entries = await self._read_index(reader, location)
-                    return await _fetch_runs(reader, location, pointer, entries, wanted)
-                except (CorruptDataError, NotFoundError):
-                    continue  # what is damaged is told by who reads all of it
-        return await self.fetch(pointer)
+
+        async def fetch_runs(reader: RangeReader, location: Location) -> Sequence[Piece]:
+            return await _fetch_runs(reader, location, pointer, await self._read_index(reader, location), wanted)
+
+        try:
+            return await self._confirmed.read(self._ways(pointer, fetch_runs), is_whole, _same_pieces)
+        except (CorruptDataError, NotFoundError):
+            return await self.fetch(pointer)  # what is damaged is told by who reads all of it
+
+    def _ways(self, pointer: Pointer, read: Callable[[RangeReader, Location], Awaitable[T]]) -> list[Way[T]]:
+        """Return the ways to each copy of a batch. Raises: DeniedError; NotFoundError when there is no copy."""
+        if not pointer.locations:
+            raise NotFoundError(f"batch {pointer.batch_sequence} has no location")
+        return [
+            Way(f"object '{location.key}'", partial(read, reader, location))
+            for location in pointer.locations
+            for reader in self._readers(location.store)
+        ]
 
     def _readers(self, store: str) -> list[RangeReader]:
         readers: list[RangeReader] = []
@@ -157,20 +165,21 @@ class Fetcher:
         elif not self._proven.get(store):
             self._direct[store] = None
 
-    async def _fetch_by(self, reader: RangeReader, location: Location, pointer: Pointer) -> Sequence[Piece]:
+    async def _fetch_by(self, reader: RangeReader, location: Location, pointer: Pointer) -> _Cut:
         try:
             data = await reader.get_range(location.key, location.offset, location.length)
         except CorruptDataError as error:  # the object is cut: what is there may hold whole blocks
             data = await _readable_start(reader, location)
-            return cut_batch(pointer, data) if data else missing_batch(pointer, error)
+            return _Cut(data, cut_batch(pointer, data) if data else missing_batch(pointer, error))
+        self._learn(location.store, reader)
         pieces = cut_batch(pointer, data)
         if is_whole(pieces):
-            return pieces
+            return _Cut(data, pieces)
         try:
             index = await self._read_index(reader, location)
         except (CorruptDataError, NotFoundError):
-            return pieces
-        return cut_batch(pointer, data, index)
+            return _Cut(data, pieces)
+        return _Cut(data, cut_batch(pointer, data, index))
 
     async def _read_index(self, reader: RangeReader, location: Location) -> list[BlockEntry]:
         """Return the entries of one batch's blocks. Of large objects, which hold thousands, the index is kept.
@@ -231,10 +240,15 @@ def _entries_at(index: ObjectIndex, location: Location) -> list[BlockEntry]:
     return entries_of_batch(index.blocks, location.offset, location.length)
 
 
-def _worst(failures: Sequence[MemqError], pointer: Pointer) -> MemqError:
-    """Return what the caller is told: what may pass comes first, then what is denied, then what is missing."""
-    for kind in (RetryableError, DeniedError, NotFoundError):
-        for failure in failures:
-            if isinstance(failure, kind):
-                return failure
-    return failures[0] if failures else NotFoundError(f"batch {pointer.batch_sequence} has no location")
+def _same_cut(one: _Cut, other: _Cut) -> bool:
+    return one.data == other.data and [_place_of(piece) for piece in one.pieces] == [
+        _place_of(piece) for piece in other.pieces
+    ]
+
+
+def _same_pieces(one: Sequence[Piece], other: Sequence[Piece]) -> bool:
+    return [(_place_of(piece), piece.data) for piece in one] == [(_place_of(piece), piece.data) for piece in other]
+
+
+def _place_of(piece: Piece) -> tuple[int, int, int]:
+    return piece.number, piece.first, piece.records

@@ -24,9 +24,11 @@ from memq.client.imported import Held, Imported
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.places import window_ms
 from memq.errors import InvalidNameError, InvalidRequestError, MemqError, NotFoundError
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification.kafka.source import KafkaSource, Place, SourceEnd
 from memq.notification.remote import RemoteQueue
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import Position, Topic
 
 TAKE_S = 0.2
@@ -66,7 +68,9 @@ class KafkaImport:
         self._pool = LinkPool(self._runtime, self._bootstrap)
         self._any = AnyBroker(self._pool)
         self._queue = RemoteQueue(self._any)
-        self._fetcher = Fetcher("broker", self._any.read, lambda store: None)
+        self._fetcher = Fetcher(
+            "broker", self._any.read, lambda store: None, ConfirmedReads(EventLog(self._runtime.clock))
+        )
         self._lanes: dict[Place, Lane] = {}
         self._group = ""
 

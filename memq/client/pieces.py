@@ -8,14 +8,14 @@ damaged piece. Record indexes count what was stored, so they stay right across d
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from memq.errors import CorruptDataError, MemqError
 from memq.format.block import MAGIC, BlockHeader, Buffer, check_block, parse_header, scope_of
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer
+from memq.format.pointer import Pointer, is_named, named_ranges
 from memq.limits import BLOCK_HEADER_BYTES
 
 
@@ -42,8 +42,10 @@ def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None
     scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
     view = memoryview(data)
     if index is not None:
-        return list(_cut_entries(view, numbered_entries(index), 0, scope))
-    return list(_cut_by_headers(view, pointer.records, scope))
+        pieces = _cut_entries(view, numbered_entries(index), 0, scope)
+    else:
+        pieces = _cut_by_headers(view, pointer.records, scope)
+    return _of_pointer(pointer, pieces)
 
 
 class NumberedEntry(NamedTuple):
@@ -63,7 +65,26 @@ def numbered_entries(entries: Sequence[BlockEntry]) -> list[NumberedEntry]:
 def cut_run(pointer: Pointer, data: Buffer, run: Sequence[NumberedEntry]) -> list[Piece]:
     """Cut the bytes of blocks that lie side by side in a batch into pieces, by their entries."""
     scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
-    return list(_cut_entries(memoryview(data), run, run[0].entry.offset, scope))
+    return _of_pointer(pointer, _cut_entries(memoryview(data), run, run[0].entry.offset, scope))
+
+
+def _of_pointer(pointer: Pointer, pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces, those damaged that hold a sound block of another batch.
+
+    A store that sends another object's bytes would else pass unseen, and the reader would drop the blocks themselves
+    as copies. Blocks that the pointer says to pass over are not among its ranges.
+    """
+    names, skip = named_ranges(pointer), frozenset(pointer.skip)
+    return [
+        piece if piece.header is None or piece.number in skip or is_named(names, piece.header) else _stray(piece)
+        for piece in pieces
+    ]
+
+
+def _stray(piece: Piece) -> Piece:
+    assert piece.header is not None
+    cause = CorruptDataError(f"{piece.header.describe()} is not one that the pointer names")
+    return piece._replace(header=None, cause=cause)
 
 
 def missing_batch(pointer: Pointer, cause: MemqError) -> list[Piece]:

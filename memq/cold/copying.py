@@ -19,11 +19,12 @@ from memq.format.block import Buffer, check_block, parse_header, scope_of
 from memq.format.cold import ColdEntry, ColdPart, PartRef, encode_cold_part
 from memq.format.key import cold_object_key, cold_part_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
-from memq.format.pointer import Location, Pointer, encode_pointer
+from memq.format.pointer import Location, Pointer, encode_pointer, is_named, named_ranges
 from memq.limits import COLD_BLOCKS_MAX
 from memq.network import Runtime
 from memq.notification import Entry, PointerReader, Span
 from memq.storage_handlers import ObjectReader, StorageHandler
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.storage_handlers.files import joined_crc
 from memq.topic import ReadPartition
 
@@ -138,9 +139,13 @@ class Copier:
 
     async def _read(self, pointer: Pointer) -> tuple[Buffer, list[BlockEntry]] | MemqError:
         place = pointer.locations[0]
-        try:
+
+        async def read() -> tuple[Buffer, list[BlockEntry]]:
             data = await self._open_store(place.store).get_range(place.key, place.offset, place.length)
             return data, checked_blocks(pointer, data)
+
+        try:
+            return await ConfirmedReads().read([Way(f"object '{place.key}'", read)])
         except (CorruptDataError, NotFoundError) as error:
             return error
 
@@ -201,9 +206,11 @@ def checked_blocks(pointer: Pointer, data: Buffer) -> list[BlockEntry]:
     """
     view, scope = memoryview(data), scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
     blocks: list[BlockEntry] = []
-    at = 0
+    at, names = 0, named_ranges(pointer)
     while at < len(view):
         header = check_block(view[at : at + parse_header(view, at).length], scope)
+        if len(blocks) not in pointer.skip and not is_named(names, header):
+            raise CorruptDataError(f"{header.describe()} is not one that the pointer names")
         blocks.append(BlockEntry.from_header(header, at))
         at += header.length
     records = sum(block.count for block in blocks)

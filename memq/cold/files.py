@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
 
 from awscrt.checksums import crc32c
 
@@ -18,7 +20,10 @@ from memq.format.cold import (
 from memq.format.key import cold_manifest_key, cold_manifest_number, cold_manifest_prefix, cold_manifests_prefix
 from memq.limits import MIB
 from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition
+
+T = TypeVar("T")
 
 PARTS_BYTES_MAX = 32 * MIB  # of pointers that are kept for the next reader
 
@@ -28,6 +33,7 @@ class ColdFiles:
 
     def __init__(self, cluster: str, store: StorageHandler) -> None:
         self.cluster = cluster
+        self._reads = ConfirmedReads()
         self.store = store
         self._parts: OrderedDict[str, tuple[ColdPart, int]] = OrderedDict()
         self._parts_bytes = 0
@@ -59,7 +65,7 @@ class ColdFiles:
             if not number:
                 return None
             try:
-                return decode_cold_manifest(await self.store.get(self.manifest_key(partition, number)))
+                return await self._decoded(self.manifest_key(partition, number), decode_cold_manifest)
             except NotFoundError:
                 continue  # a successor came, and a sweep after it
 
@@ -87,6 +93,14 @@ class ColdFiles:
             return False
         return await self.highest_number(partition) == manifest.number
 
+    async def _decoded(self, key: str, decode: Callable[[bytes], T]) -> T:
+        """Return an object decoded, read again when it seems to be damaged or missing."""
+
+        async def read() -> T:
+            return decode(await self.store.get(key))
+
+        return await self._reads.read([Way(f"object '{key}'", read)])
+
     async def part(self, ref: PartRef) -> ColdPart:
         """Return the content of a part; the last ones that were read are kept."""
         kept = self._parts.get(ref.key)
@@ -94,7 +108,7 @@ class ColdFiles:
             self._parts.move_to_end(ref.key)
             return kept[0]
         try:
-            part = decode_cold_part(await self.store.get(ref.key))
+            part = await self._decoded(ref.key, decode_cold_part)
         except NotFoundError as error:  # no partition is gone: a manifest names what nobody may delete
             raise CorruptDataError(f"part '{ref.key}' of a cold manifest is missing") from error
         size = sum(len(entry.body) for entry in part.entries)

@@ -6,7 +6,7 @@ Ids, sequences and bit sets are 16 hex digits on the wire and integers in Python
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from memq.errors import CorruptDataError, InvalidNameError, InvalidRequestError, TooLargeError, UnsupportedFormatError
+from memq.format.block import BlockHeader
 from memq.format.latency import Bucket
 from memq.format.ranges import Range
 from memq.limits import (
@@ -378,3 +379,19 @@ def bounded_ranges(
         kept.append(producer)
         room -= len(producer.ranges)
     return tuple(kept), True
+
+
+def named_ranges(pointer: Pointer) -> Mapping[int, Sequence[Range]] | None:
+    """Return the sequences that the pointer names, by producer; None when it has no room for all of them."""
+    return {each.producer: each.ranges for each in pointer.producers} if pointer.producers_complete else None
+
+
+def is_named(ranges: Mapping[int, Sequence[Range]] | None, header: BlockHeader) -> bool:
+    """Whether a block may be one of a batch that names these; those that its pointer says to pass over are not named.
+
+    A store that sends another object's bytes would pass unseen otherwise: its blocks are sound, and of the same topic.
+    """
+    if ranges is None:
+        return True
+    first, next_ = header.first_sequence, header.next_sequence
+    return any(low <= first and next_ <= high for low, high in ranges.get(header.producer_id, ()))

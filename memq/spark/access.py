@@ -16,12 +16,14 @@ from memq.cold.reader import ColdReader
 from memq.errors import CorruptDataError
 from memq.format.pointer import decode_pointer
 from memq.limits import POLL_BYTES_MAX
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification import Groups, PointerReader
 from memq.notification.remote import RemoteQueue
 from memq.spark.options import ReadOptions
 from memq.spark.queues import find_topic, open_queue
 from memq.spark.stores import ANY, StoreUrls, TaskStores
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import ReadPartition, TopicSettings, read_partitions
 
 TOPIC_S_MAX = 10.0
@@ -91,7 +93,8 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
         stores = TaskStores(urls, runtime)
         queue = RemoteQueue(ask)
         place = CompactorPlace(metadata.cluster, metadata.stores[0].name, queue)
-        yield Access(queue, topics, urls, Fetcher("auto", ask.read, stores.open_here), queue, place, pool)
+        confirmed = ConfirmedReads(EventLog(runtime.clock))
+        yield Access(queue, topics, urls, Fetcher("auto", ask.read, stores.open_here, confirmed), queue, place, pool)
     finally:
         if stores is not None:
             await stores.close()

@@ -11,10 +11,12 @@ from urllib.request import url2pathname
 from memq.client.fetcher import Fetcher
 from memq.errors import DeniedError, InvalidSettingError, MemqError
 from memq.format.block import Buffer
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.settings import environment_settings
 from memq.spark.options import ReadOptions
 from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.storage_handlers.filesystem import FilesystemHandler
 
 _THREADS_MAX = 4
@@ -45,7 +47,7 @@ class TaskStores:
 
     def fetcher(self) -> Fetcher:
         """Return what brings batches straight from the stores."""
-        return Fetcher("direct", _no_broker, self.open)
+        return Fetcher("direct", _no_broker, self.open, ConfirmedReads(EventLog(self._runtime.clock)))
 
     def open(self, store: str) -> StorageHandler:
         """Return a store. Raises: DeniedError when it is not known or not here; MemqError of its settings."""

@@ -14,6 +14,7 @@ from memq.broker.cold_retention import expired_parts
 from memq.broker.restore import Restorer
 from memq.broker.sweep import Sweep
 from memq.client.fetcher import Fetcher
+from memq.clock import SystemClock
 from memq.cold.compaction import leave_queue, manifest_of
 from memq.cold.plan import ColdRule, cold_spans, following, without
 from memq.cold.reader import ColdReader
@@ -23,10 +24,12 @@ from memq.format.key import cold_prefix, is_cold_object, object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.governor import Assignment
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification import Entry, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.storage_handlers import Buffer, ObjectEntry
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots, read_partitions
 from tests.cold import DAY_MS, SWEEP_AGE_MS, ColdParts, parts_on
@@ -550,7 +553,7 @@ def test_neighbours_in_a_large_object_are_fetched_by_one_request() -> None:
         world = await World.made()
         objects = await world.compact()
         await world.sweep()
-        fetcher = Fetcher("direct", no_broker, lambda name: world.store)
+        fetcher = Fetcher("direct", no_broker, lambda name: world.store, ConfirmedReads(EventLog(SystemClock())))
         entries = await world.reader().read(PARTITION, 0, 1 << 20)
         while entries[-1].offset < len(world.expected) - 1:
             entries = [*entries, *await world.reader().read(PARTITION, entries[-1].offset + 1, 1 << 20)]

@@ -13,12 +13,14 @@ from memq.client.fetcher import Fetcher
 from memq.client.membership import MemberState
 from memq.client.opener import Opener
 from memq.client.reading import Reading
+from memq.clock import SystemClock
 from memq.errors import NotFoundError, QueueError
 from memq.format.block import Buffer
 from memq.logs import EventLog
 from memq.notification import Entry, Membership, Span
 from memq.notification.remote import Answer, Polled, RemoteQueue
 from memq.protocol.frames import Api
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
@@ -79,7 +81,7 @@ class Member:
         self.answers, self.state = Answers(), MemberState()
         events = EventLog(runtime.clock)
         self.tasks = TaskOwner(lambda error: None, events)
-        fetcher = Fetcher("broker", no_read, lambda store: None)
+        fetcher = Fetcher("broker", no_read, lambda store: None, ConfirmedReads(EventLog(SystemClock())))
         self.reading = Reading(runtime, self.answers, fetcher, self.tasks, 1 << 20, lambda: None)
         settings = ConsumerSettings(topics=("t",), group="g")
         wanted: Callable[[], dict[ReadPartition, int]] = lambda: dict(self.state.granted)  # noqa: E731 - one line

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +12,9 @@ from memq.errors import CorruptDataError, NotFoundError, StoreError, Unsupported
 from memq.format.block import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.logs import EventLog
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
+from tests.skipping_loop import LoopClock, run_skipping
 from tests.unit.queue_model import TOPIC_ID, Block, Log
 
 BLOCKS = [Block(1, 0, 2), Block(2, 0, 3), Block(1, 2, 4)]
@@ -118,10 +119,10 @@ def fetch(direct: Shelf | None, broker: Shelf, pointer: Pointer = POINTER, *, ti
         return await broker.get_range(key, offset, length)
 
     async def main() -> list[list[Piece]]:
-        fetcher = Fetcher("auto", read, lambda store: direct)
+        fetcher = Fetcher("auto", read, lambda store: direct, ConfirmedReads(EventLog(LoopClock())))
         return [list(await fetcher.fetch(pointer)) for _ in range(times)]
 
-    return asyncio.run(main())
+    return run_skipping(main())
 
 
 def test_the_store_is_read_directly_where_it_opens() -> None:

@@ -75,7 +75,7 @@ TITLES = {
 }
 
 
-NO_STATS = ConsumerStats(Counts(), retries=0, commits=0, dead_letters=0)
+NO_STATS = ConsumerStats(Counts(), retries=0, commits=0, dead_letters=0, transit_errors=0)
 
 
 def a_topic() -> TopicSummary:

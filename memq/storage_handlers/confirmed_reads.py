@@ -1,0 +1,195 @@
+"""Reads that are believed to be damaged, short or missing only when independent fetches agree on it.
+
+Theory. Bytes change between a store and its reader: in memory, in a proxy, in a cache. A store answers 404 for an
+object that it has, cuts a body short, or sends another object. None of that is damage of what is stored, and a reader
+that passes over damage loses sound records by it. A second fetch tells the two apart: what is stored wrong comes wrong
+again, byte for byte; what went wrong on the way comes right, or wrong in another way.
+
+=================================  =======================================================================
+an answer                          what follows
+=================================  =======================================================================
+whole                              it is returned; doubtful answers before it were changed on the way
+damaged, or short                  fetched again; two equal answers from one place are what is stored
+missing                            fetched again; it is missing when all ways said so `MISSING_ROUNDS` times
+an error of another kind           the way counts in this round for nothing
+other each time                    after `ROUNDS_MAX` rounds StoreError: nothing is known, it may pass
+=================================  =======================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from operator import eq
+from typing import Generic, TypeVar
+
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    MemqError,
+    NotFoundError,
+    RetryableError,
+    StoreError,
+    UnsupportedFormatError,
+)
+from memq.logs import EventLog
+
+T = TypeVar("T")
+
+ROUNDS_MAX = 6
+MISSING_ROUNDS = 3
+PAUSE_S = 0.05  # before the second round, three times as much before each further one: 6 s in all
+_PAUSE_GROWTH = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way(Generic[T]):
+    """One way to read; ways with the same `place` must bring the same bytes. `read` makes a request of its own.
+
+    It raises CorruptDataError, UnsupportedFormatError or NotFoundError for what may be damage, and other errors.
+    """
+
+    place: str
+    read: Callable[[], Awaitable[T]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt(Generic[T]):
+    """An answer that is not whole: a value, or an error."""
+
+    way: Way[T]
+    value: T | None
+    error: MemqError | None
+
+    @property
+    def missing(self) -> bool:
+        return isinstance(self.error, NotFoundError)
+
+
+class ConfirmedReads:
+    """Fetches again what seems to be damaged. `transit_errors` counts answers that another fetch has contradicted.
+
+    Each is logged where `events` are given.
+    """
+
+    def __init__(self, events: EventLog | None = None) -> None:
+        self.transit_errors = 0
+        self._events = events
+
+    async def read(
+        self,
+        ways: Sequence[Way[T]],
+        is_whole: Callable[[T], bool] = lambda value: True,
+        same: Callable[[T, T], bool] = eq,
+    ) -> T:
+        """Return the first whole answer, else the damaged one on which two fetches of one place agree.
+
+        Raises: CorruptDataError or UnsupportedFormatError on which two fetches agree; NotFoundError when all places are
+        missing; StoreError when answers differ each time; what the ways raise when there is no other answer.
+        """
+        doubts: list[_Doubt[T]] = []
+        failures: list[MemqError] = []
+        for number in range(ROUNDS_MAX):
+            if number:
+                await asyncio.sleep(PAUSE_S * _PAUSE_GROWTH ** (number - 1))
+            failures = []
+            for way in ways:
+                try:
+                    value = await way.read()
+                except (CorruptDataError, UnsupportedFormatError, NotFoundError) as error:
+                    doubts.append(_Doubt(way, None, error))
+                except MemqError as error:
+                    failures.append(error)
+                else:
+                    if is_whole(value):
+                        self._note([doubt for doubt in doubts if _is_contradicted(doubt, way)])
+                        return value
+                    doubts.append(_Doubt(way, value, None))
+            if not doubts:
+                raise worst(failures)
+            found = _settled(doubts, number, same)
+            if found is not None:
+                return self._result(found, doubts, failures, same)
+        text = "; ".join(dict.fromkeys(_text_of(doubt) for doubt in doubts))
+        raise StoreError(
+            f"{doubts[0].way.place} came in {len(doubts)} fetches without two that agree: {text[:300]}",
+            hint="bytes change on the way from the store: check the network and proxies between",
+        )
+
+    def _result(
+        self,
+        found: _Doubt[T],
+        doubts: Sequence[_Doubt[T]],
+        failures: Sequence[MemqError],
+        same: Callable[[T, T], bool],
+    ) -> T:
+        """Return or raise what was agreed on; a way that may work later comes before what the others miss."""
+        if found.missing and failures:
+            raise worst(failures)
+        self._note([each for each in doubts if each.way.place == found.way.place and not _agree(each, found, same)])
+        if found.error is not None:
+            raise found.error
+        assert found.value is not None
+        return found.value
+
+    def _note(self, contradicted: Sequence[_Doubt[T]]) -> None:
+        if contradicted:
+            self.transit_errors += len(contradicted)
+            first = contradicted[0]
+            if self._events is not None:
+                self._events.warning(
+                    "bytes-differed", f"{first.way.place} came otherwise when it was fetched again: {_text_of(first)}"
+                )
+
+
+def worst(failures: Sequence[MemqError]) -> MemqError:
+    """Return what the caller is told: what may pass comes first, then what is denied, then what is missing."""
+    for kind in (RetryableError, DeniedError, NotFoundError):
+        for failure in failures:
+            if isinstance(failure, kind):
+                return failure
+    return failures[0]
+
+
+def _is_contradicted(doubt: _Doubt[T], whole: Way[T]) -> bool:
+    """Whether a whole answer shows that a doubtful one was wrong.
+
+    A way that misses what another one has may lead to another machine's folder: only the same way contradicts it.
+    """
+    return doubt.way is whole if doubt.missing else doubt.way.place == whole.place
+
+
+def _settled(doubts: Sequence[_Doubt[T]], number: int, same: Callable[[T, T], bool]) -> _Doubt[T] | None:
+    """Return what is known after round `number`: damage of a place, or that all are missing; None for another round."""
+    missing: _Doubt[T] | None = None
+    agreed: _Doubt[T] | None = None
+    for place in dict.fromkeys(doubt.way.place for doubt in doubts):
+        answers = [doubt for doubt in doubts if doubt.way.place == place]
+        found = next(
+            (
+                one
+                for at, one in enumerate(answers)
+                if not one.missing and any(_agree(one, other, same) for other in answers[at + 1 :])
+            ),
+            None,
+        )
+        if found is not None:
+            agreed = agreed or found
+        elif all(answer.missing for answer in answers) and number + 1 >= MISSING_ROUNDS:
+            missing = missing or answers[0]
+        else:
+            return None
+    return agreed or missing
+
+
+def _agree(one: _Doubt[T], other: _Doubt[T], same: Callable[[T, T], bool]) -> bool:
+    if one.error is not None or other.error is not None:
+        return type(one.error) is type(other.error) and str(one.error) == str(other.error)
+    assert one.value is not None
+    assert other.value is not None
+    return same(one.value, other.value)
+
+
+def _text_of(doubt: _Doubt[T]) -> str:
+    return str(doubt.error) if doubt.error is not None else "damaged"
