@@ -236,9 +236,7 @@ def decode_pointer(body: bytes | bytearray | memoryview) -> Pointer:
                 f"pointer has version {needs.version}, kind {needs.kind[:60]!a} and requires {list(needs.requires)[:8]}"
             )
         wire = _decode_wire(body)
-        unknown = {name: raw for name, raw in _decode_names(body).items() if name not in _KNOWN}
-        extra = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
-        pointer = _from_wire(wire, extra)
+        pointer = _from_wire(wire, _extra(body))
         _check(pointer)
     except (ValueError, RecursionError, InvalidNameError) as error:  # ValueError: msgspec's errors, and bad UTF-8
         raise CorruptDataError(f"pointer of {len(body)} bytes can't be read: {error}") from error
@@ -272,10 +270,17 @@ def _to_wire(pointer: Pointer) -> _Wire:
     )
 
 
+def _extra(body: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """Return the fields that a newer writer added; nearly always there is none, and one look at the names shows it."""
+    raw = _decode_names(body)
+    if _KNOWN.issuperset(raw):
+        return {}
+    return {name: msgspec.json.decode(value) for name, value in raw.items() if name not in _KNOWN}
+
+
 def _from_wire(wire: _Wire, extra: dict[str, Any]) -> Pointer:
-    return Pointer(
-        **{name: getattr(wire, name) for name in _SAME},
-        version=wire.version,
+    fields = msgspec.structs.asdict(wire)
+    fields.update(
         producers=tuple(ProducerRanges(_producer(p.producer), _ranges(p.ranges)) for p in wire.producers),
         ended=tuple(
             ProducerEnd(
@@ -300,6 +305,7 @@ def _from_wire(wire: _Wire, extra: dict[str, Any]) -> Pointer:
         tag_bits=int(wire.tag_bits, 16),
         extra=extra,
     )
+    return Pointer(**fields)
 
 
 def _hex(number: int) -> str:
@@ -345,7 +351,7 @@ def _check(pointer: Pointer) -> None:
         check_name(location.store, "store", internal=True)
         if "\0" in location.key or any(part in ("", ".", "..") for part in location.key.split("/")):
             raise ValueError(f"key {location.key[:120]!a} is not allowed")
-    if not all(0 <= number < INTEGER_END for number in (pointer.totals.records, pointer.totals.bytes)):
+    if not (0 <= pointer.totals.records < INTEGER_END and 0 <= pointer.totals.bytes < INTEGER_END):
         raise ValueError(f"totals {pointer.totals} are outside 0 to 2^53-1")
     if pointer.least_ms > pointer.greatest_ms or pointer.slots[0] > pointer.slots[1]:
         raise ValueError(f"times {pointer.least_ms} to {pointer.greatest_ms} or slots {pointer.slots} are no range")

@@ -57,7 +57,7 @@ def test_a_cluster_keeps_its_promises_in_every_aspect(aspect: str, level: str) -
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(repetitions(1, 200)))
 def test_the_live_audit_names_what_was_done_and_nothing_else(seed: int) -> None:
-    report = run_plan(draw_plan(seed, ("stormy", "calm")[seed % 2], aspects=("reports",)))
+    report = run_plan(draw_plan(seed, ("calm", "stormy")[seed % 2], aspects=("reports",)))
     assert len(report.live_faults) > 3  # where little landed few faults have a place
 
 
