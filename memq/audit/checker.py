@@ -12,12 +12,13 @@ from typing import TypeVar
 from memq.audit.batch_check import BatchCheck, check_batch, check_part, merge_copies, missing_batch
 from memq.audit.checked import Checked
 from memq.audit.whole_object import ReadObject
-from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
+from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.block import Buffer
 from memq.format.key import is_of_many
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.limits import MIB, POLL_BYTES_MAX
-from memq.notification import Entry, PointerReader, Span
+from memq.notification import Entries, Entry, PointerReader, Span
+from memq.notification.log_reader import valid_span
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition, Topic
 
@@ -64,17 +65,25 @@ class Checker:
         while first < piece.end:
             page = await self._read_page(partition, first)
             entries = [entry for entry in page if first <= entry.offset < piece.end]
-            behind = entries[0].offset if entries else piece.end
+            behind = entries[0].offset if entries else min(max(page.next, first), piece.end)
             if behind > first and (await self._queue.span(partition)).begin > first:
                 # Offsets need not be dense; but this is a hole that was none when the audit began.
                 error = NotFoundError(f"retention took pointers {first} to {behind - 1} while the audit ran")
                 yield Checked(Entry(first, 0, b""), error=error)
             for entry in entries:
                 yield _decoded(entry)
-            first = entries[-1].offset + 1 if entries else piece.end
+            first = page.next if page.next > first else piece.end
 
-    async def _read_page(self, partition: ReadPartition, offset: int) -> Sequence[Entry]:
-        return await self._patiently(lambda: self._queue.read(partition, offset, POLL_BYTES_MAX))
+    async def _read_page(self, partition: ReadPartition, offset: int) -> Entries:
+        """Read a page; one that shows nothing is believed where the partition's end lies before it."""
+
+        async def read() -> Entries:
+            page = await self._queue.read(partition, offset, POLL_BYTES_MAX)
+            if page.next <= offset and offset < (await valid_span(self._queue, partition)).end:
+                raise QueueError(f"nothing is shown at offset {offset}, which lies before the end")
+            return page
+
+        return await self._patiently(read)
 
     # ---- objects -----------------------------------------------------------------------------------
 

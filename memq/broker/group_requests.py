@@ -12,7 +12,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, TooLargeError
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Membership
+from memq.notification import Entries, Membership
 from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
 from memq.protocol.frames import Frame
 from memq.protocol.messages import (
@@ -91,7 +91,7 @@ class GroupRequests:
         return PollAnswer(partitions=found)
 
     async def _entries(self, partition: ReadPartition, offset: int | None, bytes_max: int) -> PartitionEntries:
-        entries = [] if offset is None else await self._pointers.read(partition, offset, bytes_max)
+        entries = Entries((), -1) if offset is None else await self._pointers.read(partition, offset, bytes_max)
         span = await self._queue.span(partition)
         if offset is None or (entries[0].offset if entries else span.begin) > offset:
             span = await self._pointers.span(partition)  # else it does not matter where the cold part begins
@@ -103,6 +103,7 @@ class GroupRequests:
                 WireEntry(offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(entry.body))
                 for entry in entries
             ],
+            next=entries.next,
         )
 
     def _known(self, ref: PartitionRef) -> ReadPartition:

@@ -27,6 +27,7 @@ from memq.format.pointer import encode_pointer
 from memq.format.totals import contended_ms
 from memq.governor import Assignment
 from memq.notification import Publication
+from memq.notification.log_reader import valid_span
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
 BACKOFF_S_MAX = 2.0
@@ -165,13 +166,13 @@ async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher
     remembered of named producers all since the last `opened`.
     """
     queue, read = services.queue, publisher.partition
-    span = await queue.span(read)
+    span = await valid_span(queue, read)
     since = own.opened_wall_ms - own.dedup_window_ms - CLOCK_ERROR_MS
     start = min(await queue.seek_time(read, since), max(span.end - 1, span.begin))
     step = 1
     while True:
         own.restart(start)
-        await publisher.read_to_end()
+        await publisher.read_to_end(span.end)
         if start <= span.begin:
             return
         if own.highest_epoch:

@@ -196,6 +196,10 @@ class Ownership:
         """Count an earlier try of an own pointer, met by reading: what it says is what the queue holds."""
         self._count_own(self.landed.pop(batch_sequence))
 
+    def own_end(self) -> int:
+        """Return the offset behind the last own pointer that was published and not met: no end lies before it."""
+        return max((offset + 1 for offset in self._own), default=0)
+
     def _count_own(self, pointer: Pointer) -> None:
         """Add what the pointer holds and lists: an earlier try may state less than what was counted since."""
         listed = {entry.offset for entry in pointer.adopted}

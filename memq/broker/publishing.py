@@ -10,7 +10,7 @@ from memq.backoff import backoff_s
 from memq.broker.ownership import Ownership, Phase
 from memq.broker.services import Services
 from memq.broker.whole_pointers import WholePointers
-from memq.errors import DeniedError, EpochFencedError, NotFoundError, RetryableError
+from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entry, Publication
 from memq.topic import ReadPartition
@@ -86,9 +86,10 @@ class Publisher:
         async with asyncio.timeout(self.own.stale_publish_s):
             return await self._services.queue.publish(publication)
 
-    async def read_to_end(self) -> None:
+    async def read_to_end(self, end: int = 0) -> None:
         """Read the queue to its end and join what it shows; a proof, dated when the last read was handed over.
 
+        No end is one that lies before `end`, which was read before, or before an own pointer.
         Raises: EpochFencedError once a higher epoch was met. Passing errors are tried again for ever.
         """
         tries = 0
@@ -99,6 +100,8 @@ class Publisher:
                     entries = await self._log.read(self.own.read_to)
                     for entry in entries:
                         await self._meet(entry)
+                if not entries and entries.next < max(end, self.own.own_end()):
+                    raise QueueError(f"the queue shows nothing at offset {self.own.read_to}, which is not its end")
             except self._passing as error:
                 tries += 1
                 self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")

@@ -15,9 +15,9 @@ from memq.broker.rebuild import BatchPlace
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry, NotificationQueue
+from memq.notification.log_reader import entries_between, valid_span
 from memq.topic import ReadPartition
 
-READ_BYTES = 1 << 20
 Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 
 
@@ -65,17 +65,17 @@ class HeldPartition:
 async def held_in(queue: NotificationQueue, partition: ReadPartition, writers: Iterable[int]) -> HeldPartition:
     """Read a log until each of its write partitions was opened, or to its end. Raises: as the queue."""
     try:
-        span = await queue.span(partition)
+        span = await valid_span(queue, partition)
     except NotFoundError:
         return HeldPartition()
     held = HeldPartition(trimmed=0 < span.begin < span.end)  # retention leaves the last pointers
-    offset, unopened = 0, set(writers)
-    while unopened and not held.trimmed:
-        entries = await queue.read(partition, offset, READ_BYTES)
-        if not entries:
-            break
+    unopened = set(writers)
+    if held.trimmed or not unopened:
+        return held
+    async for entries in entries_between(queue, partition, span.begin, span.end):
         for entry in entries:
             held.note(entry)
         unopened -= held.opened.keys()
-        offset = entries[-1].offset + 1
+        if not unopened:
+            break
     return held

@@ -11,7 +11,7 @@ from memq.broker.services import Services
 from memq.errors import CorruptDataError, MemqError, RetryableError
 from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, decode_pointer
-from memq.notification import Entry
+from memq.notification import Entries, Entry
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition
 
@@ -26,8 +26,8 @@ class WholePointers:
         self._partition = partition
         self._name = name
 
-    async def read(self, offset: int) -> Sequence[Entry]:
-        """Return some entries from `offset` on, none at the end. Raises: as `PointerReader.read` of the queue."""
+    async def read(self, offset: int) -> Entries:
+        """Return some entries from `offset` on, none only at the end. Raises: as `PointerReader.read` of the queue."""
         return await self._services.queue.read(self._partition, offset, READ_BYTES)
 
     async def pointer(self, entry: Entry) -> Pointer | None:

@@ -16,9 +16,9 @@ from memq.client.record import TopicPartition
 from memq.errors import GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
 from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC
-from memq.limits import POLL_BYTES_MAX
 from memq.network import Runtime
 from memq.notification import Entry
+from memq.notification.log_reader import entries_between, valid_span
 from memq.notification.remote import RemoteQueue
 from memq.topic import AUDIT_GROUP, Position, ReadPartition, Topic
 
@@ -60,8 +60,11 @@ class GroupReports:
         position = self._consumer.position().get(TopicPartition(AUDIT_TOPIC, home))
         if position is None:
             return False
-        left = await self._queue.read(partition, position.pointer_offset, POLL_BYTES_MAX)
-        return not any(_holds_records(entry) for entry in left)
+        end = (await valid_span(self._queue, partition)).end
+        async for left in entries_between(self._queue, partition, position.pointer_offset, end):
+            if any(_holds_records(entry) for entry in left):
+                return False
+        return True
 
     async def commit(self) -> None:
         """See `Reports.commit`."""

@@ -17,8 +17,8 @@ from memq.cli.output import print_json, talk, time_text
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.format.block import Buffer
 from memq.format.pointer import Pointer, decode_pointer
-from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entry
+from memq.notification.log_reader import entries_between
 from memq.settings import Value
 from memq.topic import Position, read_partitions
 
@@ -112,12 +112,12 @@ async def _sightings(opened: OpenedTopic, wanted: Wanted) -> AsyncIterator[Sight
             continue
         span = await checker.span(partition)
         at = max(span.begin, wanted.position.pointer_offset) if wanted.position is not None else span.begin
-        while at < span.end:
-            entries = await opened.queue.read(partition, at, POLL_BYTES_MAX)
+        async for entries in entries_between(opened.queue, partition, at, span.end):
             for entry in entries:
                 async for sighting in _in_batch(opened, wanted, partition.partition, entry):
                     yield sighting
-            at = entries[-1].offset + 1 if entries and wanted.position is None else span.end
+            if wanted.position is not None:
+                break
 
 
 async def _in_batch(opened: OpenedTopic, wanted: Wanted, partition: int, entry: Entry) -> AsyncIterator[Sighting]:

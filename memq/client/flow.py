@@ -29,7 +29,7 @@ from memq.format.block import BlockHeader
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.limits import KIB
-from memq.notification import Entry, Span
+from memq.notification import Entries, Entry, Span
 from memq.topic import Committed, Position, ReadPartition, Totals
 
 # One delivery's unpacked bytes, about. Values that stay in the processor's caches, in memory that the allocator keeps,
@@ -224,8 +224,8 @@ class PartitionFlow:
             self._append(Slot(self._next_offset, 0, gap=Gap(first, before), damaged=True))
             self._next_offset = first
 
-    def take_entries(self, span: Span, entries: Sequence[Entry]) -> None:
-        """Take what a poll from `poll_offset` on has brought, and the partition's span at that moment."""
+    def take_entries(self, entries: Entries) -> None:
+        """Take what a poll from `poll_offset` on has brought. The end is reached where `entries.next` is behind it."""
         if self.state is not FlowState.READING:
             return
         for entry in entries:
@@ -236,8 +236,9 @@ class PartitionFlow:
                 break
             self._append(_slot_of(entry))
             self._next_offset = entry.offset + 1
-        if self._is_behind_end(self._next_offset) or (not entries and self._is_behind_end(span.end)):
-            self._end_reached = True
+        if not self._end_reached:
+            self._next_offset = max(self._next_offset, entries.next)
+            self._end_reached = self._is_behind_end(self._next_offset)
         self._end_if_delivered()
 
     # ---- batches come in -----------------------------------------------------------------------

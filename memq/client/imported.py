@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from memq.client.places import IndexOf
 from memq.errors import MemqError
 from memq.format.pointer import Pointer, decode_pointer
-from memq.limits import POLL_BYTES_MAX
 from memq.notification import PointerReader
+from memq.notification.log_reader import entries_between, valid_span
 from memq.topic import Position, ReadPartition
 
 STEP = 256  # pointers that are looked at first, from the end; then four times as many
@@ -41,7 +41,7 @@ class Imported:
         An owner publishes a producer's blocks in their order, and a copy of an earlier block may come later: so it is
         the greatest of the last stretch that has any.
         """
-        span = await self._queue.span(self._partition)
+        span = await valid_span(self._queue, self._partition)
         end, step = span.end, STEP
         while end > span.begin:
             first = max(span.begin, end - step)
@@ -57,7 +57,7 @@ class Imported:
 
     async def positions(self, sequences: Sequence[int]) -> dict[int, Position]:
         """Return where each sequence lies first, or the next one after it; the end for what is behind all there is."""
-        span = await self._queue.span(self._partition)
+        span = await valid_span(self._queue, self._partition)
         left, found = sorted(sequences), dict[int, Position]()
         number = self._partition.partition
         async for offset, pointer in self._pointers(span.begin, span.end):
@@ -88,17 +88,11 @@ class Imported:
         ]
 
     async def _pointers(self, first: int, end: int) -> AsyncIterator[tuple[int, Pointer]]:
-        while first < end:
-            entries = await self._queue.read(self._partition, first, POLL_BYTES_MAX)
+        async for entries in entries_between(self._queue, self._partition, first, end):
             for entry in entries:
-                if entry.offset >= end:
-                    return
                 try:
                     pointer = decode_pointer(entry.body)
                 except MemqError:
                     continue  # unreadable: nothing can be said of its batch
                 if pointer.kind == "data" and pointer.partition == self._writer:
                     yield entry.offset, pointer
-            if not entries:
-                return
-            first = entries[-1].offset + 1

@@ -13,8 +13,8 @@ from memq.errors import InvalidRequestError, MemqError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.format.totals import contended_ms
-from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entry, PointerReader, Span
+from memq.notification.log_reader import entries_between, valid_span
 from memq.topic import CLOCK_ERROR_MS, Position, ReadPartition, Topic, TopicSettings, Totals
 
 IndexOf = Callable[[Pointer], Awaitable[Sequence[BlockEntry]]]
@@ -63,7 +63,7 @@ class Places:
             return point
         if isinstance(point, int):
             return Position(number, await self._offset_at(partition, point, settings))
-        span = await self._queue.span(partition)
+        span = await valid_span(self._queue, partition)
         return Position(number, span.begin if point == "beginning" else span.end)
 
     async def start_at(
@@ -76,7 +76,7 @@ class Places:
         """
         position = await self.position_of(point, partition, settings)
         if isinstance(point, Position):
-            span = await self._queue.span(partition)
+            span = await valid_span(self._queue, partition)
             if position.pointer_offset < span.begin:
                 raise expired_error(partition, position, span.begin)
             _check_end(partition, position, span)
@@ -90,7 +90,7 @@ class Places:
         Raises: InvalidRequestError for a start behind the end, as a group has it whose partition lost its log.
         """
         partition, start = flow.partition, flow.position.pointer_offset
-        span = await self._queue.span(partition)
+        span = await valid_span(self._queue, partition)
         _check_end(partition, flow.position, span)
         async for entries in self.window_before(partition, start, span, settings):
             for pointer in flow.look_back(entries):
@@ -110,14 +110,14 @@ class Places:
 
     async def end_totals(self, partition: ReadPartition, settings: TopicSettings, writers: Sequence[int]) -> Totals:
         """Return how much the partition holds up to its end now, all that retention took included."""
-        span = await self._queue.span(partition)
+        span = await valid_span(self._queue, partition)
         return (await self._before(partition, span.end, span, settings, writers)).totals
 
     async def totals_before(
         self, partition: ReadPartition, offset: int, settings: TopicSettings, writers: Sequence[int]
     ) -> Totals:
         """Return how much lies before the pointer at `offset`, all that retention took included."""
-        span = await self._queue.span(partition)
+        span = await valid_span(self._queue, partition)
         return (await self._before(partition, offset, span, settings, writers)).totals
 
     async def totals_of(self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int]) -> Totals:
@@ -141,7 +141,7 @@ class Places:
     async def _offset_at(self, partition: ReadPartition, time_ms: int, settings: TopicSettings) -> int:
         """A queue time is at most `late_ms` older than the seal: start there, and look at the seals."""
         first = await self._queue.seek_time(partition, time_ms - late_ms(settings))
-        end = (await self._queue.span(partition)).end
+        end = (await valid_span(self._queue, partition)).end
         async for entries in self.pages(partition, first, end):
             for entry in entries:
                 try:
@@ -214,14 +214,9 @@ class Places:
                 yield entry.time_ms, pointer
 
     async def pages(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[list[Entry]]:
-        """Yield the entries from `first` up to, not with, `end`, in pages."""
-        while first < end:
-            page = await self._queue.read(partition, first, POLL_BYTES_MAX)
-            entries = [entry for entry in page if entry.offset < end]
-            if not entries:
-                return
-            yield entries
-            first = entries[-1].offset + 1
+        """Yield the entries from `first` up to, not with, `end`, in pages. Raises: as `entries_between`."""
+        async for page in entries_between(self._queue, partition, first, end):
+            yield page
 
 
 def _check_end(partition: ReadPartition, position: Position, span: Span) -> None:

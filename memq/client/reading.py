@@ -15,7 +15,7 @@ from memq.client.pieces import missing_batch
 from memq.client.places import Places
 from memq.client.read_tally import ReadTally
 from memq.client.record import TopicPartition, place_of
-from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
+from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.limits import POLL_BYTES_MAX
 from memq.logs import EventLog
 from memq.network import Runtime
@@ -208,19 +208,14 @@ class Reading:
         assigned, offset = self._assigned.get(polled.partition), offsets.get(polled.partition)
         if assigned is None or offset is None or assigned.flow.poll_offset != offset:
             return  # it was given back, or sought elsewhere, while the poll was under way
-        flow, entries = assigned.flow, polled.entries
-        if not entries and flow.end is not None and polled.span.end >= flow.end.pointer_offset:
-            # An answer for many partitions may leave one out for lack of room: make sure before this is the end.
-            entries = tuple(await self._queue.read(polled.partition, offset, POLL_BYTES_MAX))
-            if assigned.removed:
-                return
+        flow, entries = assigned.flow, polled.entries  # an answer for many partitions may have had no room for this one
         first = flow.misses(polled.span, entries)
         if first is not None:
             before = await self._places.totals_before(polled.partition, first, assigned.settings, assigned.writers)
             if assigned.removed:
                 return
             flow.take_gap(first, before)
-        flow.take_entries(polled.span, entries)
+        flow.take_entries(entries)
 
     async def _back_off(self, error: MemqError, failures: int) -> None:
         """Wait before the next try; the user sees what does not pass by itself."""
@@ -300,7 +295,9 @@ class Reading:
             ahead = await self._queue.read(assigned.flow.partition, slot.offset, 1)
             if not ahead or ahead[0].offset != slot.offset:
                 first = (await self._queue.span(assigned.flow.partition)).begin
-                assigned.flow.expire(slot, max(first, slot.offset + 1))  # retention took pointer and object
+                if first <= slot.offset:  # it was there, and retention did not take it
+                    raise QueueError(f"the pointer at offset {slot.offset} is not shown any more") from error
+                assigned.flow.expire(slot, first)  # retention took pointer and object
                 return
             if assigned.flow.move(slot, ahead[0]):
                 return

@@ -10,8 +10,9 @@ from memq.errors import CorruptDataError
 from memq.format.cold import ColdManifest, LeftPart, PartRef
 from memq.format.key import is_cold_object
 from memq.format.pointer import Location, Pointer, decode_pointer
-from memq.limits import COLD_POINTER_BYTES_MAX, MIB, OBJECT_BATCHES_MAX, POLL_BYTES_MAX
+from memq.limits import COLD_POINTER_BYTES_MAX, MIB, OBJECT_BATCHES_MAX
 from memq.notification import Entry, PointerReader, Span
+from memq.notification.log_reader import entries_between, valid_span
 from memq.topic import ReadPartition, TopicSettings
 
 OBJECT_BYTES = 128 * MIB
@@ -76,9 +77,10 @@ async def entries_of(
 ) -> AsyncIterator[tuple[Entry, Pointer | None]]:
     """Yield each entry from an offset on with its pointer, None for a damaged one.
 
-    Raises: as `PointerReader.read`; UnsupportedFormatError for a pointer of a newer version.
+    Raises: as `entries_between`; UnsupportedFormatError for a pointer of a newer version.
     """
-    while entries := await queue.read(partition, start, POLL_BYTES_MAX):
+    end = (await valid_span(queue, partition)).end
+    async for entries in entries_between(queue, partition, start, end):
         for entry in entries:
             try:
                 pointer = decode_pointer(entry.body)
@@ -86,7 +88,6 @@ async def entries_of(
                 yield entry, None
             else:
                 yield entry, pointer
-        start = entries[-1].offset + 1
 
 
 def following(manifest: ColdManifest, parts: tuple[PartRef, ...]) -> ColdManifest:

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memq.clock import Clock
 from memq.cold.files import ColdFiles
 from memq.format.cold import ColdManifest, PartRef
-from memq.notification import Entry, PointerReader, Span
+from memq.notification import Entries, Entry, PointerReader, Span
 from memq.topic import ReadPartition
 
 REFRESH_S = 30.0
@@ -44,21 +43,21 @@ class ColdReader:
         self._clock = clock
         self._known: OrderedDict[ReadPartition, _Known] = OrderedDict()
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         known = self._known.get(partition)
         if known is not None and known.manifest is not None and offset < known.manifest.next == known.reach:
             if self._clock.monotonic() >= known.seen_s + REFRESH_S:
                 known = await self._look(partition, known.reach)
             found = await self._read_cold(known.manifest, offset, bytes_max)
-            if found:
+            if found is not None:
                 return found
         entries = await self._queue.read(partition, offset, bytes_max)
-        if not entries or entries[0].offset <= max(offset, 0):
+        if (entries[0].offset if entries else entries.next) <= max(offset, 0):
             return entries
         begin = (await self._queue.span(partition)).begin
         found = await self._read_cold(await self._joined(partition, begin), offset, bytes_max)
-        return found or entries
+        return entries if found is None else found
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
@@ -119,11 +118,11 @@ class ColdReader:
             self._known.popitem(last=False)
         return found
 
-    async def _read_cold(self, manifest: ColdManifest | None, offset: int, bytes_max: int) -> list[Entry]:
-        """Return entries of the part that has `offset` or what comes next; none when that is the queue's."""
+    async def _read_cold(self, manifest: ColdManifest | None, offset: int, bytes_max: int) -> Entries | None:
+        """Return entries of the part that has `offset` or what comes next; None when that is the queue's."""
         part = part_at(manifest, offset) if manifest is not None else None
         if part is None:
-            return []
+            return None
         entries = (await self._files.part(part)).entries
         found: list[Entry] = []
         size = 0
@@ -132,7 +131,7 @@ class ColdReader:
             if found and size > bytes_max:
                 break
             found.append(Entry(*entry))
-        return found
+        return Entries(found, found[-1].offset + 1) if found else None
 
 
 def part_at(manifest: ColdManifest, offset: int) -> PartRef | None:

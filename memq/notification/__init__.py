@@ -7,7 +7,7 @@ proof of ownership, and the queue refuses what is stale by its own rule (see `Po
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,21 @@ class Entry:
     offset: int
     time_ms: int
     body: bytes
+
+
+class Entries(list[Entry]):
+    """Entries that a read has found, in order, and `next`: the offset from which reading continues.
+
+    Nothing but these entries lies between the offset that was asked for and `next`. The queue may use offsets itself,
+    so `next` may be greater than the last entry's offset + 1.
+    """
+
+    __slots__ = ("next",)
+
+    def __init__(self, entries: Iterable[Entry], next_: int) -> None:
+        """`next_` is at least the offset that was asked for, and lies behind all of the entries."""
+        super().__init__(entries)
+        self.next = next_
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +88,18 @@ class PointerReader(Protocol):
     """Reads pointers.
 
     Promises: entries come in order of offset, none left out between `begin` and `end`; what one read has
-    shown, every later read shows, until retention takes it.
+    shown, every later read shows, until retention takes it. A read without entries has reached the end: `next` is at
+    or behind an end that is valid and was read after the call. What the queue can't prove to be an end or an offset
+    (it is negative, lies before `begin`, or below an end that was proven before) is a QueueError, never an answer.
     Non-promises: offsets need not be dense (retention, or the queue's own records).
     Raises: QueueError (may pass), NotFoundError (no such partition).
     """
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """Return entries from `offset` on, at most about `bytes_max` but at least one when there is one.
 
-        Returns at once, empty at the end. An offset below `begin` starts at `begin`.
+        Returns at once, without entries at the end alone. An offset below `begin` starts at `begin`. To read all that
+        a partition holds, use `memq.notification.log_reader`: it does not take the first empty answer for the end.
         """
         ...
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from memq.clock import Clock
 from memq.errors import NotFoundError, QueueRefusedError
-from memq.notification import Entry, GroupState, Membership, Publication, Span
+from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span
 from memq.notification.groups import Group
 from memq.notification.refusals import check_epoch, check_publication, missing_partition
 from memq.notification.waiters import Waiters, until_reached
@@ -76,7 +76,7 @@ class MemoryQueue:
                 f"{-AHEAD_MS_MAX} to {stale_publish_ms} are allowed"
             )
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         log = self._log(partition)
         found: list[Entry] = []
@@ -87,7 +87,7 @@ class MemoryQueue:
             if found and size > bytes_max:
                 break
             found.append(entry)
-        return found
+        return Entries(found, found[-1].offset + 1 if found else max(offset, log.end))
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""

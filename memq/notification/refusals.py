@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memq.errors import EpochFencedError, InvalidRequestError, NotFoundError, TooLargeError
+from memq.errors import EpochFencedError, InvalidRequestError, NotFoundError, QueueError, TooLargeError
 from memq.limits import POINTER_BYTES_MAX
-from memq.notification import Publication
+from memq.notification import Publication, Span
 from memq.topic import Committed, ReadPartition
 
 OFFSET_END = 1 << 39  # pointer offset << 24 | record index fits an int64
@@ -17,6 +17,17 @@ TOTAL_END = 1 << 63
 def missing_partition(partition: ReadPartition) -> NotFoundError:
     """Return the error for a read partition that the queue does not hold."""
     return NotFoundError(f"read partition {partition.partition} of topic '{partition.topic}' is not in the queue")
+
+
+def checked_span(partition: ReadPartition, begin: int, end: int) -> Span:
+    """Return the span, when it can be one. Raises: QueueError."""
+    if not 0 <= begin <= end:
+        raise QueueError(
+            f"read partition {partition.partition} of topic '{partition.topic}' begins at {begin} and ends at {end}, "
+            "which can't be",
+            hint="the request is tried again; if that stays, check the notification queue",
+        )
+    return Span(begin, end)
 
 
 def check_publication(publication: Publication) -> None:

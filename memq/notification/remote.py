@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 
+from memq.errors import QueueError
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entry, GroupState, Membership, Span
+from memq.notification import Entries, Entry, GroupState, Membership, Span
+from memq.notification.refusals import checked_span
 from memq.protocol.frames import Api
 from memq.protocol.messages import (
     AdminAnswer,
@@ -54,7 +56,7 @@ class Polled(msgspec.Struct, frozen=True):
 
     partition: ReadPartition
     span: Span
-    entries: tuple[Entry, ...]
+    entries: Entries
 
 
 class RemoteQueue:
@@ -71,12 +73,14 @@ class RemoteQueue:
         """Return entries of several partitions, each from its offset on; wait up to `wait_ms` when there are none."""
         partitions = [PollFrom(partition=ref_of(part), offset=offset) for part, offset in offsets.items()]
         answer = await self._poll(PollEntries(partitions=partitions, wait_ms=wait_ms, bytes_max=bytes_max), wait_ms)
-        return [_polled_of(part) for part in answer.partitions]
+        return [_polled_of(part, offsets) for part in answer.partitions]
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         polled = await self.poll({partition: offset}, 0, min(bytes_max, POLL_BYTES_MAX))
-        return polled[0].entries if polled else ()
+        if [each.partition for each in polled] != [partition]:
+            raise QueueError(f"a broker left partition {partition.partition} of '{partition.topic}' out of its answer")
+        return polled[0].entries
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
@@ -85,11 +89,15 @@ class RemoteQueue:
     async def spans(self, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Span]:
         """Return the spans of several partitions."""
         answer = await self._poll(PollSpans(partitions=[ref_of(partition) for partition in partitions]))
-        return {partition_of(part.partition): Span(part.begin, part.end) for part in answer.partitions}
+        spans = {partition_of(part.partition): (part.begin, part.end) for part in answer.partitions}
+        return {partition: checked_span(partition, *span) for partition, span in spans.items()}
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
-        return (await self._poll(PollTime(partition=ref_of(partition), time_ms=time_ms))).offset
+        offset = (await self._poll(PollTime(partition=ref_of(partition), time_ms=time_ms))).offset
+        if offset < 0:
+            raise QueueError(f"a broker answered offset {offset} for time {time_ms}, which is no offset")
+        return offset
 
     async def trim_cold(self, topic: str, topic_id: str) -> int:
         """Have pointers leave the queue that manifests of cold parts have; return the brokers' `sweep_age_ms`."""
@@ -205,6 +213,9 @@ def membership_of(answer: MembershipAnswer) -> Membership:
     )
 
 
-def _polled_of(part: PartitionEntries) -> Polled:
-    entries = tuple(Entry(wire.offset, wire.time_ms, bytes(wire.pointer)) for wire in part.entries)
-    return Polled(partition_of(part.partition), Span(part.begin, part.end), entries)
+def _polled_of(part: PartitionEntries, asked: Mapping[ReadPartition, int]) -> Polled:
+    """Return what a broker says of one partition; one that does not say `next` has shown what lies before it alone."""
+    partition = partition_of(part.partition)
+    entries = [Entry(wire.offset, wire.time_ms, bytes(wire.pointer)) for wire in part.entries]
+    shown = entries[-1].offset + 1 if entries else asked.get(partition, 0)
+    return Polled(partition, checked_span(partition, part.begin, part.end), Entries(entries, max(part.next, shown)))

@@ -13,7 +13,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from memq.clock import Clock
 from memq.errors import MemqError, QueueError
 from memq.logs import EventLog
-from memq.notification import Entry, GroupState, Membership, Publication, Span, sqlite_groups, sqlite_log
+from memq.notification import Entries, GroupState, Membership, Publication, Span, sqlite_groups, sqlite_log
 from memq.notification.group_commit import Writer
 from memq.notification.refusals import check_publication
 from memq.notification.sqlite_file import SqliteFile
@@ -72,7 +72,7 @@ class SqliteQueue:
         self._waiters.advance(publication.partition, offset + 1)
         return offset
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         return await self._read(sqlite_log.read, partition, offset, bytes_max)
 

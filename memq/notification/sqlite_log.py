@@ -18,7 +18,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memq.notification import Entry, Publication, Span
+from memq.notification import Entries, Entry, Publication, Span
 from memq.notification.refusals import check_epoch, missing_partition
 from memq.topic import ReadPartition
 
@@ -100,7 +100,7 @@ def publish(connection: sqlite3.Connection, publication: Publication) -> int:
     return row.next
 
 
-def read(connection: sqlite3.Connection, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+def read(connection: sqlite3.Connection, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
     """Return entries from `offset` on, see `PointerReader.read`."""
     row = partition_row(connection, partition)
     found: list[Entry] = []
@@ -115,7 +115,7 @@ def read(connection: sqlite3.Connection, partition: ReadPartition, offset: int, 
             rows.close()  # else the statement would keep its view of the file, and the log from being reset
             break
         found.append(Entry(number - row.entry_id(0), time_ms, body))
-    return found
+    return Entries(found, found[-1].offset + 1 if found else max(offset, row.next))
 
 
 def span(connection: sqlite3.Connection, partition: ReadPartition) -> Span:

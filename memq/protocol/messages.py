@@ -234,12 +234,17 @@ class WireEntry(msgspec.Struct, kw_only=True):
 
 
 class PartitionEntries(msgspec.Struct, kw_only=True):
-    """Entries of one partition, with its begin and end at the time of the answer."""
+    """Entries of one partition, with its begin and end at the time of the answer.
+
+    `next` is the offset from which reading continues: nothing but `entries` lies before it, from the asked offset on.
+    Brokers before 0.6 leave it out.
+    """
 
     partition: PartitionRef
     begin: Int64
     end: Int64
     entries: list[WireEntry] = []
+    next: Int64 = -1
 
 
 class PollAnswer(msgspec.Struct, kw_only=True):

@@ -15,10 +15,10 @@ from memq.cold.files import ColdFiles
 from memq.cold.reader import ColdReader
 from memq.errors import CorruptDataError
 from memq.format.pointer import decode_pointer
-from memq.limits import POLL_BYTES_MAX
 from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification import Groups, PointerReader
+from memq.notification.log_reader import all_entries
 from memq.notification.remote import RemoteQueue
 from memq.spark.options import ReadOptions
 from memq.spark.queues import find_topic, open_queue
@@ -106,9 +106,10 @@ async def _cluster_of(queue: PointerReader, topics: Iterable[TopicPlace]) -> str
     """Return the cluster's name, which pointers have; "" when there are none: then none have left the queue, either."""
     for topic in topics:
         for partition in topic.partitions:
-            for entry in await queue.read(partition, 0, POLL_BYTES_MAX):
-                with suppress(CorruptDataError):
-                    return decode_pointer(entry.body).cluster
+            async for entries in all_entries(queue, partition):
+                for entry in entries:
+                    with suppress(CorruptDataError):
+                        return decode_pointer(entry.body).cluster
     return ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from memq.client.fields import check_kind
 from memq.clock import Clock
 from memq.errors import InvalidRequestError, MemqError, QueueError, StoreError
-from memq.notification import Entry, Membership, Publication
+from memq.notification import Entries, Membership, Publication
 from memq.notification.memory import MemoryQueue
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
@@ -96,7 +96,7 @@ class FaultyQueue(MemoryQueue):
         self._faults.meet("queue.publish")
         return await super().publish(publication)
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         self._faults.meet("queue.read")
         return await super().read(partition, offset, bytes_max)

@@ -7,9 +7,17 @@ from random import Random
 
 import pytest
 
-from memq.errors import EpochFencedError, InvalidRequestError, NotFoundError, QueueRefusedError, TooLargeError
+from memq.errors import (
+    EpochFencedError,
+    InvalidRequestError,
+    NotFoundError,
+    QueueError,
+    QueueRefusedError,
+    TooLargeError,
+)
 from memq.limits import POINTER_BYTES_MAX
 from memq.notification import Entry, NotificationQueue, Span
+from memq.notification.log_reader import all_entries, entries_between
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, over_queues, over_queues_that_refuse, part, publication
 
@@ -54,6 +62,38 @@ async def test_a_read_is_about_as_large_as_asked_for_and_never_stuck(
         *(1, 1, 1, 1, 2, 3, 3, 4)
     ]
     assert [entry.offset for entry in await queue.read(part(), 3, 1)] == [3]
+
+
+@over_queues
+async def test_a_read_says_where_reading_continues_and_only_the_end_is_empty(
+    queue: NotificationQueue, clock: ManualClock
+) -> None:
+    """Whatever a read leaves out, nothing else lies before `next`; without entries `next` is at or behind the end."""
+    await queue.create([part(0), part(1)], STALE_MS)
+    assert (await queue.read(part(1), 0, ALL)).next == 0
+    await fill(queue, clock, 6)
+    for offset in range(9):
+        for bytes_max in (1, 3, ALL):
+            end = (await queue.span(part())).end
+            entries = await queue.read(part(), offset, bytes_max)
+            assert entries.next == (entries[-1].offset + 1 if entries else max(offset, end))
+            assert bool(entries) == (offset < end)
+    await queue.trim(part(), 6)
+    for offset in range(7):
+        assert ((await queue.read(part(), offset, ALL)).next, (await queue.span(part())).end) == (6, 6)
+    assert [page async for page in all_entries(queue, part())] == []
+    await fill(queue, clock, 2)
+    assert [entry.offset async for page in all_entries(queue, part()) for entry in page] == [6, 7]
+
+
+@over_queues
+async def test_nothing_before_an_end_that_was_read_is_taken_for_the_end(
+    queue: NotificationQueue, clock: ManualClock
+) -> None:
+    await queue.create([part()], STALE_MS)
+    await fill(queue, clock, 3)
+    with pytest.raises(QueueError, match="shows nothing at offset 3, and its end was 4 before"):
+        _ = [page async for page in entries_between(queue, part(), 1, 4)]
 
 
 @over_queues

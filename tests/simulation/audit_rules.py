@@ -6,7 +6,7 @@ The truth is the checker's: which sequences lie in the log, as the bytes in the 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from memq.audit.collector import audit
@@ -15,7 +15,7 @@ from memq.audit.whole_object import ReadObject, read_by_ranges
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.block import Buffer
 from memq.format.pointer import Location
-from memq.notification import Entry, PointerReader, Span
+from memq.notification import Entries, PointerReader, Span
 from memq.topic import ReadPartition, Topic
 from tests.simulation.node import EPOCH_MS
 from tests.simulation.read_log import ReadLog
@@ -31,10 +31,11 @@ class WornQueue:
         self._queue = queue
         self._worn = (partition, offset)
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         entries = await self._queue.read(partition, offset, bytes_max)
-        return [replace(entry, body=b"") if (partition, entry.offset) == self._worn else entry for entry in entries]
+        worn = (replace(entry, body=b"") if (partition, entry.offset) == self._worn else entry for entry in entries)
+        return Entries(worn, entries.next)
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""

@@ -13,7 +13,7 @@ from memq.client.places import Places, window_ms
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, encode_pointer
 from memq.format.totals import contended_ms
-from memq.notification import Entry, Span
+from memq.notification import Entries, Entry, Span
 from memq.topic import Position, ReadPartition, TopicSettings, Totals
 from tests.simulation.reader import FindingError, LogEntry
 
@@ -28,9 +28,9 @@ class PartOfLog:
         self._end = end
         self._entries = entries[begin:end]
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
-        return self._entries[max(offset - self._begin, 0) :]
+        return Entries(self._entries[max(offset - self._begin, 0) :], max(offset, self._end))
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from memq.notification import Entry, GroupState, Membership, Publication, Span
+from memq.notification import Entries, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.topic import Committed, Position, ReadPartition
 from tests.simulation.calls import Caller
@@ -96,7 +96,7 @@ class SimQueue:
             node.world.fail(f"{node.name} does '{what}' after an error, without reading to the end")
         self._in_flight[owner] = None
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         self._calls += 1
         begun = self._calls

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from memq.clock import SystemClock
-from memq.notification import Entry, Span
+from memq.notification import Entries, Span
 from memq.notification.memory import MemoryQueue
 from memq.topic import ReadPartition
 
@@ -28,16 +26,17 @@ class LyingQueue(MemoryQueue):
         self.repeats: int | None = None
         self.says: Span | None = None
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
         if self._of not in (None, partition):
             return await super().read(partition, offset, bytes_max)
         if self.over_at is not None and offset >= self.over_at:
-            return []
+            return Entries((), offset)
         if self.repeats is not None and offset > self.repeats:
             offset = self.repeats
         found = await super().read(partition, offset, bytes_max)
-        return [entry for entry in found if entry.offset not in self.omits][:1]
+        left = [entry for entry in found if entry.offset not in self.omits][:1]
+        return Entries(left, left[-1].offset + 1 if left else found.next)
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""

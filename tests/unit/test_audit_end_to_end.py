@@ -26,7 +26,7 @@ from memq.format.object import open_object
 from memq.format.pointer import Location, Pointer, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime, parse_address
-from memq.notification import Entry, Span
+from memq.notification import Entries, Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import WRITE_PREFIX, Api, Frame
 from memq.protocol.messages import Close, Done, Metadata, MetadataRequest, Open, OpenAnswer
@@ -311,7 +311,7 @@ def test_what_retention_takes_while_the_audit_runs_is_not_called_lost(moment: st
                 await world.store.delete(key)
 
         class Queue(MemoryQueue):
-            async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+            async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
                 if moment == "before its pointer is read":
                     await retire()
                 entries = await world.queue.read(partition, offset, bytes_max)

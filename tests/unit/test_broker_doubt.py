@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
@@ -31,7 +31,7 @@ from memq.errors import (
     UnreachableError,
     UnsupportedFormatError,
 )
-from memq.notification import Entry
+from memq.notification import Entries
 from memq.protocol.frames import AckLevel
 from memq.topic import ReadPartition, Topic
 from tests.brokers import BareClient, block_of, write_frame
@@ -63,7 +63,7 @@ class Faults:
         self._read = cluster.queue.read
         cluster.queue.read = self.read  # type: ignore[method-assign]  # a queue that lies
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         task = asyncio.current_task()
         if task is not None and task.get_name().startswith("forward") and self.left > 0:
             self.left -= 1
@@ -175,11 +175,11 @@ def test_an_owner_goes_on_while_its_queue_says_denied_or_not_found() -> None:
 def test_an_opening_is_tried_again_while_the_queue_says_denied(monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
-    async def read_to_end(self: Publisher) -> None:
+    async def read_to_end(self: Publisher, end: int = 0) -> None:
         tries.append(self.partition)
         if len(tries) < 3:
             raise DeniedError("ssl handshake failed")
-        await real(self)
+        await real(self, end)
 
     real = Publisher.read_to_end
     monkeypatch.setattr(Publisher, "read_to_end", read_to_end)

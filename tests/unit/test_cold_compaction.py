@@ -27,6 +27,7 @@ from memq.governor import Assignment
 from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification import Entry, Publication, Span
+from memq.notification.log_reader import all_entries
 from memq.notification.memory import MemoryQueue
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
@@ -554,9 +555,7 @@ def test_neighbours_in_a_large_object_are_fetched_by_one_request() -> None:
         objects = await world.compact()
         await world.sweep()
         fetcher = Fetcher("direct", no_broker, lambda name: world.store, ConfirmedReads(EventLog(SystemClock())))
-        entries = await world.reader().read(PARTITION, 0, 1 << 20)
-        while entries[-1].offset < len(world.expected) - 1:
-            entries = [*entries, *await world.reader().read(PARTITION, entries[-1].offset + 1, 1 << 20)]
+        entries = [entry async for page in all_entries(world.reader(), PARTITION) for entry in page]
         pointers = [decode_pointer(entry.body) for entry in entries]
         batches = [pointer for pointer in pointers if pointer.kind == "data"]
         world.store.reads = 0

@@ -19,9 +19,14 @@ from memq.format.columns import BlockReader
 from memq.format.object import BlockEntry
 from memq.format.pointer import Adopted, decode_pointer
 from memq.limits import BLOCK_HEADER_BYTES
-from memq.notification import Entry, Span
+from memq.notification import Entries, Entry
 from memq.topic import Position, Totals
 from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
+
+
+def shown(log: Log) -> Entries:
+    """Return what a poll from the beginning on brings."""
+    return Entries(log.entries, log.next_offset)
 
 
 def read(log: Log, flow: PartitionFlow, *, page: int = 3) -> list[Delivery]:
@@ -37,7 +42,7 @@ def read(log: Log, flow: PartitionFlow, *, page: int = 3) -> list[Delivery]:
             first = flow.misses(log.span(), entries)
             if first is not None:
                 flow.take_gap(first, decode_pointer(log.entries[0].body).totals)
-            flow.take_entries(log.span(), entries)
+            flow.take_entries(Entries(entries, entries[-1].offset + 1 if entries else max(offset, log.next_offset)))
         while (slot := flow.next_fetch()) is not None:
             flow.start_fetch(slot)
             assert slot.pointer is not None
@@ -325,7 +330,7 @@ def test_a_batch_that_expired_while_it_was_fetched(*, skip: bool) -> None:
     log.batch(Block(1, 0))
     flow = retained(Totals(), skip=skip)
     flow.begin()
-    flow.take_entries(log.span(), log.entries)
+    flow.take_entries(shown(log))
     slot = flow.next_fetch()
     assert slot is not None
     flow.start_fetch(slot)
@@ -370,14 +375,14 @@ def test_an_end_in_offsets_that_were_never_used_is_reached() -> None:
     log.batch(Block(1, 0))
     flow = flow_from(BEGINNING, place(5))
     flow.begin()
-    flow.take_entries(Span(0, 5), log.entries)
+    flow.take_entries(shown(log))
     assert flow.poll_offset == 1
     slot = flow.next_fetch()
     assert slot is not None
     flow.start_fetch(slot)
     assert slot.pointer is not None
     flow.fetched(slot, log.pieces(0, slot.pointer))
-    flow.take_entries(Span(0, 5), [])
+    flow.take_entries(Entries([], 5))
     assert flow.deliver() is not None
     assert flow.state is FlowState.ENDED
 
@@ -387,7 +392,7 @@ def test_a_paused_flow_delivers_and_holds_nothing() -> None:
     log.batch(Block(1, 0))
     flow = flow_from(BEGINNING)
     flow.begin()
-    flow.take_entries(log.span(), log.entries)
+    flow.take_entries(shown(log))
     slot = flow.next_fetch()
     assert slot is not None
     flow.start_fetch(slot)
@@ -407,7 +412,7 @@ def test_polling_stops_at_the_bound_and_goes_on_at_half_of_it() -> None:
         log.batch(Block(1, 3 * number))
     flow = flow_from(BEGINNING)
     flow.begin()
-    flow.take_entries(log.span(), log.entries)
+    flow.take_entries(shown(log))
     delivered = 0
     while polls_nothing(flow):
         slot = flow.next_fetch()
@@ -439,5 +444,5 @@ def test_outside_of_reading_nothing_is_polled_fetched_or_delivered(state: FlowSt
     log.batch(Block(1, 0))
     flow = flow_from(BEGINNING)
     flow.state = state
-    flow.take_entries(log.span(), log.entries)
+    flow.take_entries(shown(log))
     assert (flow.poll_offset, flow.next_fetch(), flow.deliver()) == (None, None, None)

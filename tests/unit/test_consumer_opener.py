@@ -17,7 +17,7 @@ from memq.clock import SystemClock
 from memq.errors import NotFoundError, QueueError
 from memq.format.block import Buffer
 from memq.logs import EventLog
-from memq.notification import Entry, Membership, Span
+from memq.notification import Entries, Membership, Span
 from memq.notification.remote import Answer, Polled, RemoteQueue
 from memq.protocol.frames import Api
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
@@ -58,8 +58,8 @@ class Answers(RemoteQueue):
             await self.slow.wait()
         return Span(0, 1_000)
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
-        return ()
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        return Entries((), 1_000)
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         return 1_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from memq.client.progress import Progress
 from memq.errors import InvalidRequestError
 from memq.format.pointer import Adopted, decode_pointer
 from memq.format.totals import contended_ms
-from memq.notification import Entry, Span
+from memq.notification import Entries, Entry, Span
 from memq.topic import Position, ReadPartition, TopicSettings, Totals, equal_slots
 from tests.unit.queue_model import PARTITION, Block, Log
 
@@ -31,8 +31,9 @@ class LogReader:
     def __init__(self, log: Log) -> None:
         self.log = log
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
-        return [entry for entry in self.log.entries if entry.offset >= offset][:1]
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        found = [entry for entry in self.log.entries if entry.offset >= offset][:1]
+        return Entries(found, found[-1].offset + 1 if found else max(offset, self.log.next_offset))
 
     async def span(self, partition: ReadPartition) -> Span:
         return self.log.span()

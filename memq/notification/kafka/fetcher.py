@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from memq.clock import Clock
 from memq.errors import ClosedError, MemqError, QueueError
 from memq.limits import MIB
-from memq.notification import Entry
+from memq.notification import Entries, Entry
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.library import consumer_of
 from memq.notification.kafka.settings import KafkaSettings
@@ -27,6 +27,7 @@ TOGETHER_MAX = 64  # reads that one consumer does at once
 LOOKS_MAX = 8  # of more topics the library learns sooner by itself, all at once and within a second
 POLL_S = 0.1
 PASSING = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
+_CUT = "the next try asks for the end again; if Kafka lost the log, see A lost queue in docs/operations.md"
 Place = tuple[str | None, int | None]  # a Kafka topic and the number of a partition, as a message has them
 
 
@@ -39,7 +40,7 @@ class _Read:
     offset: int
     end: int
     bytes_max: int
-    answer: asyncio.Future[Sequence[Entry] | MemqError]
+    answer: asyncio.Future[Entries | MemqError]
     found: list[Entry] = field(default_factory=list)
     bytes: int = 0
 
@@ -47,17 +48,30 @@ class _Read:
     def place(self) -> Place:
         return self.topic, self.number
 
-    def take(self, entry: Entry) -> bool:
-        """Take the next entry; return whether that is all."""
-        if entry.offset < self.offset or entry.offset >= self.end:
-            return True  # the log was cut behind this read's back
+    def take(self, entry: Entry) -> Entries | QueueError | None:
+        """Take the next entry; return the answer when that is all."""
+        if entry.offset < self.offset:
+            return self._so_far() or QueueError(f"{self}: its log was cut, it shows offset {entry.offset}", hint=_CUT)
         self.bytes += len(entry.body)
         if self.found and self.bytes > self.bytes_max:
-            return True
+            return self._so_far()
         self.found.append(entry)
-        return entry.offset + 1 >= self.end
+        return self._so_far() if entry.offset + 1 >= self.end else None
 
-    def settle(self, found: Sequence[Entry] | MemqError) -> None:
+    def meet_end(self, position: int) -> Entries | QueueError:
+        """Return the answer when Kafka says that nothing lies at `position` yet.
+
+        That may be true of a replica that lags, and is no end then: the end that was read before is not reached.
+        """
+        if position >= self.end:
+            return Entries(self.found, max(position, self.offset))
+        said = f"Kafka shows nothing at offset {position}, and the end before was {self.end}"
+        return self._so_far() or QueueError(f"{self}: {said}", hint=_CUT)
+
+    def _so_far(self) -> Entries | None:
+        return Entries(self.found, self.found[-1].offset + 1) if self.found else None
+
+    def settle(self, found: Entries | MemqError) -> None:
         """Answer, unless whoever asked is gone."""
         if not self.answer.done():
             self.answer.set_result(found)
@@ -102,10 +116,11 @@ class Fetcher:
         self._busy = 0
         self._closed = False
 
-    async def fetch(self, topic: str, number: int, offset: int, end: int, bytes_max: int) -> Sequence[Entry]:
-        """Return entries from `offset` on and below `end`, within `bytes_max` but for the first.
+    async def fetch(self, topic: str, number: int, offset: int, end: int, bytes_max: int) -> Entries:
+        """Return entries from `offset` on, within `bytes_max` but for the first, and at least up to `end` without it.
 
-        There are none only when none are left there. Raises: NotFoundError, DeniedError, QueueError, ClosedError.
+        There are none only when Kafka's consumer came to `end` without meeting any. Raises: NotFoundError, DeniedError,
+        QueueError, ClosedError.
         """
         if self._closed:
             raise ClosedError("the queue is closed")
@@ -185,7 +200,9 @@ class Fetcher:
         """
         sound = True
 
-        def done(read: _Read, found: Sequence[Entry] | MemqError) -> None:
+        def done(read: _Read, found: Entries | MemqError) -> None:
+            nonlocal sound
+            sound = sound and isinstance(found, Entries)
             del reads[read.place]
             loop.call_soon_threadsafe(read.settle, found)
 
@@ -196,16 +213,15 @@ class Fetcher:
                 for read in _meant(message, reads):
                     if error is None:
                         heard_s = self._clock.monotonic()
-                        if read.take(entry_of(message)):
-                            done(read, read.found)
+                        found = read.take(entry_of(message))
+                        if found is not None:
+                            done(read, found)
                     elif error.code() == KafkaError._PARTITION_EOF:
                         heard_s = self._clock.monotonic()
-                        done(read, read.found)
+                        done(read, read.meet_end(message.offset() or 0))
                     elif error.code() not in PASSING:
-                        sound = False
                         done(read, self._complaints.failure(error, str(read)))
         for read in list(reads.values()):
-            sound = False
             done(read, QueueError(f"{read}: no answer in {self._timeout_s:g} s"))
         return sound
 

@@ -18,6 +18,8 @@ from memq.tasks import TaskOwner
 # The library knows the topic as it was before it was widened, or its leader as it was before Kafka was started again.
 _NOT_KNOWN = (KafkaError._NOENT, KafkaError._UNKNOWN_PARTITION, KafkaError.FENCED_LEADER_EPOCH)
 PLACES_MAX = 1_000  # of one request: the library compares each with all others
+_NOTHING_AT_TIME = -1  # Kafka's own answer; any other negative offset is the library's, of a request that failed
+_CUT = "check Kafka's brokers; if Kafka lost a log, see A lost queue in docs/operations.md, then restart the brokers"
 _SPECS = {"begin": "earliest", "end": "latest"}
 Place = tuple[str, int]  # a Kafka topic and the number of a partition
 Question = tuple["int | str", Place]  # what is asked of it: a time, or one of `_SPECS`
@@ -26,7 +28,11 @@ Asked = dict[Place, tuple["int | str", Answer]]
 
 
 class Offsets:
-    """Offsets as Kafka has them now, when it was asked after the question came (`Joined`)."""
+    """Offsets as Kafka has them now, when it was asked after the question came (`Joined`).
+
+    librdkafka answers offset -1001 without an error when the connection breaks under a request, and a replica that
+    lags shows an end that lies before entries which were read. Neither is an offset: both raise QueueError.
+    """
 
     def __init__(
         self, admin: AdminClient, timeout_s: float, complaints: Complaints, looks: Looks, tasks: TaskOwner
@@ -36,19 +42,39 @@ class Offsets:
         self._complaints = complaints
         self._looks = looks
         self._joined: Joined[Question, int] = Joined(self._request, _place_of, PLACES_MAX, tasks, "kafka offsets")
+        self._proven: dict[Place, int] = {}  # an end that each partition had; one number per partition in use
+
+    def prove(self, topic: str, number: int, end: int) -> None:
+        """Note that all offsets below `end` were given out: an end below it is no end from now on."""
+        place = (topic, number)
+        if end > self._proven.get(place, 0):
+            self._proven[place] = end
+
+    def forget(self, topic: str, number: int) -> None:
+        """Forget a partition that was deleted."""
+        self._proven.pop((topic, number), None)
 
     async def begin(self, topic: str, number: int) -> int:
         """Return the first offset that is there. Raises: NotFoundError, DeniedError, QueueError."""
         return await self._joined.ask(("begin", (topic, number)))
 
     async def end(self, topic: str, number: int) -> int:
-        """Return the next entry's offset. Raises: NotFoundError, DeniedError, QueueError."""
-        return await self._joined.ask(("end", (topic, number)))
+        """Return the next entry's offset. Raises: NotFoundError, DeniedError, QueueError.
+
+        QueueError also for an end below one that was proven before the question.
+        """
+        place = (topic, number)
+        proven = self._proven.get(place, 0)
+        end = await self._joined.ask(("end", place))
+        if end < proven:
+            raise QueueError(f"{_doing(place)}: the end is {end}, after it was {proven}", hint=_CUT)
+        self.prove(topic, number, end)
+        return end
 
     async def at_time(self, topic: str, number: int, time_ms: int) -> int | None:
-        """Return the least offset whose time is at least `time_ms`; None when there is none."""
+        """Return the least offset whose time is at least `time_ms`; None when there is none. Raises: as `end`."""
         offset = await self._joined.ask((max(time_ms, 0), (topic, number)))
-        return None if offset < 0 else offset
+        return None if offset == _NOTHING_AT_TIME else offset
 
     async def _request(self, questions: Mapping[Question, Answer]) -> None:
         """Answer questions, each of another place."""
@@ -95,7 +121,7 @@ class Offsets:
 
         async def take(partition: TopicPartition, answer: Any) -> None:
             place = (partition.topic, partition.partition)
-            found = await self._found(answer, place)
+            found = await self._found(answer, asked[place][0], place)
             if isinstance(found, KafkaError):
                 unknown[place] = found
             else:
@@ -105,10 +131,10 @@ class Offsets:
         await asyncio.gather(*(take(partition, answer) for partition, answer in answers.items()))
         return unknown
 
-    async def _found(self, answer: Any, place: Place) -> int | KafkaError | MemqError:
+    async def _found(self, answer: Any, kind: int | str, place: Place) -> int | KafkaError | MemqError:
         """Return the offset, an error that says that the partition is not known, or any other error."""
         try:
-            offset = (await asyncio.wrap_future(answer)).offset
+            offset = int((await asyncio.wrap_future(answer)).offset)
         except KafkaException as error:
             self._admin.poll(0)  # hands over what the connection complained of
             if error.args[0].code() in _NOT_KNOWN:
@@ -116,8 +142,11 @@ class Offsets:
                 return cause
             self._looks.forget(place[0])
             return self._complaints.failure(error, _doing(place))
+        if offset < 0 and not (offset == _NOTHING_AT_TIME and isinstance(kind, int)):
+            self._looks.forget(place[0])
+            return QueueError(f"{_doing(place)}: librdkafka answered {offset}, which is no offset")
         self._complaints.settled()
-        return int(offset)
+        return offset
 
 
 def _place_of(question: Question) -> Place:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.failures import is_not_there
 from memq.notification.kafka.library import consumer_of
 from memq.notification.kafka.settings import KafkaSettings
 from memq.threads import ThreadPool
@@ -72,8 +74,15 @@ class Positions:
                 consumer.poll(COORDINATOR_PAUSE_S)  # nothing comes: it looks for the coordinator meanwhile
             else:
                 self._complaints.settled()
-                return [part for part in found if part.error is None and part.offset >= 0]
+                return [part for part in found if self._is_stored(part, doing)]
         raise AssertionError("the last try raised")
+
+    def _is_stored(self, part: TopicPartition, doing: str) -> bool:
+        """Whether the group has a position there. Raises: what Kafka says, which else would pass for no position."""
+        error: Any = part.error
+        if error is not None and not is_not_there(error):
+            raise self._complaints.failure(error, f"{doing}: partition {part.partition} of '{part.topic}'")
+        return error is None and part.offset >= 0
 
     def _make(self, group: str) -> Consumer:
         while len(self._consumers) >= CONSUMERS_MAX:

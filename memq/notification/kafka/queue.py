@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from memq.errors import ClosedError, NotFoundError, QueueError
 from memq.logs import EventLog
 from memq.network import Runtime
-from memq.notification import Entry, GroupState, Membership, Publication, Span
+from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.fetcher import Fetcher
 from memq.notification.kafka.follower import Follower, Place
@@ -23,7 +23,7 @@ from memq.notification.kafka.sender import Sender
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.tail_cache import TailCache
 from memq.notification.kafka.topics import Topics
-from memq.notification.refusals import check_publication
+from memq.notification.refusals import check_publication, checked_span
 from memq.notification.waiters import Waiters, until_reached
 from memq.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, check_group
@@ -99,19 +99,22 @@ class KafkaQueue:
                 raise
             await self._sender.look_at(topic)
             raise QueueError(f"the producer knew Kafka topic '{topic}' as it was before it was widened") from error
+        self._offsets.prove(topic, number, offset + 1)
         self._note(publication.partition, Entry(offset, publication.time_ms, bytes(publication.body)))
         return offset
 
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
-        """See `PointerReader.read`. Nothing is returned only when Kafka, asked after this call, said so."""
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        """See `PointerReader.read`. The end that a read without entries has reached was asked for after this call."""
         topic, number = self._place(partition)
         found = self._cache.read(partition, offset, bytes_max)
         if found:
-            return found
+            return Entries(found, found[-1].offset + 1)
         end = await self._offsets.end(topic, number)
         if offset >= end:
-            return ()
-        return await self._fetcher.fetch(topic, number, max(offset, 0), end, bytes_max)
+            return Entries((), offset)
+        entries = await self._fetcher.fetch(topic, number, max(offset, 0), end, bytes_max)
+        self._offsets.prove(topic, number, entries.next)
+        return entries
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
@@ -121,12 +124,11 @@ class KafkaQueue:
         while True:
             try:
                 begin, end = await asyncio.gather(self._offsets.begin(topic, number), self._offsets.end(topic, number))
+                return checked_span(partition, begin, end)
             except QueueError:  # said in several ways: a broker that starts asks for what another is just making
                 if loop.time() >= until_s:
                     raise
                 await asyncio.sleep(LEADERLESS_PAUSE_S)
-            else:
-                return Span(begin, max(begin, end))
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
@@ -173,11 +175,13 @@ class KafkaQueue:
     def _arrived(self, place: Place, entry: Entry) -> None:
         partition = self._names.read_partition(*place)
         if partition is not None:
+            self._offsets.prove(*place, entry.offset + 1)
             self._note(partition, entry)
 
     def _gone(self, place: Place) -> None:
         """A partition was deleted by another process: who waits for it looks, and learns it."""
         self._topics.forget(place[0])
+        self._offsets.forget(*place)
         partition = self._names.read_partition(*place)
         if partition is not None:
             self._cache.drop(partition)
@@ -250,6 +254,7 @@ class KafkaQueue:
         await self._topics.drop(list(dict.fromkeys(self._place(partition)[0] for partition in partitions)))
         self._follower.leave([self._place(partition) for partition in partitions])
         for partition in partitions:
+            self._offsets.forget(*self._place(partition))
             self._cache.drop(partition)
             self._waiters.wake(partition)
 

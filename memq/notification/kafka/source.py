@@ -102,6 +102,11 @@ class KafkaSource:
         """Return the first offset of each partition, and the one behind its last record that is committed."""
         begins = await self._offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]  # of the library
         ends = await self._offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]  # of the library
+        behind = [place for place in places if ends[place] < begins[place]]
+        if behind:
+            topic, number = behind[0]
+            span = f"ends at {ends[behind[0]]}, before it begins at {begins[behind[0]]}"
+            raise QueueError(f"partition {number} of Kafka topic '{topic}' {span}")
         return {place: (begins[place], ends[place]) for place in places}
 
     async def _offsets(self, places: Sequence[Place], spec: OffsetSpec) -> dict[Place, int]:
@@ -109,10 +114,13 @@ class KafkaSource:
         answers: Any = self._admin.list_offsets(
             asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
         )
-        return {
-            (part.topic, part.partition): (await self._ask(answer, "looking up offsets")).offset
-            for part, answer in answers.items()
-        }
+        found: dict[Place, int] = {}
+        for part, answer in answers.items():
+            offset = int((await self._ask(answer, "looking up offsets")).offset)
+            if offset < 0:  # librdkafka's answer, without an error, when the connection breaks under the request
+                raise QueueError(f"looking up offsets of Kafka topic '{part.topic}': {offset} is no offset")
+            found[part.topic, part.partition] = offset
+        return found
 
     async def committed_of_others(self, places: Sequence[Place], own: str) -> dict[str, dict[Place, int]]:
         """Return the positions of all groups but `own` in these partitions."""
@@ -187,6 +195,9 @@ class KafkaSource:
 
     def _stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
         parts = self._own().committed([TopicPartition(*place) for place in places], timeout=self._timeout_s)
+        for part in parts:
+            if part.error is not None:  # else the copy would begin where nothing was stored
+                raise KafkaException(part.error)
         return {(part.topic, part.partition): (part.offset, part.metadata or "") for part in parts if part.offset >= 0}
 
     def _store(self, positions: Mapping[Place, tuple[int, str]]) -> None:

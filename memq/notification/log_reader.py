@@ -1,0 +1,51 @@
+"""Reads a read partition up to an end that was read before: the one way to take a log for whole.
+
+An empty answer of a queue is a claim. A library that lost its connection, a replica that lags or a broker of an older
+version may return one in the middle of a log, and a reader that believed it would take half a log for all of it: a
+sweep would delete what the other half names. So the end is read first, and nothing before it is taken for the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from memq.errors import QueueError
+from memq.limits import POLL_BYTES_MAX
+from memq.notification import Entry, PointerReader, Span
+from memq.notification.refusals import checked_span
+from memq.topic import ReadPartition
+
+
+async def valid_span(queue: PointerReader, partition: ReadPartition) -> Span:
+    """Return the span of a partition. Raises: QueueError when the queue's answer can't be one; as `span`."""
+    span = await queue.span(partition)
+    return checked_span(partition, span.begin, span.end)
+
+
+async def entries_between(
+    queue: PointerReader, partition: ReadPartition, first: int, end: int, bytes_max: int = POLL_BYTES_MAX
+) -> AsyncIterator[list[Entry]]:
+    """Yield all entries from offset `first` up to, not with, `end`, in pages that are not empty.
+
+    `end` is an end that was read before, or an offset below it. Raises: QueueError when the queue shows no entry and
+    has not reached `end` either; as `PointerReader.read`.
+    """
+    while first < end:
+        entries = await queue.read(partition, first, bytes_max)
+        if entries.next <= first:
+            raise QueueError(
+                f"read partition {partition.partition} of topic '{partition.topic}' shows nothing at offset {first}, "
+                f"and its end was {end} before",
+                hint="read it again; if that stays, see A lost queue in docs/operations.md",
+            )
+        page = [entry for entry in entries if entry.offset < end]
+        if page:
+            yield page
+        first = entries.next
+
+
+async def all_entries(queue: PointerReader, partition: ReadPartition) -> AsyncIterator[list[Entry]]:
+    """Yield all entries that a partition holds now, in pages. Raises: as `valid_span` and `entries_between`."""
+    span = await valid_span(queue, partition)
+    async for page in entries_between(queue, partition, span.begin, span.end):
+        yield page

@@ -1,0 +1,236 @@
+"""A librdkafka in memory that answers wrongly on command: the answers that the real one was seen to give.
+
+It takes the place of the library's three clients at the one door where memq makes them. Logs are lists; nothing waits,
+but a delivery report that is held back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from memq.notification.kafka import library
+
+INVALID = -1001  # RD_KAFKA_OFFSET_INVALID
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record of a log."""
+
+    offset: int
+    time_ms: int
+    value: bytes
+
+
+@dataclass
+class Log:
+    """One partition. `end` may lie further behind the last record, as it does behind a control record."""
+
+    records: list[Record] = field(default_factory=list)
+    begin: int = 0
+    end: int = 0
+
+    def append(self, time_ms: int, value: bytes) -> int:
+        """Add a record and return its offset."""
+        self.records.append(Record(self.end, time_ms, value))
+        self.end += 1
+        return self.end - 1
+
+
+class Message:
+    """What the library hands over: a record, or an error about a partition."""
+
+    def __init__(self, place: Place, offset: int | None, record: Record | None, error: KafkaError | None) -> None:
+        self._place, self._offset, self._record, self._error = place, offset, record, error
+
+    def topic(self) -> str:
+        return self._place[0]
+
+    def partition(self) -> int:
+        return self._place[1]
+
+    def offset(self) -> int | None:
+        return self._offset
+
+    def value(self) -> bytes | None:
+        return self._record.value if self._record is not None else None
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._record.time_ms if self._record is not None else -1
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+
+Report = Callable[[KafkaError | None, Message], None]
+
+
+@dataclass
+class Library:
+    """A Kafka with its clients. What it is to answer wrongly next is in the fields below `topics`."""
+
+    topics: dict[str, list[Log]] = field(default_factory=dict)
+    offsets: deque[int | KafkaError | None] = field(default_factory=deque)  # for the next offsets; None: the right one
+    eof_early: int = 0  # how many reads meet an end at once, wherever they begin
+    visible: int | None = None  # a replica that lags shows records below this offset alone
+    reports: deque[Callable[[Report, Message], None]] = field(default_factory=deque)  # in place of the next reports
+    lost: deque[bool] = field(default_factory=deque)  # whether the next records do not land
+    unknown: int = 0  # how many times topics are not shown
+    asked: int = 0  # how many offsets were asked for
+
+    def log(self, place: Place) -> Log:
+        return self.topics[place[0]][place[1]]
+
+    def client(self, kind: type[Any], settings: Mapping[str, Any], complain: Callable[[KafkaError], None]) -> Any:
+        """Return a client, in place of `memq.notification.kafka.library._client`."""
+        return {AdminClient: FakeAdmin, Consumer: FakeConsumer, Producer: FakeProducer}[kind](self)
+
+
+def use(library_: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have memq make the clients of this library."""
+    monkeypatch.setattr(library, "_client", library_.client)
+
+
+class FakeAdmin:
+    """Describes topics and lists offsets."""
+
+    def __init__(self, library_: Library) -> None:
+        self._library = library_
+
+    def poll(self, timeout_s: float) -> int:
+        return 0
+
+    def describe_topics(self, topics: TopicCollection, request_timeout: float) -> dict[str, Future[Any]]:
+        names: Any = topics.topic_names
+        return {name: self._described(name) for name in names}
+
+    def _described(self, name: str) -> Future[Any]:
+        if name not in self._library.topics or self._library.unknown > 0:
+            self._library.unknown -= 1
+            return _done(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        parts = [SimpleNamespace(id=number, leader=1) for number in range(len(self._library.topics[name]))]
+        return _done(SimpleNamespace(partitions=parts))
+
+    def list_offsets(self, asked: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
+        return {place: self._offset((place.topic, place.partition), spec) for place, spec in asked.items()}
+
+    def _offset(self, place: Place, spec: Any) -> Future[Any]:
+        self._library.asked += 1
+        log = self._library.log(place)
+        wrong = self._library.offsets.popleft() if self._library.offsets else None
+        if isinstance(wrong, KafkaError):
+            return _done(KafkaException(wrong))
+        if wrong is not None:
+            return _done(SimpleNamespace(offset=wrong))
+        value = spec._value  # -1 latest, -2 earliest, else a time
+        if value == -1:
+            return _done(SimpleNamespace(offset=log.end))
+        if value == -2:
+            return _done(SimpleNamespace(offset=log.begin))
+        found = (each.offset for each in log.records if each.offset >= log.begin and each.time_ms >= value)
+        return _done(SimpleNamespace(offset=next(found, -1)))
+
+
+class FakeConsumer:
+    """Reads what it is assigned, and says where it ends."""
+
+    def __init__(self, library_: Library) -> None:
+        self._library = library_
+        self._messages: deque[Message] = deque()
+
+    def list_topics(self, topic: str, timeout_s: float) -> None:
+        """Nothing has to be looked up."""
+
+    def assign(self, parts: Collection[TopicPartition]) -> None:
+        self._messages.clear()
+        for part in parts:
+            self._messages += self._read((part.topic, part.partition), part.offset)
+
+    def _read(self, place: Place, offset: int) -> list[Message]:
+        log, eof = self._library.log(place), KafkaError(KafkaError._PARTITION_EOF)
+        if self._library.eof_early > 0:
+            self._library.eof_early -= 1
+            return [Message(place, offset, None, eof)]
+        shown = log.end if self._library.visible is None else min(log.end, self._library.visible)
+        first = offset if log.begin <= offset <= log.end else log.begin  # out of range: auto.offset.reset = earliest
+        records = [record for record in log.records if first <= record.offset < shown]
+        found = [Message(place, record.offset, record, None) for record in records]
+        return [*found, Message(place, max(shown, first), None, eof)]
+
+    def unassign(self) -> None:
+        self._messages.clear()
+
+    def poll(self, timeout_s: float) -> Message | None:
+        return self._messages.popleft() if self._messages else None
+
+    def consume(self, count: int, timeout_s: float) -> list[Message]:
+        found = list(self._messages)[:count]
+        for _ in found:
+            self._messages.popleft()
+        return found
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FakeProducer:
+    """Appends, and reports from `poll`, as the library does."""
+
+    def __init__(self, library_: Library) -> None:
+        self._library = library_
+        self._reports: deque[Callable[[], None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def produce(
+        self, topic: str, *, value: bytes, key: bytes, partition: int, timestamp: int, on_delivery: Report
+    ) -> None:
+        place = (topic, partition)
+        lost = self._library.lost.popleft() if self._library.lost else False
+        offset = INVALID if lost else self._library.log(place).append(timestamp, value)
+        message = Message(place, offset, None, None)
+        wrong = self._library.reports.popleft() if self._library.reports else None
+        self._reports.append(lambda: wrong(on_delivery, message) if wrong else on_delivery(None, message))
+
+    def poll(self, timeout_s: float) -> int:
+        while self._reports:
+            self._reports.popleft()()
+        return 0
+
+    def list_topics(self, topic: str, timeout_s: float) -> None:
+        """Nothing has to be looked up."""
+
+    def purge(self) -> None:
+        """Nothing waits in it."""
+
+    def flush(self, timeout_s: float) -> int:
+        return self.poll(timeout_s)
+
+
+def refused(code: int) -> Callable[[Report, Message], None]:
+    """Return what reports an error, whether the record has landed or not. The offset of such a report is void."""
+
+    def report(deliver: Report, message: Message) -> None:
+        deliver(KafkaError(code), Message((message.topic(), message.partition()), 0, None, None))
+
+    return report
+
+
+def _done(value: object) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(value, BaseException):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
+    return future

@@ -1,0 +1,362 @@
+"""The Kafka queue over a librdkafka that answers wrongly: no such answer becomes an offset, an end or a denial."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+
+from memq.errors import DeniedError, MemqError, QueueError, QueueRefusedError
+from memq.network import Runtime
+from memq.notification import Publication, Span
+from memq.notification.kafka import queue as queue_module
+from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.names import Names
+from memq.notification.kafka.queue import KafkaQueue
+from memq.notification.kafka.settings import kafka_settings
+from memq.notification.kafka.source import KafkaSource
+from memq.notification.log_reader import all_entries
+from memq.topic import ReadPartition
+from tests.brokers import until
+from tests.librdkafka import INVALID, Library, Log, Message, Report, refused, use
+
+PARTITION = ReadPartition("clicks", "0a" * 16, 0)
+TOPIC = Names("memq.").kafka_topic(PARTITION)
+ALL = 1 << 30
+RECORDS = 5
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    """A library with one topic of a few records. A span is not asked for again by itself."""
+    found = Library({TOPIC: [Log()]})
+    for number in range(RECORDS):
+        found.log((TOPIC, 0)).append(1_000 + number, b"%d" % number)
+    use(found, monkeypatch)
+    monkeypatch.setattr(queue_module, "LEADERLESS_S_MAX", 0.0)
+    return found
+
+
+def over(work: Callable[[KafkaQueue], Awaitable[None]]) -> None:
+    async def run() -> None:
+        section: dict[str, tuple[object, str]] = {"request_timeout_ms": (500, "test")}
+        queue = KafkaQueue(kafka_settings("kafka://localhost", section), Runtime())
+        try:
+            async with asyncio.timeout(30):
+                await work(queue)
+        finally:
+            await queue.close()
+
+    asyncio.run(run())
+
+
+def publication(body: bytes) -> Publication:
+    return Publication(PARTITION, 0, 1, int(time.time() * 1000), body)  # noqa: TID251 - Kafka's clock
+
+
+@pytest.mark.parametrize(
+    ("call", "offset"),
+    [
+        (call, offset)
+        for call in ("read", "end", "begin", "wait", "trim", "time")
+        for offset in (INVALID, -1, -2, -1000)
+        if (call, offset) != ("time", -1)  # Kafka's own answer for a time behind all records
+    ],
+)
+def test_a_negative_offset_is_an_error_that_may_pass(library: Library, call: str, offset: int) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "read": lambda: queue.read(PARTITION, 2, ALL),
+            "end": lambda: queue.span(PARTITION),
+            "begin": lambda: queue.span(PARTITION),
+            "wait": lambda: queue.wait({PARTITION: 9}, 0.01),
+            "trim": lambda: queue.trim(PARTITION, 3),
+            "time": lambda: queue.seek_time(PARTITION, 1_002),
+        }
+        library.offsets.extend({"end": [None, offset], "time": [None, offset]}.get(call, [offset]))
+        with pytest.raises(QueueError, match=f"librdkafka answered {offset}, which is no offset"):
+            await calls[call]()
+        library.offsets.clear()
+        assert await queue.span(PARTITION) == Span(0, RECORDS)
+        assert await queue.seek_time(PARTITION, 1_002) == 2
+        assert [entry.offset for entry in await queue.read(PARTITION, 2, ALL)] == [2, 3, 4]
+
+    over(work)
+
+
+def test_a_time_behind_all_records_lies_at_the_end(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        assert await queue.seek_time(PARTITION, 5_000) == RECORDS
+
+    over(work)
+
+
+def test_an_end_before_the_beginning_is_none(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.offsets.extend([4, 3])
+        with pytest.raises(QueueError, match="begins at 4 and ends at 3"):
+            await queue.span(PARTITION)
+        assert await queue.span(PARTITION) == Span(0, RECORDS)
+
+    over(work)
+
+
+@pytest.mark.parametrize("proof", ["read", "end", "publish"])
+def test_an_end_that_goes_back_is_none(library: Library, proof: str) -> None:
+    """Whatever has shown the end before; another process that has not seen it can't know."""
+
+    async def work(queue: KafkaQueue) -> None:
+        if proof == "read":
+            library.visible = RECORDS
+            library.offsets.append(RECORDS)
+            assert len(await queue.read(PARTITION, 0, ALL)) == RECORDS
+        elif proof == "end":
+            assert (await queue.span(PARTITION)).end == RECORDS
+        else:
+            assert await queue.publish(publication(b"new")) == RECORDS
+        end = RECORDS + (proof == "publish")
+        library.offsets.append(RECORDS - 1)
+        with pytest.raises(QueueError, match=f"the end is {RECORDS - 1}, after it was {end}") as caught:
+            await queue.read(PARTITION, RECORDS - 1, ALL)
+        assert "A lost queue" in caught.value.hint
+        assert [entry.offset for entry in await queue.read(PARTITION, RECORDS - 1, 1)] == [RECORDS - 1]
+
+    over(work)
+
+
+def test_an_end_that_was_asked_for_before_a_publish_may_lie_before_it(library: Library) -> None:
+    """The question was handed over first, so its answer is true."""
+
+    async def work(queue: KafkaQueue) -> None:
+        await queue.span(PARTITION)
+        held = asyncio.Event()
+        offsets: Any = queue._offsets
+        listed = offsets._list
+
+        async def late(asked: Any) -> Any:
+            found = await listed(asked)
+            await held.wait()
+            return found
+
+        offsets._list = late
+        reading = asyncio.create_task(queue.read(PARTITION, RECORDS, ALL))
+        await until(lambda: library.asked == 3)
+        assert await queue.publish(publication(b"new")) == RECORDS
+        held.set()
+        await reading
+
+    over(work)
+
+
+def test_an_end_of_file_before_the_end_is_none(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.eof_early = 1
+        with pytest.raises(QueueError, match=f"shows nothing at offset 1, and the end before was {RECORDS}"):
+            await queue.read(PARTITION, 1, ALL)
+        assert len(await queue.read(PARTITION, 1, ALL)) == RECORDS - 1
+
+    over(work)
+
+
+def test_what_a_lagging_replica_shows_is_returned_and_is_not_the_end(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.visible = 3
+        entries = await queue.read(PARTITION, 1, ALL)
+        assert ([entry.offset for entry in entries], entries.next) == ([1, 2], 3)
+        with pytest.raises(QueueError, match="shows nothing at offset 3"):
+            await queue.read(PARTITION, 3, ALL)
+        with pytest.raises(QueueError, match="shows nothing at offset 3"):
+            _ = [page async for page in all_entries(queue, PARTITION)]
+
+    over(work)
+
+
+def test_a_log_that_was_cut_at_its_end_is_not_read_from_its_beginning(library: Library) -> None:
+    """Librdkafka begins where the log begins when its offset is behind the end."""
+
+    async def work(queue: KafkaQueue) -> None:
+        log = library.log((TOPIC, 0))
+        library.offsets.append(RECORDS)
+        del log.records[2:]
+        log.end = 2
+        with pytest.raises(QueueError, match="its log was cut, it shows offset 0"):
+            await queue.read(PARTITION, 4, ALL)
+
+    over(work)
+
+
+def test_an_end_behind_a_record_of_the_queue_itself_is_reached(library: Library) -> None:
+    """Kafka's own records use offsets and are never shown: what counts is where the consumer came to."""
+
+    async def work(queue: KafkaQueue) -> None:
+        library.log((TOPIC, 0)).end += 2
+        entries = await queue.read(PARTITION, RECORDS, ALL)
+        assert (list(entries), entries.next) == ([], RECORDS + 2)
+        pages = [entry.offset async for page in all_entries(queue, PARTITION) for entry in page]
+        assert pages == list(range(RECORDS))
+
+    over(work)
+
+
+# ---- delivery reports ------------------------------------------------------------------------------
+
+
+def test_a_record_that_is_refused_may_have_landed(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.reports.append(refused(KafkaError.INVALID_TIMESTAMP))
+        with pytest.raises(QueueRefusedError):
+            await queue.publish(publication(b"there"))
+        assert [entry.body for entry in await queue.read(PARTITION, RECORDS, ALL)] == [b"there"]
+
+    over(work)
+
+
+def test_a_report_without_an_offset_is_no_offset(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.lost.append(True)
+        with pytest.raises(QueueError, match="the report has no offset"):
+            await queue.publish(publication(b"gone"))
+        assert await queue.publish(publication(b"there")) == RECORDS
+
+    over(work)
+
+
+def test_reports_that_come_late_and_in_another_order_reach_their_own_publishers(library: Library) -> None:
+    held: list[tuple[Report, Message]] = []
+
+    async def work(queue: KafkaQueue) -> None:
+        library.reports.extend([lambda report, message: held.append((report, message))] * 2)
+        first, second = (
+            asyncio.create_task(queue.publish(Publication(PARTITION, write, 1, int(time.time() * 1000), b"%d" % write)))  # noqa: TID251
+            for write in (1, 2)
+        )
+        await until(lambda: len(held) == 2)
+        for report, message in reversed(held):
+            report(None, message)
+        assert (await first, await second) == (RECORDS, RECORDS + 1)
+        assert [entry.body for entry in await queue.read(PARTITION, RECORDS, ALL)] == [b"1", b"2"]
+
+    over(work)
+
+
+def test_a_publish_after_one_that_was_given_up_is_refused_once(library: Library) -> None:
+    """Its report is late: it may have landed behind what its owner has read since."""
+    held: list[tuple[Report, Message]] = []
+
+    async def work(queue: KafkaQueue) -> None:
+        library.reports.append(lambda report, message: held.append((report, message)))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await queue.publish(publication(b"late"))
+        held[0][0](KafkaError(KafkaError._MSG_TIMED_OUT), held[0][1])
+        with pytest.raises(QueueError, match="may have landed since"):
+            await queue.publish(publication(b"next"))
+        assert await queue.publish(publication(b"next")) == RECORDS + 1
+
+    over(work)
+
+
+# ---- the source of an import -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("answers", "said"), [([INVALID], "-1001 is no offset"), ([4, 3], "ends at 3, before it")])
+def test_a_copy_begins_with_valid_offsets_alone(library: Library, answers: list[int], said: str) -> None:
+    async def work() -> None:
+        source = KafkaSource(kafka_settings("kafka://localhost", {}), Runtime().clock)
+        admin: Any = source._admin
+        listed = admin.list_offsets
+        admin.list_offsets = lambda asked, isolation_level, request_timeout: listed(asked, request_timeout)
+        library.offsets.extend(answers)
+        with pytest.raises(QueueError, match=said):
+            await source.ends([(TOPIC, 0)])
+        assert await source.ends([(TOPIC, 0)]) == {(TOPIC, 0): (0, RECORDS)}
+        await source.close()
+
+    asyncio.run(work())
+
+
+def test_a_position_that_kafka_does_not_tell_is_not_taken_for_none(library: Library) -> None:
+    """A group would begin where nothing is stored."""
+
+    async def work(queue: KafkaQueue) -> None:
+        part = TopicPartition(TOPIC, 0, INVALID)
+        positions: Any = queue._groups._stored
+        part_with_error: Any = _Refused(part, KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT))
+        positions._make = lambda group: _Committed([part_with_error])
+        with pytest.raises(QueueError, match="reading the positions of group"):
+            await queue.committed("report", [PARTITION])
+
+    over(work)
+
+
+class _Refused:
+    """A partition in an answer, with its own error."""
+
+    def __init__(self, part: TopicPartition, error: KafkaError) -> None:
+        self.topic, self.partition, self.offset, self.error = part.topic, part.partition, part.offset, error
+
+
+class _Committed:
+    """A consumer that tells positions."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts = parts
+
+    def committed(self, places: list[TopicPartition], timeout: float) -> list[Any]:
+        return self._parts
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+# ---- complaints --------------------------------------------------------------------------------------
+
+TRUST = KafkaError(KafkaError._SSL, "ssl://k:9093: SSL handshake failed: certificate verify failed: (after 9ms)")
+BROKEN_OFF = KafkaError(KafkaError._SSL, "ssl://k:9093: SSL handshake failed: Disconnected: connecting to PLAINTEXT?")
+LOGIN = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: Invalid username or password")
+LOGIN_BROKEN_OFF = KafkaError(KafkaError._AUTHENTICATION, "SASL handshake failed: Local: Broker transport failure")
+SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
+
+
+@pytest.mark.parametrize("complaint", [TRUST, BROKEN_OFF, LOGIN, LOGIN_BROKEN_OFF])
+@pytest.mark.parametrize("code", SILENT)
+def test_a_complaint_explains_an_outage_and_is_none(complaint: KafkaError, code: int) -> None:
+    complaints = Complaints()
+    complaints.note(complaint)
+    complaints.note(KafkaError(KafkaError._TRANSPORT, "connection refused"))
+    error = complaints.failure(KafkaError(code), "publishing")
+    assert type(error) is QueueError
+    assert complaint.str().lower() in str(error)
+    assert "ssl.ca.location" in error.hint if complaint.code() == KafkaError._SSL else "sasl." in error.hint
+
+
+@pytest.mark.parametrize(
+    ("complaint", "judged"), [(TRUST, True), (BROKEN_OFF, False), (LOGIN, True), (LOGIN_BROKEN_OFF, False)]
+)
+def test_a_connection_is_denied_by_a_kafka_that_never_answered_alone(complaint: KafkaError, *, judged: bool) -> None:
+    complaints = Complaints()
+    complaints.note(complaint)
+    found = complaints.denial("asking Kafka")
+    assert isinstance(found, DeniedError) is judged
+    complaints.settled()
+    complaints.note(complaint)
+    assert complaints.denial("asking Kafka") is None
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    ],
+)
+def test_a_right_that_a_response_denies_is_denied(code: int) -> None:
+    complaints = Complaints()
+    complaints.settled()
+    error: MemqError = complaints.failure(KafkaError(code), "reading")
+    assert type(error) is DeniedError
