@@ -162,6 +162,7 @@ class PartitionFlow:
         self._slots: deque[Slot] = deque()
         self._unfetched: deque[Slot] = deque()  # those of them that nobody fetches yet
         self._copies: list[Copy] = []
+        self._moved_start: Position | None = None
         self._full = False
         self._next_offset = start.pointer_offset
         self._end_reached = end is not None and end <= start
@@ -308,6 +309,11 @@ class PartitionFlow:
         copies, self._copies = self._copies, []
         return copies
 
+    def take_moved_start(self) -> Position | None:
+        """Return where reading begins when retention has overtaken a start at "what there is" since the last call."""
+        moved, self._moved_start = self._moved_start, None
+        return moved
+
     @property
     def behind(self) -> Committed:
         """The position, and how much lies before it."""
@@ -375,25 +381,36 @@ class PartitionFlow:
             error = expired_error(self.partition, self.position, gap.first, lost)
             return Delivery(self.position, self.behind, failure=error)
         self.counts.expired_records += lost
+        silent, here = self._begins_anywhere, self._passed_totals()
         if pointer is not None:
             self._progress.start_at(pointer)
             self._pass(slot)
-            return None
-        self.counts.expired_offsets += gap.first - slot.offset
-        self._release(slot)
-        self.position = max(self.position, Position(self.partition.partition, gap.first))
+        else:
+            self.counts.expired_offsets += gap.first - slot.offset
+            self._release(slot)
+            self.position = max(self.position, Position(self.partition.partition, gap.first))
+        if silent:
+            self._start = self._moved_start = self.position
+        elif pointer is None:  # one more gap before the next record is judged from here
+            self._start, self._known = self.position, max(here, gap.before, key=lambda totals: totals.records)
         return None
 
+    @property
+    def _begins_anywhere(self) -> bool:
+        """Whether nothing was delivered yet of a reader that takes what there is: it misses no record."""
+        return self.position == self._start and self._known is None
+
+    def _passed_totals(self) -> Totals:
+        """Return what is known to lie before the position; a look back can't tell that of an expired start."""
+        known = self._known if self.position == self._start else None
+        return self.behind.totals if known is None else known
+
     def _records_lost(self, slot: Slot, gap: Gap) -> int:
-        """A look back can't tell what lay before a start that retention has passed: whoever gave the start can."""
-        here = self.behind.totals
-        if self.position == self._start:
-            if self._known is None:
-                return 0
-            here = self._known
+        if self._begins_anywhere:
+            return 0
         if slot.pointer is not None:
             return slot.pointer.records - max(self.position, Position(0, slot.offset)).record_index
-        return max(0, gap.before.records - here.records)
+        return max(0, gap.before.records - self._passed_totals().records)
 
     def _end_index(self, offset: int) -> int | None:
         """Return the record index at which the flow ends in this batch; None when it ends elsewhere."""

@@ -37,6 +37,9 @@ class ReadTally:
     """The notes on one read partition, while a consumer reads it.
 
     `part` finds the tally of a write partition; `writers` are those known to come here. `commits`: there is a group.
+
+    The map of the topic may be older than the log, or lack a write partition that is retired. So the beginning is kept,
+    and noted for each write partition that appears later: without it the audit takes a seek for a double delivery.
     """
 
     def __init__(self, part: Callable[[int], PartTally | None], writers: Iterable[int], *, commits: bool) -> None:
@@ -44,6 +47,7 @@ class ReadTally:
         self._commits = commits
         self._writers = dict.fromkeys(writers)
         self._handed: deque[_Handed] = deque()
+        self._begun: tuple[str, BeginReason] | None = None
         self._storing = False
         self._later: list[Callable[[], None]] = []
 
@@ -53,6 +57,7 @@ class ReadTally:
             self._storing = True  # nothing is stored of this one before it has begun: commits come one by one
             before._later.append(partial(self.begin, at, reason))
             return
+        self._begun = (str(at), reason)
         for part in self._parts():
             part.begin(str(at), reason)
         self.end_storing()
@@ -72,9 +77,7 @@ class ReadTally:
         """Note what goes to the user (at Unix ms), and what of it is damaged."""
         if delivery.pointer is None:
             return
-        writer = delivery.pointer.partition
-        self._writers.setdefault(writer)
-        part = self._part(writer)
+        part = self._part_met(delivery.pointer.partition)
         if part is None:
             return
         for piece, low, high in delivery.slices:
@@ -115,6 +118,15 @@ class ReadTally:
             part.commit(str(committed.position))
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    def _part_met(self, writer: int) -> PartTally | None:
+        """Return the tally of a write partition whose records are given out, where reading began if it is new."""
+        part = self._part(writer)
+        if writer not in self._writers:
+            self._writers[writer] = None
+            if part is not None and self._begun is not None:
+                part.begin(*self._begun)
+        return part
 
     def _parts(self) -> list[PartTally]:
         found = [self._part(writer) for writer in self._writers]

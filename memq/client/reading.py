@@ -141,9 +141,7 @@ class Reading:
                 continue
             before = assigned.flow.position
             delivery = assigned.flow.deliver(whole=whole)
-            copies = assigned.flow.take_copies()
-            if assigned.tally is not None and copies:
-                assigned.tally.leave_out(copies, self._runtime.clock.wall_ms())
+            self._tell(assigned)
             if delivery is None and assigned.flow.position != before:
                 assigned.ledger.passed(assigned.flow.behind)
             self._advance()
@@ -152,6 +150,16 @@ class Reading:
                 self._turn.append(partition)
                 return assigned, delivery
         return None
+
+    def _tell(self, assigned: Assigned) -> None:
+        """Tell the audit what the flow did before the records that it delivers."""
+        copies, moved, tally = assigned.flow.take_copies(), assigned.flow.take_moved_start(), assigned.tally
+        if tally is None:
+            return
+        if moved is not None:
+            tally.begin(moved, "start", tally)
+        if copies:
+            tally.leave_out(copies, self._runtime.clock.wall_ms())
 
     @property
     def ended(self) -> bool:

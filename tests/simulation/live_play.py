@@ -9,7 +9,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from memq.audit.account import apart
 from memq.audit.live.books import Books
+from memq.audit.live.finding import LiveFinding
 from memq.audit.live.home import Client, HomeAudit, Key
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.rows import Row
@@ -59,9 +61,13 @@ class Said:
         """Return how many records have a count on the queue's side."""
         return sum(row.side("")[name] for row in self.rows.values())
 
-    def words(self) -> dict[tuple[int, int, str], str]:
-        """Return the verdict on each partition, minute and side that anything is known of."""
-        return {(*key, side): row.word(side) for key, row in self.rows.items() for side in sorted(row.sides)}
+    def sides(self) -> list[tuple[int, int, str]]:
+        """Return each partition, minute and side that anything is known of."""
+        return [(*key, side) for key, row in self.rows.items() for side in sorted(row.sides)]
+
+    def word(self, partition: int, minute: int, side: str) -> str:
+        """Return the verdict on a side; one of which nothing is known has that of the queue."""
+        return self.rows.get((partition, minute), Row()).word(side)
 
 
 class LivePlay:
@@ -135,7 +141,7 @@ class LivePlay:
 
     def _note_findings(self, partition: int, audit: PartitionAudit) -> None:
         for finding in audit.take_findings():
-            if finding.kind in IDS and finding.resolved_ms:
+            if finding.kind in IDS and finding.resolved_ms and not _is_held_otherwise(finding, audit):
                 self._fail(f"the live audit takes back what it said: {finding}")
             if finding.kind == Kind.POINTER.title:
                 self.said.unreadable[finding.offset] = None
@@ -151,3 +157,18 @@ class LivePlay:
         for number, home in self._homes.items():
             clients = decode_state(dict[int, Client], encode_state(home.clients))
             self._homes[number] = HomeAudit(self._audits.get, clients)
+
+
+def _is_held_otherwise(finding: LiveFinding, audit: PartitionAudit) -> bool:
+    """Whether the records of a finding that is over are named by others: a late report may tell a better cause."""
+    others = RangeSet()
+    for other in audit.books.findings.values():
+        if (other.kind, other.stage, other.group, other.producer) == (
+            finding.kind,
+            finding.stage,
+            finding.group,
+            finding.producer,
+        ):
+            for piece in other.ranges:
+                others.add(*piece)
+    return not apart(finding.ranges, others)

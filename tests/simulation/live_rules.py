@@ -81,11 +81,10 @@ class LiveRules:
         for who, other in others.items():
             if other.named != said.named or other.unreadable.keys() != said.unreadable.keys():
                 self._fail(f"after '{name}' an auditor {who} names {other.named}, the other one {said.named}")
-            words, theirs = said.words(), other.words()
-            for key in sorted({**words, **theirs}):
-                if words.get(key, "ok") != theirs.get(key, "ok"):
+            for key in sorted({**dict.fromkeys(said.sides()), **dict.fromkeys(other.sides())}):
+                if said.word(*key) != other.word(*key):
                     self._fail(
-                        f"after '{name}' an auditor {who} says '{theirs.get(key)}' of {key}, not '{words.get(key)}'"
+                        f"after '{name}' an auditor {who} says '{other.word(*key)}' of {key}, not '{said.word(*key)}'"
                     )
 
     def _play(self, history: History, draw: random.Random, *, dies: bool = False, away_from: int | None = None) -> Said:

@@ -36,6 +36,7 @@ SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a 
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
 CALM_SWEEP_AGE_MS = 25_000
 NAMED_PACE_S_MAX = 0.4  # their rests take their time
+NAMED_STORM_MS = 150_000  # for how long a storm may keep a name from its topic
 STORM_SENDS_S = 80.0  # for how long a producer sends by keys in a storm, about
 
 
@@ -222,9 +223,7 @@ def _with_names(plan: Plan, level: str, draw: random.Random) -> Plan:
             settings, delivery_timeout_ms=4_000, stale_publish_ms=1_000, dedup_window_ms=window_ms
         )
     rest_s = settings.dedup_window_ms / 1000 * 1.4
-    if settings.retention_ms:
-        settings = msgspec.structs.replace(settings, retention_ms=settings.retention_ms + int(rest_s * 1000) + 150_000)
-    shape = replace(plan.shape, settings=settings)
+    shape = replace(plan.shape, settings=_that_remembers_names(settings, rest_s))
     chaos = plan.faults.chaos
     if level != "calm":
         chaos = replace(chaos, move_every_s=draw.choice([3.0, 10.0]))
@@ -233,6 +232,13 @@ def _with_names(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(
         plan, shape=shape, faults=faults, producers=producers, named_rest_s_max=rest_s, pace_s_max=pace_s_max
     )
+
+
+def _that_remembers_names(settings: TopicSettings, rest_s: float) -> TopicSettings:
+    """Return the settings with retention that outlasts a rest, and the storm behind it: a name is forgotten with it."""
+    if not settings.retention_ms or not rest_s:
+        return settings
+    return msgspec.structs.replace(settings, retention_ms=settings.retention_ms + int(rest_s * 1000) + NAMED_STORM_MS)
 
 
 def _with_staging(plan: Plan, level: str, draw: random.Random) -> Plan:
@@ -302,6 +308,8 @@ def _with_cold_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
         if plan.shape.settings.ack1 == "disk" or plan.faults.chaos.seize_every_s:
             return plan
         plan = _with_house(plan, level, draw)
+        settings = _that_remembers_names(plan.shape.settings, plan.named_rest_s_max)
+        plan = replace(plan, shape=replace(plan.shape, settings=settings))
     settings = plan.shape.settings
     cold_ms = settings.dedup_window_ms + CLOCK_ERROR_MS
     if settings.retention_ms:

@@ -65,14 +65,3 @@ def test_the_live_audit_names_what_was_done_and_nothing_else(seed: int) -> None:
 @pytest.mark.parametrize("seed", [7, 27])
 def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(seed: int) -> None:
     run_plan(draw_plan(seed, "sleepy", aspects=()))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", [56, 116])
-def test_a_name_that_rests_longer_than_the_weather_lasts_has_its_time(seed: int) -> None:
-    run_plan(draw_plan(seed, "calm"))
-
-
-@pytest.mark.thorough
-def test_a_connection_that_is_lost_as_its_producer_ends_breaks_no_producer() -> None:
-    run_plan(draw_plan(134, "stormy"))

@@ -298,6 +298,36 @@ def test_where_no_record_was_lost_nothing_is_said(known: Totals | None) -> None:
     assert [value for _, value in records(read(log, retained(known)))] == Block(1, 6).values()
 
 
+@pytest.mark.parametrize(("known", "lost"), [(Totals(), 9), (None, 0)])
+def test_retention_may_overtake_a_start_twice_before_its_first_record(known: Totals | None, lost: int) -> None:
+    log = Log()
+    for first in (0, 3, 6, 9):
+        log.batch(Block(1, first))
+    flow = retained(known, skip=known is not None)
+    flow.begin()
+    for first in (2, 3):
+        flow.take_gap(first, decode_pointer(log.entries[first].body).totals)
+        assert flow.deliver() is None
+        assert flow.take_moved_start() == (None if known is not None else place(first))
+    del log.entries[:3]
+    assert [value for _, value in records(read(log, flow))] == Block(1, 9).values()
+    assert (flow.counts.expired_offsets, flow.counts.expired_records) == (3, lost)
+
+
+def test_a_start_moves_behind_a_batch_that_expired_while_it_was_fetched() -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    flow = retained(None)
+    flow.begin()
+    flow.take_entries(shown(log))
+    slot = flow.next_fetch()
+    assert slot is not None
+    flow.start_fetch(slot)
+    flow.expire(slot, 1)
+    assert flow.deliver() is None
+    assert (flow.take_moved_start(), flow.counts.expired_records) == (place(1), 0)
+
+
 def test_a_reader_that_was_overtaken_is_told() -> None:
     log = Log()
     log.batch(Block(1, 0))

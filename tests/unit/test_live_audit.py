@@ -81,11 +81,27 @@ def test_what_is_sent_and_never_acked_is_unproven_and_what_is_given_up_is_not_mi
 
 def test_a_hole_below_the_end_that_a_producer_told_is_lost_when_no_late_pointer_can_land() -> None:
     desk = Desk()
+    desk.sent(span("sent", (0, 20)), span("acked", (0, 10)))
     desk.queue((PRODUCER, 0, 10))
     desk.end(20, (15, 20))
     desk.settle()
     assert desk.found() == []
     desk.settle(LATE_MS)
+    assert desk.found() == [(*LOST, ((10, 15),))]
+
+
+def test_a_hole_below_an_end_waits_for_forwarding_where_no_report_told_the_level_and_stays_lost() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    desk.end(20, (15, 20))
+    desk.settle(LATE_MS)
+    assert desk.found() == []
+    desk.settle(HELD_MS)
+    assert desk.found() == [(*LOST, ((10, 15),))]
+    desk.sent(span("sent", (0, 20), level=0))  # the report comes late
+    desk.settle()
+    assert desk.found() == [(*LOST, ((10, 15),))]
+    desk.settle(LATE_MS + HELD_MS)
     assert desk.found() == [(*LOST, ((10, 15),))]
 
 

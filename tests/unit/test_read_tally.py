@@ -6,16 +6,39 @@ import asyncio
 
 import memq.aio
 from memq.broker.broker import Broker
+from memq.client.batch import Slice
+from memq.client.flow import Delivery
+from memq.client.read_tally import ReadTally
+from memq.client.tally import Tally
 from memq.clock import Clock
+from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Committed, ReadPartition
+from memq.topic import Committed, Position, ReadPartition
+from tests.unit.queue_model import Block, Log
 
 WAIT_S = 60.0
+
+
+def test_a_write_partition_that_the_map_does_not_know_begins_where_reading_did() -> None:
+    log = Log()
+    offset = log.batch(Block(1, 0))
+    pointer = decode_pointer(log.entries[0].body)
+    slices = tuple(Slice(piece, 0, piece.records) for piece in log.pieces(offset, pointer))
+    behind = Committed(Position(0, offset + 1))
+    tally = Tally(7, "consumer", "g", "host", 1_000, lambda: None)
+    for _ in range(2):  # the second time after a seek, by a reader whose map is as old
+        reading = ReadTally(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [9], commits=True)
+        reading.begin(Position(0, 0), "seek")
+        reading.give(Delivery(Position(0, offset), behind, pointer=pointer, slices=slices), 0)
+        reading.store(behind, 0)
+    parts = [part for _, report in tally.take(0, 1) for part in report.parts if part.partition == pointer.partition]
+    assert [[begin.at for begin in part.begins] for part in parts] == [["0:0:0"], ["0:0:0"]]
+    assert all(any(span.stage == "processed" for span in part.spans) for part in parts)
 
 
 class HeldQueue(MemoryQueue):

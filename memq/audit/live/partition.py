@@ -35,6 +35,7 @@ STREAMS_MAX = 20_000  # producers of one write partition; those that were seen l
 DAMAGED_MAX = 4_096
 OBJECTS_MAX = 256  # newest pointers of a write partition whose objects a finding can name
 SPARK_READER, SPARK_TASK = "spark-reader", "spark-task"
+_HELD_MS = int(FORWARD_S_MAX * 1000)  # for how long a broker keeps what it took with 1 for the next owner
 _GROUP_STAGES = ("fetched", "dropped", "processed")
 _LOST_ACKED = "acked with all, in no pointer"
 _LOST_WEAK = "acked with 1 or sent without acks, in no pointer: a dead broker takes such records with it"
@@ -210,7 +211,8 @@ class PartitionAudit:
                 self._dirty.update(dict.fromkeys(self._stream_of(group, books).settle(now_ms)))
                 self._changed |= books.stream.covered != covered
             self._judge_group(group, books, now_ms)
-        self._dirty = {p: None for p, stream in self.books.streams.items() if self._undecided(stream, now_ms)}
+        undecided = [p for p, stream in self.books.streams.items() if self._undecided(stream, now_ms - _HELD_MS)]
+        self._dirty = dict.fromkeys(undecided)
         self._forget()
 
     # ---- what comes out ------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ class PartitionAudit:
 
     def _await(self, stream: Stream, span: Span, time_ms: int) -> None:
         """Give sequences their time: brokers bring what they had taken with 1, or without acks, to the next owner."""
-        held_ms = 0 if span.level == ALL else int(FORWARD_S_MAX * 1000)
+        held_ms = 0 if span.level == ALL else _HELD_MS
         due_ms = time_ms + active_ms(self.topic.settings) + held_ms
         stream.waiting.extend((due_ms, *piece) for piece in span.ranges)
 
@@ -344,11 +346,8 @@ class PartitionAudit:
         there = [stream.account.delivered, stream.gave_up, stream.account.burned]
         acked = _apart_from(stream.acked, [stream.account.delivered])
         acked, blind = self._seen(stream, acked)
-        weak = common(_apart_from(stream.weak, [*there, stream.acked]), stream.overdue)
-        below: list[Range] = []
-        if stream.account.end is not None and not self._undecided(stream, now_ms):
-            balance = self._balance(producer, stream, now_ms)
-            below = _apart_from(balance.lost, [stream.gave_up, stream.acked, stream.weak])
+        below = self._below_end(producer, stream, now_ms)
+        weak = common(_apart_from(stream.weak, [*there, stream.acked, RangeSet(below)]), stream.overdue)
         open_ = _apart_from(stream.overdue, [*there, stream.acked, stream.weak, RangeSet(below)])
         for kind, cause, pieces in (
             (Kind.LOST, _LOST_ACKED, acked),
@@ -359,6 +358,19 @@ class PartitionAudit:
             (Kind.DOUBLED, "twice in the queue, and no reader drops it", list(stream.account.doubled)),
         ):
             self._hold(Wrong(kind, IN_QUEUE, producer, cause), pieces, stream, now_ms)
+
+    def _below_end(self, producer: int, stream: Stream, now_ms: int) -> list[Range]:
+        """Return what lies below the end that a producer told, and is in no pointer.
+
+        What was sent for less than `all`, or at a level that no report has told yet, may be held for the next owner.
+        """
+        if stream.account.end is None or self._undecided(stream, now_ms):
+            return []
+        balance = self._balance(producer, stream, now_ms)
+        missing = _apart_from(balance.lost, [stream.gave_up, stream.acked])
+        if self._undecided(stream, now_ms - _HELD_MS):
+            return common(_apart_from(missing, [stream.weak]), stream.sent)
+        return missing
 
     def _seen(self, stream: Stream, missing: list[Range]) -> tuple[list[Range], list[Range]]:
         """Part what is missing into what is lost, and what may have been in pointers that were not read."""
