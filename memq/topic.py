@@ -129,6 +129,25 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
+# When an altered setting holds at a running cluster; one that is not here holds from the next batch on.
+_RETENTION = "from the next run of retention"
+_GOVERNOR = "from the next round of the governor"
+HOLDS: dict[str, str] = {
+    "retention_ms": _RETENTION,
+    "retention_bytes": _RETENTION,
+    "delivery_timeout_ms": "at once where the window of the opened partition allows it, else from its next opening",
+    "stale_publish_ms": "at once if it is greater, else from the next opening of each partition",
+    "dedup_window_ms": "at once if it is greater, else from the next opening of each partition",
+    "record_bytes_max": "in each producer that runs, within a minute",
+    "limit_mode": "at once",
+    "limit_bytes_s": "at once",
+    "limit_requests_s": "at once",
+    "write_partitions_max": _GOVERNOR,
+    "partition_bytes_s_max": _GOVERNOR,
+}
+NEXT_BATCH = "from the next batch"
+
+
 def parse_settings(settings: dict[str, int | bool | str], base: TopicSettings) -> TopicSettings:
     """Return `base` with `settings` in place, checked.
 

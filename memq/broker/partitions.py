@@ -316,7 +316,7 @@ class Partitions:
         return found
 
     async def alter(self, name: str, settings: TopicSettings) -> Topic:
-        """Change a topic's settings; open partitions take them with their next epoch, retention and queue at once."""
+        """Change a topic's settings; `memq.topic.HOLDS` says when each of them holds."""
         current = self.topic(name)
         self._services.spool.check(settings)
         changed = Topic(

@@ -220,7 +220,7 @@ class Ring:
         run.next = next_
         slot.records += next_ - first
         slot.bytes += size
-        if slot.bytes >= self.limits.batch_bytes_max or len(slot.extents) >= self.limits.batch_blocks_max:
+        if self._is_full(slot):
             self.seal()
 
     def add_staged(self, staged: StagedBatch, now_s: float, now_ms: int) -> bool:
@@ -235,6 +235,20 @@ class Ring:
         slot.bytes, slot.records = staged.location.length, staged.records
         self.batches.append(slot)
         return True
+
+    def alter(self, limits: RingLimits) -> None:
+        """Take other limits from now on; an open batch that has reached them is sealed.
+
+        With fewer slots than are in use nothing is taken until enough of them are free.
+        """
+        if limits.batch_bytes_max != self.limits.batch_bytes_max:
+            self._goal_bytes = float(limits.batch_bytes_max)
+        self.limits = limits
+        if self.open is not None and self._is_full(self.open):
+            self.seal()
+
+    def _is_full(self, slot: Slot) -> bool:
+        return slot.bytes >= self.limits.batch_bytes_max or len(slot.extents) >= self.limits.batch_blocks_max
 
     def seal(self) -> None:
         """Close the open batch for further blocks."""

@@ -41,7 +41,7 @@ from memq.format.pointer import NamedProducer, Pointer, ProducerEnd
 from memq.limits import POINTER_RANGES_MAX
 from memq.protocol.frames import AckLevel
 from memq.tasks import TaskOwner
-from memq.topic import Topic
+from memq.topic import CLOCK_ERROR_MS, Topic
 
 HELD_NAMED_MAX = 10_000
 
@@ -90,6 +90,7 @@ class TopicProcessor:
         self.partition = partition
         self.scope = scope_of(topic.id_bytes, partition)
         self.delivery_timeout_ms = topic.settings.delivery_timeout_ms
+        self._opened_window_ms = topic.settings.dedup_window_ms
         self.read_partition = topic.read_partition_of(partition)
         self.ring = Ring(_limits(topic))
         self.own: Ownership | None = None
@@ -193,8 +194,10 @@ class TopicProcessor:
                 self.fail(error)
                 return
             self.delivery_timeout_ms = topic.settings.delivery_timeout_ms
-            self.ring = Ring(_limits(topic))
+            self._opened_window_ms = self.own.dedup_window_ms
+            self.ring = Ring(_limits(self.topic))
             self.ring.flushing = self.draining
+            self.follow(self.topic)  # altered while it was opened
             self._fenced.clear()
             self._ready.set()
             self.pump()
@@ -208,13 +211,25 @@ class TopicProcessor:
         self.fail(error if isinstance(error, MemqError) else MovedError(f"{self.name} failed: {error!r}"))
 
     def follow(self, topic: Topic) -> None:
-        """Take altered settings, with the next epoch; but at once what the queue lets late pointers do from now on."""
+        """Take altered settings, each as soon as it is safe: see `memq.topic.HOLDS`.
+
+        The state reaches back for the dedup window that it was opened with, and a queue may let pointers in that are as
+        old as it said before: so the greater window and age hold until the next epoch, and a block must not be older
+        than that window allows.
+        """
         self.topic = topic
         self.limiters = self.services.limits.of_topic(topic.id)
         self.spool = _spool(self.services, topic)
-        if self.own is not None:
-            self.own.stale_publish_s = max(self.own.stale_publish_s, topic.settings.stale_publish_ms / 1000)
-            self.own.dedup_window_ms = max(self.own.dedup_window_ms, topic.settings.dedup_window_ms)
+        if self.own is None:
+            return
+        settings, own = topic.settings, self.own
+        own.stale_publish_s = max(own.stale_publish_s, settings.stale_publish_ms / 1000)
+        own.dedup_window_ms = max(own.dedup_window_ms, settings.dedup_window_ms)
+        known_ms = self._opened_window_ms - 2 * (int(own.stale_publish_s * 1000) + CLOCK_ERROR_MS)
+        self.delivery_timeout_ms = min(settings.delivery_timeout_ms, max(known_ms, self.delivery_timeout_ms))
+        if self.ring.limits != _limits(topic):
+            self.ring.alter(_limits(topic))
+            self.pump()
 
     # ---- from connections ----------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.limits import PARTITIONS_MAX
 from memq.protocol.messages import TopicMetadata
 from memq.settings import Value, did_you_mean, parse_size, parse_time_ms
-from memq.topic import Topic, TopicSettings
+from memq.topic import HOLDS, NEXT_BATCH, Topic, TopicSettings
 
 _FLAGS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 set_option = click.option(
@@ -113,7 +113,9 @@ def alter(
     if as_json:
         print_json(_topic_json(altered))
     else:
-        talk(f"topic {altered.name}: {', '.join(f'{key} = {getattr(altered.settings, key)}' for key in settings)}")
+        for key in settings:
+            holds = HOLDS.get(key, NEXT_BATCH)
+            talk(f"topic {altered.name}: {key} = {getattr(altered.settings, key)}, {holds}")
 
 
 @topic.command()

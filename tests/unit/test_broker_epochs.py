@@ -139,22 +139,22 @@ def test_an_opening_after_a_long_silence_counts_what_landed_beside_the_last_poin
     run(work())
 
 
-def test_altered_settings_are_taken_with_the_next_epoch() -> None:
+def test_altered_batches_hold_at_once_and_what_the_window_does_not_allow_with_the_next_epoch() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             client, topic = await connected(broker, TopicSettings())
             await client.open(topic)
-            changed = TopicSettings(ring_slots=2, delivery_timeout_ms=60_000, stale_publish_ms=1_000)
-            await broker.partitions.alter("clicks", changed)
             processor = processor_of(broker, topic)
-            assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (16, 120_000)
+            await broker.partitions.alter("clicks", TopicSettings(ring_slots=2, delivery_timeout_ms=60_000))
+            assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (2, 60_000)
+            longer = TopicSettings(ring_slots=3, delivery_timeout_ms=600_000, dedup_window_ms=900_000)
+            await broker.partitions.alter("clicks", longer)
+            assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (3, 200_000), "W - 2 (S + 20 s)"
             await broker.services.queue.publish(control(topic, "opened", 7))
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             assert (await client.frame()).api == Api.REDIRECT
             assert (await client.open(topic)).epoch == 8
-            assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (2, 60_000)
-            assert processor.own is not None
-            assert processor.own.stale_publish_s == 1.0
+            assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (3, 600_000)
             await client.close()
 
     run(work())

@@ -282,3 +282,71 @@ def test_whatever_happens_blocks_are_published_once_and_in_order(seed: int, step
             head = None
     assert out <= taken
     assert out + sum(slot.records for slot in ring) == taken
+
+
+# ---- altered limits ------------------------------------------------------------------------------
+
+
+def test_altered_limits_hold_for_the_open_batch() -> None:
+    ring, stream, memory = Ring(LARGE), stream_of(), slab()
+    ring.append(stream, 0, 1, memory, 0, 999, 0.0)
+    ring.alter(replace(LARGE, batch_bytes_max=1_000))
+    assert (len(ring.batches), ring.room()) == (0, (4_095, 1))
+    ring.append(stream, 1, 1, memory, 999, 1_000, 0.0)
+    assert len(ring.batches) == 1
+    for altered in (replace(LARGE, batch_bytes_max=10), replace(LARGE, batch_blocks_max=1)):
+        ring = Ring(LARGE)
+        ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+        ring.alter(altered)
+        assert (ring.open, [batch.bytes for batch in ring.batches]) == (None, [10]), "it had reached the new limit"
+
+
+def test_an_altered_age_and_an_altered_idle_rule_hold_for_the_open_batch() -> None:
+    slow = replace(LIMITS, seal_when_idle=False, batch_age_s_max=600.0)
+    ring, stream, memory = Ring(slow), stream_of(), slab()
+    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    assert ring.plan(1.0).wake_s == 600.0
+    ring.alter(replace(slow, batch_age_s_max=2.0))
+    assert ring.plan(1.0).wake_s == 2.0
+    ring.alter(replace(slow, seal_when_idle=True))
+    assert [slot.number for slot in ring.plan(1.0).uploads] == [0]
+
+
+def test_more_uploads_begin_at_once_and_fewer_when_some_have_ended() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    for number in range(4):
+        ring.append(stream, number, 1, memory, 0, 1_000, 0.0)
+    assert [slot.number for slot in ring.plan(0.0).uploads] == [0, 1]
+    ring.alter(replace(LIMITS, uploads_in_flight_max=3))
+    assert [slot.number for slot in ring.plan(0.0).uploads] == [2]
+    ring.alter(replace(LIMITS, uploads_in_flight_max=1))
+    for slot in list(ring.batches)[:3]:
+        assert ring.plan(0.0).uploads == []
+        ring.stored(slot, 0.0)
+    assert [slot.number for slot in ring.plan(0.0).uploads] == [3]
+
+
+def test_a_ring_with_fewer_slots_than_it_uses_takes_nothing_until_they_are_free() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    for number in range(3):
+        ring.append(stream, number, 1, memory, 0, 1_000, 0.0)
+    ring.append(stream, 3, 1, memory, 0, 10, 0.0)
+    ring.alter(replace(LIMITS, slots=2))
+    assert ring.append(stream, 4, 1, memory, 0, 10, 0.0), "the open batch has its slot already"
+    ring.seal()
+    for left in (4, 3, 2):
+        assert len(ring) == left
+        assert not ring.append(stream, 5, 1, memory, 0, 10, 0.0)
+        slot = next(iter(ring.plan(0.0).uploads), ring.batches[0])
+        if slot.state is SlotState.STORING:
+            ring.stored(ring.batches[0], 0.0)
+        ring.published(0.0)
+    assert ring.append(stream, 5, 1, memory, 0, 10, 0.0)
+
+
+def test_a_greater_batch_is_waited_for_at_once() -> None:
+    small = replace(LARGE, batch_bytes_max=100_000)
+    ring, stream, memory = Ring(small), stream_of(), slab()
+    ring.alter(LARGE)
+    ring.append(stream, 0, 1, memory, 0, 200_000, 0.0)
+    assert ring.plan(0.001).wake_s == pytest.approx(200_000 / FAST_BYTES_S), "it was full before"

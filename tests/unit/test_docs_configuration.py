@@ -30,7 +30,7 @@ from memq.settings import (
     rules_of,
 )
 from memq.storage_handlers.s3.settings import S3Settings
-from memq.topic import TopicSettings
+from memq.topic import HOLDS, NEXT_BATCH, TopicSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """# Configuration
@@ -80,7 +80,7 @@ def page() -> str:
         section(
             "Topics",
             "`memq topic create NAME --set KEY=VALUE`, `memq topic alter`, or `settings=` of `Admin`.",
-            ("setting", "type", "unit", "default", "meaning"),
+            ("setting", "type", "unit", "default", "meaning", "altered, it holds"),
             topic_rows(),
         )
     )
@@ -109,7 +109,8 @@ def topic_rows() -> Iterable[tuple[str, ...]]:
     for name in TopicSettings.__struct_fields__:
         assert name in said, f"say in memq/topic.py, in a comment behind it, what the setting {name} means"
         default = getattr(TopicSettings(), name)
-        yield f"`{name}`", kind_of(default), unit_of(name), shown(name, default), said[name]
+        holds = HOLDS.get(name, NEXT_BATCH)
+        yield f"`{name}`", kind_of(default), unit_of(name), shown(name, default), said[name], holds
 
 
 def argument_rows(kind: type[Any]) -> Iterable[tuple[str, ...]]:
