@@ -11,6 +11,8 @@ SEEDS ?= 200
 START ?= 1
 SOAK_SEEDS ?= 5000
 PYTEST := $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile
+MUTATE := $(PYTHON) -m tests.mutation.run
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo 0)
 DEV := $(VENV)/installed-dev
 DEMO := $(VENV)/installed-demo
 CLUSTER := $(VENV)/installed-cluster
@@ -56,6 +58,9 @@ simulate: $(DEV)                ## the whole cluster on virtual time: SEEDS=N ST
 chaos: $(DEV)                   ## real servers and clients under a plan of faults: MINUTES=60 SEED=7, BEFORE=revision to upgrade from
 	@$(PYTHON) -m tests.chaos.run --minutes $(or $(MINUTES),3) --seed $(or $(SEED),1) $(if $(BEFORE),--before $(BEFORE))
 
+mutate: $(DEV)                  ## small faults in the product, which tests must find: MODULE=FILE|PART SAMPLE=N SEED=n JOBS=n
+	@$(MUTATE) --jobs $(JOBS) $(if $(MODULE),--module "$(MODULE)") $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
+
 bench: $(DEV)                   ## ratios against peers and limits, JSON out
 	@$(PYTHON) -m benchmarks
 
@@ -81,7 +86,7 @@ tidy: $(DEV)                    ## the house rules
 	@$(PYTHON) -m pytest -q tests/test_tidy.py
 
 clean:                          ## removes what make made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation
 
 # Installs anew only when pyproject.toml changed. `dev` holds what the others need, `cluster` what `demo` needs.
 $(DEV): pyproject.toml .ci/venv

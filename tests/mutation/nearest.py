@@ -1,0 +1,140 @@
+"""The map of the tests: which functions of the product each test runs, and so which tests are nearest to a mutant.
+
+The map is made once, by running every fast test under a trace, and kept in `.mutation/`; a test file that has changed
+is traced again. Without a map the nearest tests are those of the files that name the mutant's module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import msgspec
+
+from tests.mutation.mutant import ROOT, Mutant
+
+FOLDER = ROOT / ".mutation"
+NEAREST_MAX = 40
+
+
+class TracedTest(msgspec.Struct, frozen=True):
+    """What one test runs: functions by their numbers, its wall time, whether it passed."""
+
+    functions: list[int]
+    wall_s: float
+    passed: bool
+
+
+class TestMap(msgspec.Struct):
+    """`tests` by node id; `functions` are "path:qualified name"; `simulation` those that short simulations run."""
+
+    __test__ = False
+    functions: dict[str, int] = msgspec.field(default_factory=dict)
+    files: dict[str, str] = msgspec.field(default_factory=dict)  # test file -> hash
+    tests: dict[str, TracedTest] = msgspec.field(default_factory=dict)
+    simulation: list[int] = msgspec.field(default_factory=list)
+
+    def number(self, function: str) -> int:
+        """Return the number of a function."""
+        return self.functions.setdefault(function, len(self.functions))
+
+    def numbers_of(self, mutant: Mutant) -> set[int]:
+        """Return the numbers of the function that a mutant is in, of all functions of its file when none is known."""
+        parts = mutant.function.split(".")
+        for count in range(len(parts), 0, -1):
+            number = self.functions.get(f"{mutant.path}:{'.'.join(parts[:count])}")
+            if number is not None:
+                return {number}
+        return {number for name, number in self.functions.items() if name.startswith(f"{mutant.path}:")}
+
+    def order(self, mutant: Mutant, node_ids: list[str], texts: dict[str, str]) -> tuple[list[int], list[int]]:
+        """Return the tests nearest to a mutant, those that run the fewest other functions first, and the rest of them.
+
+        A test that does not run the function can't find the mutant: it is left out. One that is newer than the map is
+        near when its file names the module.
+        """
+        wanted = self.numbers_of(mutant)
+        found = []
+        unknown = []
+        for at, node_id in enumerate(node_ids):
+            test = self.tests.get(node_id)
+            if test is None:
+                unknown.append(at)
+            elif test.passed and not wanted.isdisjoint(test.functions):
+                found.append((len(test.functions) * (1 + 4 * test.wall_s), at))
+        found.sort()
+        tests = [at for _, at in found]
+        newer = by_name(mutant, [node_ids[at] for at in unknown], texts)[0]
+        return [*tests[:NEAREST_MAX], *(unknown[at] for at in newer)], tests[NEAREST_MAX:]
+
+    def limit_s(self, node_id: str) -> float:
+        """Return how long a test may take with a mutant."""
+        test = self.tests.get(node_id)
+        return 20.0 + 5 * (test.wall_s if test else 5.0)
+
+
+def by_name(mutant: Mutant, node_ids: list[str], texts: dict[str, str]) -> tuple[list[int], list[int]]:
+    """Return the tests of the files that name the mutant's module, most often first, then those of its package."""
+    package = mutant.module.rpartition(".")[0]
+    named: list[tuple[int, int]] = []
+    others: list[int] = []
+    for at, node_id in enumerate(node_ids):
+        text = texts[node_id.partition("::")[0]]
+        count = text.count(mutant.module)
+        if count:
+            named.append((-count * 10_000 // len(text), at))
+        elif package in text:
+            others.append(at)
+    named.sort()
+    tests = [at for _, at in named] + others
+    return tests[:NEAREST_MAX], tests[NEAREST_MAX:]
+
+
+def hash_of(file: str) -> str:
+    """Return the hash of a test file."""
+    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
+
+
+def load_map(path: Path = FOLDER / "tests.json") -> TestMap:
+    """Return the map as it was kept; an empty one when there is none."""
+    return msgspec.json.decode(path.read_bytes(), type=TestMap) if path.exists() else TestMap()
+
+
+def store_map(found: TestMap, path: Path = FOLDER / "tests.json") -> None:
+    """Keep the map."""
+    path.parent.mkdir(exist_ok=True)
+    (path.parent / ".gitignore").write_text("*\n")
+    path.write_bytes(msgspec.json.encode(found))
+
+
+@contextmanager
+def traced() -> Iterator[Callable[[], list[str]]]:
+    """Note the functions of the product that run meanwhile, in all threads; what is yielded names and forgets them."""
+    seen: dict[int, CodeType] = {}
+    inside = f"{ROOT}/memq/"
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        seen[id(code)] = code
+
+    def names() -> list[str]:
+        codes = [code for code in list(seen.values()) if code.co_filename.startswith(inside)]
+        seen.clear()
+        found = (
+            f"{code.co_filename[len(str(ROOT)) + 1 :]}:{code.co_qualname.partition('.<locals>')[0]}" for code in codes
+        )
+        return sorted({name for name in found if not name.endswith(">")})
+
+    sys.settrace(note)
+    threading.settrace(note)
+    try:
+        yield names
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)

@@ -1,0 +1,354 @@
+"""Patches that break a rule of the broker: the ring, ownership, opening, publishing, forwarding and the spool."""
+
+from __future__ import annotations
+
+RING = "memq/broker/ring.py"
+PUBLISHING = "memq/broker/publishing.py"
+OWNERSHIP = "memq/broker/ownership.py"
+OPENING = "memq/broker/opening.py"
+PROCESSOR = "memq/broker/topic_processor.py"
+HELD = "memq/broker/held.py"
+FORWARDING = "memq/broker/forwarding.py"
+WRITER = "memq/broker/spool/writer.py"
+SEGMENTS = "memq/broker/spool/segments.py"
+REPLAY = "memq/broker/spool/replay.py"
+STORING = "memq/broker/storing.py"
+BATCH = "memq/broker/batch.py"
+TAIL = "memq/broker/tail.py"
+SLABS = "memq/broker/slabs.py"
+
+APPEND = "        await disk.append(segment.name, buffers)\n"
+MOVE = "        for ticket, spans in moves:\n            ticket.move(segment, spans)\n"
+
+# path, the rule that is broken, the text, what comes in its place
+BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
+    (
+        RING,
+        "a batch acks only up to the beginning of its last run",
+        "acks = {run.stream: run.next for run in self.runs",
+        "acks = {run.stream: run.first for run in self.runs",
+    ),
+    (
+        RING,
+        "a block of which the ring holds only the beginning counts as a duplicate",
+        "run.first <= first and next_ <= run.next",
+        "run.first <= first < run.next",
+    ),
+    (
+        RING,
+        "sealed batches are published youngest first",
+        "self.batches.append(slot)\n        self.open = None",
+        "self.batches.appendleft(slot)\n        self.open = None",
+    ),
+    (RING, "a late batch is stored again under the key whose time is over", "slot.late = True", "slot.late = False"),
+    (
+        RING,
+        "a staged batch overtakes the open one",
+        "if self.open is not None:\n            self.seal()\n        slot = Slot(",
+        "slot = Slot(",
+    ),
+    (RING, "two publishes of a partition are in flight", " and not self.publishing\n", "\n"),
+    (
+        RING,
+        "a run of blocks reaches over burned sequences",
+        "stream.run_slot is not slot or run.next != first:",
+        "stream.run_slot is not slot:",
+    ),
+    (
+        RING,
+        "an upload begins although all that may run do",
+        "            if busy >= self.limits.uploads_in_flight_max:\n                break\n",
+        "",
+    ),
+    (
+        PUBLISHING,
+        "after a publish whose outcome is unknown nothing is read when the time of the key is over",
+        "own.unread = tries > 0",
+        "own.unread = False",
+    ),
+    (PUBLISHING, "a publish is a proof although something came between", "if own.follows(offset):", "if offset:"),
+    (
+        PUBLISHING,
+        "reading to the end is a proof dated at its answer",
+        "self.own.prove(handed_over_s)\n                self.own.unread",
+        "self.own.prove(self._now())\n                self.own.unread",
+    ),
+    (
+        PUBLISHING,
+        "the first page of the queue counts as all of it",
+        "            if not entries:\n                self.own.prove",
+        "            if True:\n                self.own.prove",
+    ),
+    (
+        PUBLISHING,
+        "an own batch that landed late is not recognised",
+        "batch_sequence is not None and batch_sequence in own.landed",
+        "batch_sequence is None and batch_sequence in own.landed",
+    ),
+    (
+        PUBLISHING,
+        "an owner that met a higher epoch goes on",
+        "if self.own.phase is Phase.FENCED:",
+        "if self.own.phase is Phase.OPENING and self.own.stated:",
+    ),
+    (
+        OWNERSHIP,
+        "a proof is asked for after three S, not after a third",
+        "self.stale_publish_s / 3",
+        "self.stale_publish_s * 3",
+    ),
+    (
+        OWNERSHIP,
+        "an older proof replaces a younger one",
+        "self.proof_s = max(self.proof_s, handed_over_s)",
+        "self.proof_s = handed_over_s",
+    ),
+    (
+        OWNERSHIP,
+        "pointers of other partitions of the same log are joined",
+        "self._own.pop(offset, self) is None or pointer.partition != self.partition",
+        "self._own.pop(offset, self) is None",
+    ),
+    (
+        OWNERSHIP,
+        "a late pointer moves the end of its producer back",
+        "                producer.next = max(producer.next, next_)",
+        "                producer.next = next_",
+    ),
+    (
+        OWNERSHIP,
+        "a named producer's next record counts as committed",
+        "producer.queued.add(0, entry.last_sequence)",
+        "producer.queued.add(0, entry.last_sequence + 1)",
+    ),
+    (
+        OWNERSHIP,
+        "producers are forgotten after half the dedup window",
+        "horizon = now_ms - self.dedup_window_ms",
+        "horizon = now_ms - self.dedup_window_ms // 2",
+    ),
+    (
+        OWNERSHIP,
+        "a batch that is counted is adopted as if it were late",
+        "and pointer.batch_sequence > self._published",
+        "",
+    ),
+    (
+        OPENING,
+        "an opening reads the tail without the clock error",
+        "own.dedup_window_ms - CLOCK_ERROR_MS",
+        "own.dedup_window_ms",
+    ),
+    (
+        OPENING,
+        "an opening reads none of the dedup window",
+        "own.opened_wall_ms - own.dedup_window_ms - CLOCK_ERROR_MS",
+        "own.opened_wall_ms - CLOCK_ERROR_MS",
+    ),
+    (
+        OPENING,
+        "an epoch that the queue shows is claimed again",
+        "epoch=max(current.epoch, seen) + 1",
+        "epoch=current.epoch + 1",
+    ),
+    (
+        OPENING,
+        "an opening whose answer comes too late counts",
+        "if clock.monotonic() - handed_over_s > own.stale_publish_s:",
+        "if handed_over_s < 0:",
+    ),
+    (
+        OPENING,
+        "blocks are taken before the queue is read up to `opened`",
+        "    if own.unread:\n        await publisher.read_to_end()\n",
+        "",
+    ),
+    (
+        OPENING,
+        "a broker that drained an old epoch gives back the session of a younger one",
+        "current.session == services.session and current.epoch == own.epoch",
+        "current.session == services.session",
+    ),
+    (
+        OPENING,
+        "a partition is opened while its last owner still drains it",
+        'if current.session not in ("", services.session):',
+        "if not current.session:",
+    ),
+    (
+        PROCESSOR,
+        "what lies on disk of a batch is released before its pointer is in the queue",
+        "        key_until_s, began_ms = slot.put_s",
+        "        slot.settle()\n        key_until_s, began_ms = slot.put_s",
+    ),
+    (
+        PROCESSOR,
+        "half a duplicate counts as one",
+        "not stream.producer.queued.covers(first, next_):\n            if",
+        "not stream.producer.queued.overlaps(first, next_):\n            if",
+    ),
+    (
+        PROCESSOR,
+        "a duplicate is acked before its copy is in the queue",
+        "            if waits_for is None:\n                assert",
+        "            if waits_for is not stream:\n                assert",
+    ),
+    (
+        PROCESSOR,
+        "a duplicate is acked before what came before it on its stream",
+        "waits_for = last if waits_for is None or waits_for.number < last.number else waits_for",
+        "pass",
+    ),
+    (
+        PROCESSOR,
+        "a partition is released with batches in its ring",
+        "self.failure is None and (len(self.ring) or self._ends or self._publishing)",
+        "self.failure is None and (self._ends or self._publishing)",
+    ),
+    (
+        PROCESSOR,
+        "the greatest S of an altered topic is not waited for",
+        "self.own.stale_publish_s = max(",
+        "self.own.stale_publish_s = min(",
+    ),
+    (
+        PROCESSOR,
+        "an instance of a named producer begins while blocks of the one before it are on their way",
+        "while self.own is own and any(",
+        "while self.own is not own and any(",
+    ),
+    (
+        PROCESSOR,
+        "blocks of a named producer are skipped by its name alone",
+        "if own.producer(producer).queued.covers(first, next_)\n",
+        "if own.producer(producer).queued.overlaps(first, next_)\n",
+    ),
+    (
+        PROCESSOR,
+        "streams stay open when their epoch is lost",
+        "self.services.counters.fenced += 1\n        self._redirect_streams()",
+        "self.services.counters.fenced += 1",
+    ),
+    (
+        HELD,
+        "forwarding begins before the last publish of the lost epoch is too old",
+        "own.handed_over_s + own.stale_publish_s",
+        "own.handed_over_s",
+    ),
+    (
+        HELD,
+        "a block next to what the queue holds is let go",
+        "                    queued.add(first, next_)",
+        "                    queued.add(first, next_ + 1)",
+    ),
+    (
+        HELD,
+        "blocks that were acked with 1 only as duplicates are not held",
+        "            acked.setdefault(producer_id, RangeSet()).add(first, next_)\n        for slab",
+        "            pass\n        for slab",
+    ),
+    (
+        FORWARDING,
+        "the first page of the queue decides what is absent",
+        "            if not entries:\n                held.let_go_of_queued()",
+        "            if entries or not entries:\n                held.let_go_of_queued()",
+    ),
+    (
+        FORWARDING,
+        "what is absent is dated when the read ended",
+        "                return handed_over_s",
+        "                return self._now()",
+    ),
+    (
+        WRITER,
+        "blocks that wait behind a failed write stay unanswered",
+        "refused = [*group, *self._waiting]",
+        "refused = [*group]",
+    ),
+    (
+        WRITER,
+        "a copy counts before it is on disk",
+        APPEND + MOVE,
+        MOVE + APPEND,
+    ),
+    (
+        WRITER,
+        "an ack=1 goes out for blocks that wait behind those written",
+        "acks = {run.stream: run for run in group}",
+        "acks = {run.stream: run for run in [*group, *self._waiting]}",
+    ),
+    (
+        WRITER,
+        "a failed segment is appended to again",
+        "        self._failure = error\n        self.segments.open = None",
+        "        self._failure = error",
+    ),
+    (
+        SEGMENTS,
+        "the segment that is appended to is removed",
+        "if not segment.tickets and segment is not self.open]",
+        "if not segment.tickets]",
+    ),
+    (SEGMENTS, "blocks that can't be brought are copied and lost", "not (self.kept or self.fixed)", "not self.fixed"),
+    (
+        REPLAY,
+        "a block is brought although retention took the proof that it is absent",
+        "known = [entry for entry in blocks if entry.queue_offset >= span.begin]",
+        "known = list(blocks)",
+    ),
+    (
+        REPLAY,
+        "the queue is read from the youngest block's offset",
+        "read_to = min(from_time, *(entry.queue_offset for entry in known))",
+        "read_to = max(from_time, *(entry.queue_offset for entry in known))",
+    ),
+    (
+        REPLAY,
+        "a segment that could not be read is removed",
+        'which the next start reads: {error}")\n            return False',
+        'which the next start reads: {error}")\n            return True',
+    ),
+    (
+        STORING,
+        "a key is used for the whole safety age",
+        "return settings.sweep_age_ms / 2000",
+        "return settings.sweep_age_ms / 1000",
+    ),
+    (
+        STORING,
+        "an object is dated by its last put, not by its first",
+        "        return started_s\n",
+        "        return clock.monotonic()\n",
+    ),
+    (
+        STORING,
+        "other bytes under the key count as stored",
+        "        except ObjectExistsError:\n            raise\n",
+        "        except ObjectExistsError:\n            return started_s\n",
+    ),
+    (BATCH, "the checksum of an object leaves its index out", "crc32c(index, checksum)", "checksum"),
+    (
+        BATCH,
+        "a named producer's last sequence is that of its batch's beginning",
+        "last_sequence=run.next",
+        "last_sequence=run.first",
+    ),
+    (
+        TAIL,
+        "the last owner's last batch is adopted again by its successor",
+        "return [entry for entry in late if entry is not last]",
+        "return late",
+    ),
+    (
+        TAIL,
+        "batches that earlier owners counted are adopted",
+        "if before >= stated]",
+        "if before >= 0]",
+    ),
+    (
+        SLABS,
+        "a slab goes back while something points into it",
+        "        if slab.references:\n            return\n",
+        "        if slab.references > 1:\n            return\n",
+    ),
+)

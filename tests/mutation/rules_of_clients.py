@@ -1,0 +1,168 @@
+"""Patches that break a rule of clients: the producer's window, readers, commits and direct writes."""
+
+from __future__ import annotations
+
+WINDOW = "memq/client/window.py"
+LEDGER = "memq/client/ledger.py"
+COMMITTER = "memq/client/committer.py"
+LOOKBACK = "memq/client/lookback.py"
+FLOW = "memq/client/flow.py"
+OPENER = "memq/client/opener.py"
+SESSION = "memq/client/group_session.py"
+DIRECT = "memq/client/direct_writer.py"
+
+STORED = "            for assigned, committed in due.values():\n                assigned.ledger.stored(committed)\n"
+
+# path, the rule that is broken, the text, what comes in its place
+CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
+    (
+        WINDOW,
+        "blocks are sent again in reverse",
+        "self._queued.extendleft(reversed(self._sent))",
+        "self._queued.extendleft(self._sent)",
+    ),
+    (
+        WINDOW,
+        "a late ack settles blocks that the closed stream never had",
+        "min(event.next_sequence, self._seen_next)",
+        "event.next_sequence",
+    ),
+    (
+        WINDOW,
+        "a stream is opened behind the blocks that are not acked",
+        "self._stream_next = self._queued[0].first if self._queued else self.next_sequence",
+        "self._stream_next = self.next_sequence",
+    ),
+    (
+        WINDOW,
+        "a block that may be stored is reported as not stored",
+        "if unknown or block.writes:",
+        "if unknown:",
+    ),
+    (
+        WINDOW,
+        "a block that was sent before the refused one counts as not sent",
+        "            if block.first >= event.first_sequence:\n                block.writes -= 1",
+        "            if block.first <= event.first_sequence:\n                block.writes -= 1",
+    ),
+    (
+        WINDOW,
+        "a block says at each try that it was sent first just now",
+        "        if block.first_sent_s is None:\n",
+        "        if block.writes:\n",
+    ),
+    (
+        WINDOW,
+        "burned sequences are not told at the end",
+        "CloseStream(self.next_sequence, list(self.burned))",
+        "CloseStream(self.next_sequence, [])",
+    ),
+    (
+        WINDOW,
+        "blocks go out over the gap of a burned one",
+        "if self._queued and self._queued[0].first == self._stream_next:",
+        "if self._queued:",
+    ),
+    (
+        LEDGER,
+        "what was handed out is committed before it is done",
+        "        while self._marks and self._marks[0].done:\n",
+        "        while self._marks:\n",
+    ),
+    (
+        LEDGER,
+        "a batch that is done commits those before it",
+        "        while self._marks and self._marks[0].done:\n",
+        "        while self._marks and any(mark.done for mark in self._marks):\n",
+    ),
+    (
+        COMMITTER,
+        "positions count as stored before the group has answered",
+        "            try:\n                await self._group.commit(",
+        STORED + "            try:\n                await self._group.commit(",
+    ),
+    (
+        COMMITTER,
+        "two commits of one consumer run at once",
+        "        async with self._busy:\n            self._handouts.settle()",
+        "        if True:\n            self._handouts.settle()",
+    ),
+    (
+        LOOKBACK,
+        "a slice of the window is forgotten when its first entry is old",
+        "self._slices[1][0] <= time_ms - self._window_ms",
+        "self._slices[0][0] <= time_ms - self._window_ms",
+    ),
+    (
+        LOOKBACK,
+        "a late copy moves the end of its producer back",
+        "self._next[source] = max(self._next.get(source, 0), next_)",
+        "self._next[source] = next_",
+    ),
+    (
+        LOOKBACK,
+        "a block of which a part is new is dropped",
+        "return Verdict.NEW if unseen == [(first, next_)] else Verdict.PARTLY",
+        "return Verdict.NEW if unseen == [(first, next_)] else Verdict.SEEN",
+    ),
+    (
+        FLOW,
+        "the index of a batch with many producers is not asked for",
+        "incomplete.append(pointer)",
+        "pass",
+    ),
+    (
+        FLOW,
+        "what retention took is passed over in silence",
+        "return min(first, span.begin) if min(first, span.begin) > self._next_offset else None",
+        "return None",
+    ),
+    (
+        OPENER,
+        "a partition is read that was given back while it was opened",
+        "if self._wanted().get(partition) == grant:",
+        "if partition in self._wanted():",
+    ),
+    (
+        OPENER,
+        "a seek takes back a partition that was taken meanwhile",
+        "        if assigned.removed:\n",
+        "        if assigned is None:\n",
+    ),
+    (
+        SESSION,
+        "a member that was silent for its session holds on to its partitions",
+        "if self.state.inside and self._silent_ms() > self._session_timeout_ms:",
+        "if self.state.inside and self._silent_ms() < 0:",
+    ),
+    (
+        SESSION,
+        "the session is counted from the answer, not from the question",
+        "        self._heard_s = asked_s\n",
+        "        self._heard_s = self._runtime.clock.monotonic()\n",
+    ),
+    (
+        SESSION,
+        "a member that is out of its group commits",
+        "        if not self.state.inside:\n            raise",
+        "        if self.state is None:\n            raise",
+    ),
+    (
+        DIRECT,
+        "a task ends before its blocks are in the queue",
+        "        while self._pending:\n            await self._pending.popleft()\n        await self._core.close()",
+        "        await self._core.close()",
+    ),
+    (
+        DIRECT,
+        "two batches of a writer share their identities",
+        "memq direct {writer} {batch_id} {task}",
+        "memq direct {writer} {task}",
+    ),
+    (
+        DIRECT,
+        "the block that is open at the end is not sent",
+        "        for home in self._homes.values():\n            await self._end(home)\n        while",
+        "        while",
+    ),
+)

@@ -1,0 +1,237 @@
+"""Patches that break a rule of what stays: queues, groups, stores, retention, the sweep and cold parts."""
+
+from __future__ import annotations
+
+SWEEP = "memq/broker/sweep.py"
+RETENTION = "memq/broker/retention.py"
+COLD_RETENTION = "memq/broker/cold_retention.py"
+COMPACTION = "memq/cold/compaction.py"
+COLD_PLAN = "memq/cold/plan.py"
+COLD_READER = "memq/cold/reader.py"
+COLD_FILES = "memq/cold/files.py"
+COPYING = "memq/cold/copying.py"
+GROUPS = "memq/notification/groups.py"
+GROUP_COMMIT = "memq/notification/group_commit.py"
+SQLITE_LOG = "memq/notification/sqlite_log.py"
+SQLITE_GROUPS = "memq/notification/sqlite_groups.py"
+MEMORY_QUEUE = "memq/notification/memory.py"
+FILES = "memq/storage_handlers/files.py"
+MEMORY_STORE = "memq/storage_handlers/memory.py"
+
+STORE = "        self._positions.setdefault(group, {}).update(positions)\n"
+NAME = "                self._name(temporary, key, size, checksum)\n"
+EXISTS = "                    raise ObjectExistsError(f\"another object lies under key '{key}'\") from None\n"
+
+# path, the rule that is broken, the text, what comes in its place
+LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
+    (
+        SWEEP,
+        "a topic whose log can't be read as a whole is swept",
+        'is not swept: {fault}")\n                return False',
+        'is not swept: {fault}")\n                continue',
+    ),
+    (
+        SWEEP,
+        "objects are swept by the time at which they were staged, whatever their prefix",
+        "if entry.key.startswith(self._staged) else bound_ms",
+        "if not entry.key.startswith(self._staged) else bound_ms",
+    ),
+    (
+        SWEEP,
+        "what is claimed by a log that lost it is swept",
+        "                del keys[entry.key]\n",
+        "",
+    ),
+    (
+        RETENTION,
+        "an object goes although a younger pointer names it",
+        "if key not in kept)",
+        "if key)",
+    ),
+    (
+        RETENTION,
+        "retention takes the last pointers of a partition",
+        "taken = min(wanted, min(bounds.values(), default=0))",
+        "taken = wanted",
+    ),
+    (
+        COLD_RETENTION,
+        "cold parts go although the queue holds too few bytes behind them",
+        "bytes_behind += sum(part.bytes for part in manifest.parts)",
+        "bytes_behind += 2 * sum(part.bytes for part in manifest.parts)",
+    ),
+    (
+        COMPACTION,
+        "pointers leave the queue before a manifest has them",
+        "        if await publish_parts(",
+        "        await queue.trim(partition, copied[-1].part.next)\n        if await publish_parts(",
+    ),
+    (
+        COMPACTION,
+        "a manifest goes on from parts that do not follow on it",
+        "    if parts[0].first > manifest.next:\n",
+        "    if not parts:\n",
+    ),
+    (
+        COLD_PLAN,
+        "what leaves a manifest is forgotten at once",
+        "now_ms - 2 * kept_ms",
+        "now_ms",
+    ),
+    (
+        COLD_PLAN,
+        "what retention took of a manifest is not named any more",
+        "left=left + tuple(LeftPart(part=part, since_ms=now_ms) for part in manifest.parts[:count]),",
+        "left=left,",
+    ),
+    (
+        COLD_PLAN,
+        "the next compaction skips a pointer",
+        "next=parts[-1].next if parts else manifest.next",
+        "next=parts[-1].next + 1 if parts else manifest.next",
+    ),
+    (
+        COLD_PLAN,
+        "pointers that an opening wants become cold",
+        "return min([age_ms, *needs.since_ms(settings).values()])",
+        "return age_ms",
+    ),
+    (
+        COLD_READER,
+        "a reader begins in a part although the queue begins behind it",
+        "and manifest.parts and manifest.next >= begin else None",
+        "and manifest.parts else None",
+    ),
+    (
+        COLD_FILES,
+        "two compactions publish the same number",
+        "        except ObjectExistsError:\n            return False\n",
+        "        except ObjectExistsError:\n            return True\n",
+    ),
+    (
+        COLD_FILES,
+        "a writer that slept publishes a number that was swept",
+        "return await self.highest_number(partition) == manifest.number",
+        "return True",
+    ),
+    (
+        COPYING,
+        "the originals are not named while readers may be at them",
+        "originals = tuple(each for each in named if each not in objects)",
+        "originals = tuple(each for each in named if each in objects)",
+    ),
+    (
+        COPYING,
+        "a batch that holds too few records is copied",
+        "    if records != pointer.records:\n",
+        "    if records > pointer.records:\n",
+    ),
+    (
+        GROUPS,
+        "a release answers a revocation that the member has not seen",
+        "0 < hold.revoking <= generation)",
+        "hold.revoking)",
+    ),
+    (
+        GROUPS,
+        "a member commits positions of partitions that it does not hold",
+        "since.get(partition, generation + 1) > generation",
+        "since.get(partition, generation) > generation",
+    ),
+    (
+        GROUPS,
+        "a member commits for a generation in which another one held the partition",
+        "since.get(partition, generation + 1) > generation",
+        "partition not in since",
+    ),
+    (
+        GROUPS,
+        "a partition is given to the next member before it is given back",
+        "            if partition not in holders:\n",
+        "            if kept.get(partition) != name:\n",
+    ),
+    (
+        GROUPS,
+        "what a member held before it joined again counts on",
+        "Hold(hold.partition, joined, hold.revoking)",
+        "Hold(hold.partition, hold.since, hold.revoking)",
+    ),
+    (
+        GROUPS,
+        "an older instance of a member goes on",
+        "if not member.joined <= generation <= self.generation:",
+        "if generation > self.generation:",
+    ),
+    (
+        GROUPS,
+        "positions are set from outside while members are at work",
+        'return self.check_no_members("positions can\'t be set")',
+        "return None",
+    ),
+    (
+        GROUP_COMMIT,
+        "what a job wrote before it refused is committed",
+        "return self._connection.total_changes == changes",
+        "return True",
+    ),
+    (
+        GROUP_COMMIT,
+        "jobs hear of success when SQLite failed",
+        "                pending.error = self._file.error(error)\n                pending.error.__cause__ = error\n",
+        "                pending.error = None\n",
+    ),
+    (
+        SQLITE_LOG,
+        "a publish of a lower epoch is taken",
+        "check_epoch(publication, highest[0] if highest else 0)",
+        "check_epoch(publication, 0)",
+    ),
+    (
+        SQLITE_LOG,
+        "what retention took is read",
+        "start = row.entry_id(min(max(offset, row.begin), row.next))",
+        "start = row.entry_id(min(offset, row.next))",
+    ),
+    (
+        SQLITE_LOG,
+        "a seek by time trusts the greatest time of what was trimmed",
+        "time_ms >= ? ORDER BY id LIMIT 1",
+        "time_ms >= ? - 1000000000 ORDER BY id LIMIT 1",
+    ),
+    (
+        SQLITE_GROUPS,
+        "positions are stored without the check of the generation",
+        "    group.check_commit(member, generation, positions, now_ms)\n",
+        "    group.expire(now_ms)\n",
+    ),
+    (
+        MEMORY_QUEUE,
+        "a position is stored before the commit is checked",
+        "        target.check_commit(member, generation, positions, self._now_ms())\n",
+        STORE + "        target.check_commit(member, generation, positions, self._now_ms())\n",
+    ),
+    (
+        FILES,
+        "an object is named before its bytes are synced",
+        "                sync_file(handle)\n            finally:\n",
+        NAME + "                sync_file(handle)\n            finally:\n",
+    ),
+    (
+        FILES,
+        "the name of an object that was there already is not synced",
+        EXISTS,
+        EXISTS + "                return\n",
+    ),
+    (
+        FILES,
+        "bytes that changed in memory become an object",
+        "                if found != checksum:\n",
+        "                if not size:\n",
+    ),
+    (
+        FILES,
+        "another object of the same size counts as this one",
+        "        return value == checksum\n",
+        "        return True\n",
+    ),
+)

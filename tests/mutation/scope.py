@@ -1,0 +1,47 @@
+"""Which files of the product are mutated, and under which name the report counts them."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import ROOT
+
+# part -> the files that begin with one of these, counted with the first part that fits
+PARTS: dict[str, tuple[str, ...]] = {
+    "spool": ("memq/broker/spool/",),
+    "groups": (
+        "memq/notification/groups.py",
+        "memq/notification/group_commit.py",
+        "memq/notification/sqlite_groups.py",
+        "memq/notification/balance.py",
+        "memq/notification/kafka/hosted_groups.py",
+        "memq/notification/kafka/member.py",
+        "memq/notification/kafka/joined.py",
+        "memq/broker/group_requests.py",
+        "memq/client/group",
+        "memq/client/membership.py",
+        "memq/client/committer.py",
+        "memq/client/ledger.py",
+    ),
+    "direct writes": (
+        "memq/client/direct_writer.py",
+        "memq/client/staged_",
+        "memq/spark/writ",
+        "memq/spark/task",
+    ),
+    "broker": ("memq/broker/",),
+    "client": ("memq/client/",),
+    "kafka": ("memq/notification/kafka/",),
+    "notification": ("memq/notification/",),
+    "storage handlers": ("memq/storage_handlers/",),
+    "compaction": ("memq/cold/",),
+}
+
+
+def part_of(path: str) -> str:
+    """Return the part that a file is counted with, "" when it is not mutated."""
+    return next((part for part, starts in PARTS.items() if path.startswith(starts)), "")
+
+
+def files_of(module: str) -> list[str]:
+    """Return the files to mutate: all, those of a part by its name, or those whose path begins with `module`."""
+    paths = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "memq").rglob("*.py"))
+    return [path for path in paths if part_of(path) and (module == part_of(path) or path.startswith(module))]

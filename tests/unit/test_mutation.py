@@ -1,0 +1,185 @@
+"""The mutants fit the product, the tool finds what a test finds, and the lists of known ones are true."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+from memq.broker.ring import Ring, RingLimits
+from tests.mutation.equivalents import load_equivalents
+from tests.mutation.hand_made import PATCHES, hand_made
+from tests.mutation.live_code import LiveCode, UnreachableError
+from tests.mutation.mutant import ROOT, Mutant, function_at
+from tests.mutation.nearest import TestMap, TracedTest
+from tests.mutation.operators import Finder, mutants_of
+from tests.mutation.report import Verdict, clearly_below, score, table
+from tests.mutation.scope import PARTS, files_of, part_of
+
+SOURCE = '''
+import ast
+
+LIMIT = 3
+
+class Shelf:
+    """Some text."""
+
+    def take(self, count, *, quick=False):
+        if self.closed:
+            return False
+        while count > 0 and not self.empty:
+            self.shift(count - 1)
+            self.book.note(count, quick=True)
+        try:
+            self.sync()
+        except (KeyError, ValueError):
+            raise OSError(f"no {count + 1}")
+        return True
+'''
+
+
+def changes() -> set[tuple[str, str, str]]:
+    finder = Finder("memq/shelf.py", SOURCE)
+    finder.walk(ast.parse(SOURCE))
+    return {(mutant.operator, mutant.old, mutant.new) for mutant in finder.found}
+
+
+def test_each_operator_makes_its_mutants_and_leaves_constants_outside_functions_and_messages() -> None:
+    assert changes() == {
+        ("condition negated", "self.closed", "(not (self.closed))"),
+        ("guard dropped", "if self.closed:\n            return False", "pass"),
+        ("answer turned", "False", "True"),
+        ("condition negated", "count > 0 and not self.empty", "(not (count > 0 and not self.empty))"),
+        ("and/or swapped", "count > 0 and not self.empty", "((count > 0) or (not self.empty))"),
+        ("bound moved", "count > 0", "count >= 0"),
+        ("constant + 1", "0", "1"),
+        ("not removed", "not self.empty", "bool(self.empty)"),
+        ("call dropped", "self.shift(count - 1)", "pass"),
+        ("plus/minus swapped", "count - 1", "(count + (1))"),
+        ("constant + 1", "1", "2"),
+        ("constant - 1", "1", "0"),
+        ("call dropped", "self.book.note(count, quick=True)", "pass"),
+        (
+            "order swapped",
+            "self.shift(count - 1)\n            self.book.note(count, quick=True)",
+            "self.book.note(count, quick=True)\n            self.shift(count - 1)",
+        ),
+        ("flag turned", "True", "False"),
+        ("sync dropped", "self.sync()", "pass"),
+        ("except widened", "(KeyError, ValueError)", "Exception"),
+        ("answer turned", "True", "False"),
+    }
+
+
+def test_a_mutant_keeps_its_key_when_lines_above_it_change() -> None:
+    keys = []
+    for source in (SOURCE, "# more\n\n" + SOURCE):
+        finder = Finder("memq/shelf.py", source)
+        finder.walk(ast.parse(source))
+        keys.append([mutant.key for mutant in finder.found])
+    assert keys[0] == keys[1]
+    assert len(set(keys[0])) == len(keys[0])
+
+
+def test_every_patch_made_by_hand_applies_and_is_python() -> None:
+    mutants = hand_made()
+    for mutant in mutants:
+        compile(mutant.source(), mutant.path, "exec", dont_inherit=True)
+        assert mutant.function, f"{mutant} is in no function: a process that runs can't take it"
+        assert part_of(mutant.path), f"{mutant} is in no part that is mutated"
+    assert len({mutant.key for mutant in mutants}) == len(mutants) >= 48
+    assert len({patch.reason for patch in PATCHES}) == len(PATCHES)
+
+
+def test_every_known_equivalent_is_a_mutant_still() -> None:
+    by_path: dict[str, list[Mutant]] = {}
+    for equivalent in load_equivalents():
+        if equivalent.path not in by_path:
+            made_by_hand = [mutant for mutant in hand_made() if mutant.path == equivalent.path]
+            by_path[equivalent.path] = [*mutants_of(equivalent.path), *made_by_hand]
+        found = [mutant for mutant in by_path[equivalent.path] if equivalent.covers(mutant)]
+        assert found, f"{equivalent} is no mutant any more: remove it, or match it anew"
+        assert equivalent.reason
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_has_files(part: str) -> None:
+    assert files_of(part)
+
+
+def test_a_planted_mutant_is_seen_by_those_who_imported_the_function_and_is_taken_out_again() -> None:
+    mutant = next(mutant for mutant in mutants_of("memq/broker/ring.py") if mutant.function == "Ring.__len__")
+    ring = Ring(RingLimits(4, 100, 10, 1.0, seal_when_idle=True, uploads_in_flight_max=2))
+    live = LiveCode()
+    assert mutant.operator == "plus/minus swapped"
+    ring.open = object()  # type: ignore[assignment]  # it only counts
+    assert len(ring) == 1
+    live.plant(mutant)
+    with pytest.raises(ValueError, match="should return >= 0"):
+        len(ring)
+    live.restore()
+    assert len(ring) == 1
+
+
+def test_what_ran_at_import_can_not_be_planted() -> None:
+    path = "memq/broker/ring.py"
+    source = (ROOT / path).read_text(encoding="utf-8")
+    start = len(source[: source.index("WORTH_SHARE = 8")].encode())
+    mutant = Mutant(path, "", 1, "by hand", start, start + 15, "WORTH_SHARE = 8", "WORTH_SHARE = 9")
+    with pytest.raises(UnreachableError):
+        LiveCode().plant(mutant)
+
+
+def test_the_innermost_function_is_named() -> None:
+    tree = ast.parse("class A:\n    def f(self):\n        def g():\n            pass\n")
+    assert [function_at(tree, line) for line in (1, 2, 3, 4, 9)] == ["A", "A.f", "A.f.g", "A.f.g", ""]
+
+
+def test_the_nearest_test_runs_the_function_and_little_else() -> None:
+    found = TestMap()
+    wanted, other = found.number("memq/broker/ring.py:Ring.seal"), found.number("memq/broker/ring.py:Ring.find")
+    found.tests = {
+        "tests/a.py::broad": TracedTest([wanted, other], 0.1, passed=True),
+        "tests/a.py::near": TracedTest([wanted], 0.1, passed=True),
+        "tests/a.py::elsewhere": TracedTest([other], 0.1, passed=True),
+        "tests/a.py::red": TracedTest([wanted], 0.1, passed=False),
+    }
+    texts = {"tests/a.py": "", "tests/b.py": "from memq.broker.ring import Ring", "tests/c.py": ""}
+    node_ids = [*found.tests, "tests/b.py::newer", "tests/c.py::newer"]
+    mutant = Mutant("memq/broker/ring.py", "Ring.seal", 1, "call dropped", 0, 0, "", "")
+    assert found.order(mutant, node_ids, texts) == ([1, 0, 4], [])
+
+
+def verdict(outcome: str, stage: str = "") -> Verdict:
+    return Verdict("0", "memq/broker/ring.py", 1, "Ring.seal", "call dropped", outcome, stage)
+
+
+def test_the_score_leaves_out_what_makes_no_difference() -> None:
+    verdicts = [verdict("killed", "nearest"), verdict("timeout", "fast"), verdict("survived"), verdict("equivalent")]
+    assert score(verdicts) == (2, 3)
+    assert table(verdicts).splitlines()[-1].split() == ["all", "2/", "3", "67%", "1", "1", "0", "1", "1"]
+
+
+def test_a_sample_is_clearly_below_when_that_many_survivors_are_improbable() -> None:
+    assert not clearly_below(0, 0)
+    assert not clearly_below(21, 24)
+    assert clearly_below(19, 24)
+    assert not clearly_below(950, 1_000)
+    assert clearly_below(900, 1_000)
+
+
+@pytest.mark.thorough
+def test_a_mutant_is_killed_and_one_without_end_is_ended() -> None:
+    """The whole tool once, on a rule that a test of the ring holds, and on a loop that never ends."""
+    mutants = [mutant for mutant in mutants_of("memq/broker/ring.py") if mutant.function == "Ring.seal"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.mutation.run", "--no-trace", "--only", mutants[0].key],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1/1 killed" in ran.stdout, ran.stdout + ran.stderr
+    assert ran.returncode == 0
