@@ -11,7 +11,7 @@ import ssl
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -21,7 +21,9 @@ from awscrt.checksums import crc32c, crc64nvme
 
 from tests.s3_servers import BUCKET, S3Place
 
-Kind = Literal["answer", "close", "lost", "stall", "short", "cut", "changed", "stall-done"]
+_Done = Literal["answer", "close", "lost", "stall", "stall-done", "late"]
+_Body = Literal["short", "cut", "changed", "other", "omit", "repeat", "slow"]
+Kind = _Done | _Body
 _HEAD_BYTES_MAX = 64 * 1024
 _REASONS = {200: "OK", 204: "No Content", 206: "Partial Content"}
 _START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,7 +36,9 @@ class Fault:
     `answer`: refused with status and code, nothing done. `close`: the connection ends, nothing done. `lost`: done, and
     the connection ends without an answer. `stall`: nothing done, no answer while the client waits. `stall-done`: done,
     no answer. `cut`: the body ends early, with the connection. `short`: fewer bytes, as if they were all.
-    `changed`: a byte is wrong.
+    `changed`: a byte is wrong. `other`: the bytes and marks of another object, where there is one. `omit`, `repeat`: a
+    listing without its first entry, or with it twice. `late`: refused, and yet done with the next request that comes.
+    `slow`: the body comes in pieces, with pauses between.
     """
 
     kind: Kind
@@ -75,6 +79,7 @@ class FaultyS3:
     writes: int = 0
     came: asyncio.Event = field(default_factory=asyncio.Event)  # a request has come
     delay: Callable[[str], float] = lambda method: 0.0  # seconds between what a request does and its answer
+    late: list[Asked] = field(default_factory=list)  # what is done with the next request
     puts_under_way: int = 0
     puts_under_way_most: int = 0
 
@@ -105,16 +110,20 @@ class FaultyS3:
         asked = await _read_request(reader, writer)
         self.asked.append(asked)
         self.came.set()
+        while self.late:
+            self.act(self.late.pop(0))
         fault = self.next_fault(asked.method) or Fault("answer")
         if fault.kind == "close":
             return False
         if fault.kind == "stall":
             await reader.read()  # until the client leaves
             return False
+        if fault.kind == "late":
+            self.late.append(asked)
         if fault.status:
             status, headers, body = refusal(fault.status, fault.code)
         else:
-            status, headers, body = self.act(asked)
+            status, headers, body = self.act(self._instead(asked) if fault.kind == "other" else asked)
         if delay_s := self.delay(asked.method):
             await self._hold(asked.method, delay_s)
         if fault.kind == "lost":
@@ -122,12 +131,14 @@ class FaultyS3:
         if fault.kind == "stall-done":
             await reader.read()
             return False
-        if fault.kind == "changed":
-            body = bytes([body[0] ^ 1]) + body[1:]
-        if fault.kind == "short":
-            body = body[:-1]
-        await _write_answer(writer, asked.method, status, headers, body, cut=fault.kind == "cut")
+        body = _spoilt(fault.kind, body)
+        pauses = SLOW_PIECES if fault.kind == "slow" else 0
+        await _write_answer(writer, asked.method, status, headers, body, cut=fault.kind == "cut", pauses=pauses)
         return fault.kind != "cut"
+
+    def _instead(self, asked: Asked) -> Asked:
+        """Return the same question about another object."""
+        return replace(asked, key=next((key for key in self.objects if key != asked.key), asked.key))
 
     async def _hold(self, method: str, delay_s: float) -> None:
         put = method == "PUT"
@@ -189,6 +200,24 @@ class FaultyS3:
         token = f"<NextContinuationToken>{shown[-1]}</NextContinuationToken>" if more else ""
         head = f"<IsTruncated>{str(more).lower()}</IsTruncated><KeyCount>{len(shown)}</KeyCount>{token}"
         return f"<ListBucketResult>{head}{contents}</ListBucketResult>".encode()
+
+
+SLOW_PIECES = 4
+SLOW_PAUSE_S = 0.02
+
+
+def _spoilt(kind: Kind, body: bytes) -> bytes:
+    """Return a body as a fault of its kind leaves it."""
+    match kind:
+        case "changed":
+            return bytes([body[0] ^ 1]) + body[1:]
+        case "short":
+            return body[:-1]
+        case "omit":
+            return re.sub(rb"<Contents>.*?</Contents>", b"", body, count=1)
+        case "repeat":
+            return re.sub(rb"(<Contents>.*?</Contents>)", rb"\1\1", body, count=1)
+    return body
 
 
 ACCEPT_TURNS = 3  # of the loop, until the server knows of a connection that it accepted
@@ -266,7 +295,14 @@ async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 async def _write_answer(
-    writer: asyncio.StreamWriter, method: str, status: int, headers: dict[str, str], body: bytes, *, cut: bool
+    writer: asyncio.StreamWriter,
+    method: str,
+    status: int,
+    headers: dict[str, str],
+    body: bytes,
+    *,
+    cut: bool,
+    pauses: int = 0,
 ) -> None:
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Refused')}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -274,7 +310,11 @@ async def _write_answer(
         lines.append(f"Content-Length: {len(body)}")
     writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
     if method != "HEAD":
-        writer.write(body[: len(body) // 2] if cut else body)
+        whole = body[: len(body) // 2] if cut else body
+        size = -(-len(whole) // (pauses + 1))
+        for at in range(0, len(whole), max(size, 1)):
+            await passing(SLOW_PAUSE_S if at else 0)
+            writer.write(whole[at : at + size])
     await writer.drain()
 
 

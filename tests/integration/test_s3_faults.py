@@ -39,6 +39,10 @@ PASSING = [
     Fault("answer", 400, "BadDigest"),
     Fault("answer", 429, "TooManyRequests"),
     Fault("answer", 409, "ConditionalRequestConflict"),
+    Fault("answer", 400),
+    Fault("answer", 400, "NotInThisVersion"),
+    Fault("answer", 403),
+    Fault("answer", 404),
     Fault("close"),
 ]
 
@@ -294,11 +298,62 @@ async def test_the_check_names_every_right_that_is_missing(server: FaultyS3, sto
 
 @over_paths()
 async def test_what_is_no_s3_is_no_missing_object(server: FaultyS3, store: S3Handler) -> None:
-    server.always = {"LIST": Fault("answer", 404), "PUT": Fault("answer", 404)}
+    server.always = {method: Fault("answer", 404, "NoSuchKey") for method in ("LIST", "PUT")}
     for deletes in (True, False):
         with pytest.raises(InvalidRequestError, match="as no S3 does") as caught:
             await store.check(deletes=deletes)
         assert "endpoint" in caught.value.hint
+
+
+@over_paths(**TIMES)
+async def test_a_refusal_without_a_reason_is_never_final(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    for status in (400, 403, 404):
+        refused = Fault("answer", status)
+        server.always = {"LIST": refused, "PUT": refused, "GET": refused, "DELETE": refused}
+        calls = (store.check(), put(store, key="k"), store.get(KEY), store.get_range(KEY, 0, 1), store.delete(KEY))
+        for call in calls:
+            with pytest.raises(StoreError, match=f"says {status}") as caught:
+                await call
+            assert "endpoint" in caught.value.hint
+    assert server.objects[WHOLE].body == b"bytes"
+
+
+@over_paths()
+async def test_a_read_is_tried_again_after_a_refusal_without_a_reason(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    for fault in (Fault("answer", 400), Fault("answer", 400, "RequestTimeout"), Fault("answer", 403)):
+        for read in (store.get, lambda key: store.get_range(key, 0, 5)):
+            server.plan("GET", fault, fault)
+            assert await read(KEY) == b"bytes"
+        server.plan("LIST", fault)
+        assert [entry.key async for entry in store.list("c/")] == [KEY]
+        server.plan("DELETE", fault)
+        await store.delete("c/nothing")
+
+
+@over_paths()
+async def test_a_put_that_is_done_after_its_error_is_a_success(server: FaultyS3, store: S3Handler) -> None:
+    server.plan("PUT", Fault("late", 500, "InternalError"))
+    await put(store)
+    assert (server.objects[WHOLE].body, server.writes, store.counters.lost_answers) == (b"bytes", 1, 1)
+
+
+@over_paths()
+async def test_one_wrong_look_at_a_taken_key_fences_nobody(server: FaultyS3, store: S3Handler) -> None:
+    await put(store, b"other bytes", key="c/topics/clicks/two")
+    server.plan("PUT", Fault("lost"))
+    server.plan("HEAD", Fault("other"))
+    await put(store)
+    assert server.count("HEAD") == 2
+
+
+@over_paths()
+async def test_a_slow_body_is_a_whole_one(server: FaultyS3, store: S3Handler) -> None:
+    await put(store, bytes(range(200)))
+    server.plan("GET", Fault("slow"), Fault("slow"))
+    assert await store.get(KEY) == bytes(range(200))
+    assert await store.get_range(KEY, 10, 50) == bytes(range(10, 60))
 
 
 @over_paths()

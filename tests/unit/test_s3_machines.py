@@ -37,7 +37,14 @@ ANSWERS = [
     (301, "PermanentRedirect", Meaning.REFUSED, InvalidRequestError),
     (401, "", Meaning.DENIED, DeniedError),
     (403, "AccessDenied", Meaning.DENIED, DeniedError),
-    (404, "", Meaning.NO_KEY, NotFoundError),
+    (400, "", Meaning.UNEXPLAINED, StoreError),
+    (400, "ServerBusyToday", Meaning.UNEXPLAINED, StoreError),
+    (400, "KMS.ThrottlingException", Meaning.SLOW_DOWN, StoreError),
+    (400, "InvalidPart", Meaning.TRY_AGAIN, StoreError),
+    (403, "", Meaning.UNEXPLAINED, StoreError),
+    (403, "Forbidden", Meaning.UNEXPLAINED, StoreError),
+    (404, "", Meaning.UNEXPLAINED, StoreError),
+    (404, "NoSuchKey", Meaning.NO_KEY, NotFoundError),
     (404, "NoSuchBucket", Meaning.NO_BUCKET, InvalidRequestError),
     (409, "ConditionalRequestConflict", Meaning.TAKEN, StoreError),
     (412, "PreconditionFailed", Meaning.TAKEN, StoreError),
@@ -58,6 +65,13 @@ def test_an_answer_has_one_meaning_and_one_error(
     raised = error_for(StoreAnswer(status, code, "text"), "object 'k' not stored", "bucket 'b'", "k")
     assert type(raised) is error
     assert "k" in str(raised)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(400, Meaning.UNEXPLAINED), (403, Meaning.DENIED), (404, Meaning.NO_KEY)]
+)
+def test_the_answer_to_a_head_has_no_code(status: int, expected: Meaning) -> None:
+    assert StoreAnswer(status, has_body=False).meaning is expected
 
 
 def test_every_meaning_is_met() -> None:

@@ -164,7 +164,7 @@ class AioPath:
 
     async def head(self, key: str) -> Found:
         """See `DataPath.head`."""
-        with _answers():
+        with _answers(has_body=False):
             answer = await self._client.head_object(**self._name(key))
             return found_of(answer["ContentLength"], answer["Metadata"])
 
@@ -209,7 +209,7 @@ def _base64(checksum: int) -> str:
 
 
 @contextmanager
-def _answers() -> Iterator[None]:
+def _answers(*, has_body: bool = True) -> Iterator[None]:
     """Bring what botocore and aiohttp raise down to an answer."""
     import aiohttp
     from botocore.exceptions import (
@@ -227,10 +227,11 @@ def _answers() -> Iterator[None]:
     except ClientError as error:
         said = error.response.get("Error", {})
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        code = str(said.get("Code", ""))
-        raise StoreAnswer(status, "" if code.isdigit() else code, str(said.get("Message", ""))[:300]) from error
+        code = str(said.get("Code") or "")
+        text = str(said.get("Message") or "")[:300]
+        raise StoreAnswer(status, "" if code.isdigit() else code, text, has_body=has_body) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
-        raise StoreAnswer(403, "NoCredentials", str(error)) from error
+        raise StoreAnswer(401, "NoCredentials", str(error)) from error
     except (CredentialRetrievalError, NoRegionError, SSOError, RuntimeError, ValueError) as error:
         # Keys are fetched by the request that needs them. The last two: what was fetched is over already, or no JSON.
         raise StoreAnswer(0, "NoCredentials", (str(error).strip() or type(error).__name__)[:300]) from error

@@ -1,7 +1,9 @@
 """What an answer of the store means, and which error the caller gets for it; pure.
 
 Theory: a library says in its own words what a server said in S3's. Both data paths bring it down to a status and a
-code, and here alone is decided what follows: try again, look, or tell the caller.
+code, and here alone is decided what follows: try again, look, or tell the caller. The code decides, not the status: S3
+says 400 for a body that came too slowly, and proxies answer 400, 403 and 404 in its place. Only a code that is known to
+be final is final; every other refusal is tried again for the time of the call, and ends as what may pass.
 """
 
 from __future__ import annotations
@@ -23,21 +25,24 @@ class Meaning(Enum):
     NO_RANGE = "the object ends before the range begins"
     DAMAGED = "the bytes were changed on their way"
     REFUSED = "the request can't succeed as it is"
+    UNEXPLAINED = "refused for no reason that S3 has: a proxy, or a code that is not known here"
 
 
 class StoreAnswer(Exception):  # noqa: N818 - not an error of memq: it never leaves this package
     """An answer that is no success. `status` 0: there was none, and nobody knows what was done."""
 
-    def __init__(self, status: int, code: str = "", text: str = "") -> None:
+    def __init__(self, status: int, code: str = "", text: str = "", *, has_body: bool = True) -> None:
+        """`has_body` is false for the answer to a HEAD, which can't tell a code."""
         super().__init__(" ".join(part for part in (str(status or ""), code, text) if part))
         self.status = status
         self.code = code
         self.text = text
+        self.has_body = has_body
 
     @property
     def meaning(self) -> Meaning:
         """What follows from it."""
-        return meaning(self.status, self.code)
+        return meaning(self.status, self.code, has_body=self.has_body)
 
 
 _BY_CODE = {
@@ -45,6 +50,18 @@ _BY_CODE = {
     "TooManyRequests": Meaning.SLOW_DOWN,
     "RequestTimeout": Meaning.TRY_AGAIN,  # 400: the body came too slowly
     "RequestTimeoutException": Meaning.TRY_AGAIN,
+    "TemporaryRedirect": Meaning.TRY_AGAIN,  # 307
+    "PriorRequestNotComplete": Meaning.TRY_AGAIN,
+    "ClientDisconnected": Meaning.TRY_AGAIN,
+    "InvalidPart": Meaning.TRY_AGAIN,  # 400: the parts of a multipart upload are gone; the next try sends them again
+    "KMS.InternalException": Meaning.TRY_AGAIN,  # 400
+    "KMS.KeyUnavailableException": Meaning.TRY_AGAIN,
+    "KMS.ThrottlingException": Meaning.SLOW_DOWN,
+    "BandwidthLimitExceeded": Meaning.SLOW_DOWN,
+    "RequestLimitExceeded": Meaning.SLOW_DOWN,
+    "RequestThrottled": Meaning.SLOW_DOWN,
+    "Throttling": Meaning.SLOW_DOWN,
+    "ThrottlingException": Meaning.SLOW_DOWN,
     "IncompleteBody": Meaning.TRY_AGAIN,
     "BadDigest": Meaning.DAMAGED,
     "InvalidDigest": Meaning.DAMAGED,
@@ -55,11 +72,26 @@ _BY_CODE = {
     "NoSuchKey": Meaning.NO_KEY,
     "NoSuchUpload": Meaning.TRY_AGAIN,  # 404: of a multipart upload that somebody ended
 }
+_FINAL_CODES = (
+    *("AuthorizationHeaderMalformed", "EntityTooLarge", "EntityTooSmall", "InvalidArgument", "InvalidBucketName"),
+    *("InvalidEncryptionAlgorithmError", "InvalidLocationConstraint", "InvalidRequest", "InvalidStorageClass"),
+    *("InvalidURI", "KeyTooLongError", "MalformedXML", "MetadataTooLarge", "MissingSecurityHeader"),
+    *("KMS.DisabledException", "KMS.InvalidKeyUsageException", "KMS.KMSInvalidStateException"),
+    *("KMS.NotFoundException", "UnexpectedContent", "UnsupportedArgument", "UnsupportedOperation"),
+)
+_DENYING_CODES = (
+    *("AccessDenied", "AccessDeniedException", "AccountProblem", "AllAccessDisabled", "InvalidAccessKeyId"),
+    *("InvalidObjectState", "InvalidPayer", "InvalidSecurity", "KMS.AccessDeniedException"),
+    *("NotSignedUp", "RequestTimeTooSkewed", "SignatureDoesNotMatch"),
+)
+_BY_CODE |= dict.fromkeys(_FINAL_CODES, Meaning.REFUSED) | dict.fromkeys(_DENYING_CODES, Meaning.DENIED)
 _BY_STATUS = {
     0: Meaning.TRY_AGAIN,
+    307: Meaning.TRY_AGAIN,
+    400: Meaning.UNEXPLAINED,
     401: Meaning.DENIED,
-    403: Meaning.DENIED,
-    404: Meaning.NO_KEY,
+    403: Meaning.UNEXPLAINED,
+    404: Meaning.UNEXPLAINED,
     408: Meaning.TRY_AGAIN,
     409: Meaning.TAKEN,  # two puts of one key at once: S3 says which has won only later
     412: Meaning.TAKEN,
@@ -91,15 +123,21 @@ OF_THE_KEYS = frozenset(
 )
 
 
-def meaning(status: int, code: str) -> Meaning:
-    """Return what follows from a status and S3's code, which may be empty: a HEAD has none."""
-    known = _BY_CODE.get(code) or _BY_STATUS.get(status)
+_BY_STATUS_OF_HEAD = {403: Meaning.DENIED, 404: Meaning.NO_KEY}
+
+
+def meaning(status: int, code: str, *, has_body: bool = True) -> Meaning:
+    """Return what follows from a status and S3's code, which may be empty; the answer to a HEAD `has_body` never."""
+    known = _BY_CODE.get(code)
+    if known is None and not has_body:
+        known = _BY_STATUS_OF_HEAD.get(status)
+    known = known or _BY_STATUS.get(status)
     if known is not None:
         return known
     return Meaning.TRY_AGAIN if status >= 500 else Meaning.REFUSED
 
 
-MAY_PASS = (Meaning.TRY_AGAIN, Meaning.SLOW_DOWN, Meaning.DAMAGED)
+MAY_PASS = (Meaning.TRY_AGAIN, Meaning.SLOW_DOWN, Meaning.DAMAGED, Meaning.UNEXPLAINED)
 
 
 def error_for(answer: StoreAnswer, failure: str, place: str, key: str) -> MemqError:
@@ -114,7 +152,7 @@ def error_for(answer: StoreAnswer, failure: str, place: str, key: str) -> MemqEr
             return DeniedError(f"{failure}: {place} says {answer}", hint=hint)
         case Meaning.DAMAGED if answer.status == 200:
             return CorruptDataError(f"{failure}: {answer.text}")
-        case Meaning.TRY_AGAIN | Meaning.SLOW_DOWN | Meaning.TAKEN | Meaning.DAMAGED:
+        case Meaning.TRY_AGAIN | Meaning.SLOW_DOWN | Meaning.TAKEN | Meaning.DAMAGED | Meaning.UNEXPLAINED:
             without_keys = answer.code == "NoCredentials"
             silent = "can't be asked without keys" if without_keys else "gives no answer"
             said = f"says {answer}" if answer.status else f"{silent}: {answer.text}"
@@ -126,7 +164,7 @@ def error_for(answer: StoreAnswer, failure: str, place: str, key: str) -> MemqEr
 def _hint(answer: StoreAnswer) -> str:
     if answer.code.startswith("KMS."):
         return "check sse_kms_key_id in [s3], and the right to use that key"
-    if answer.meaning is Meaning.REFUSED and not answer.code:
+    if answer.meaning in (Meaning.REFUSED, Meaning.UNEXPLAINED) and not answer.code:
         return "check endpoint in [s3]: what answers there may be no S3"
     return _HINTS.get(answer.code, "")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TypeVar
 
@@ -30,6 +30,15 @@ T = TypeVar("T")
 
 KEPT_CHECK = f"{CHECK_PREFIX}kept"  # who may not delete leaves this one object, and finds it the next time
 CHECK_S = 60.0  # rights that were proven are not proven again for so long; a probe costs one GET meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What lies under a key that a put found taken."""
+
+    size: int
+    checksum: int | None
+    is_ours: bool
 
 
 class S3Handler:
@@ -78,6 +87,7 @@ class S3Handler:
         A key that is taken and yet empty is one that S3 still decides about (409), or whose object was just deleted.
         """
         until_s, tries = self._attempts.deadline(), 0
+        others: list[_Taken] = []
         while True:
             try:
                 await self._send(key, order, until_s)
@@ -85,31 +95,28 @@ class S3Handler:
             except StoreAnswer as answer:
                 if answer.meaning is not Meaning.TAKEN:
                     raise error_for(answer, f"object '{key}' not stored", self._bucket.place, key) from answer
-            if await self._is_settled(key, order, until_s):
+            found = await self._found_under(key, order, until_s)
+            if found is not None and found.is_ours:
+                self.counters.lost_answers += 1
+                self._attempts.events.info("s3-answer-lost", f"object '{key}' had been stored")
                 return
+            if found is not None and found in others:  # a fence must not rest on one answer
+                raise ObjectExistsError(f"another object of {found.size} bytes lies under key '{key}'")
+            others += [found] if found is not None else []
             tries += 1
             await self._attempts.pause(tries, until_s, f"object '{key}' not stored: its key is neither free nor taken")
 
-    async def _is_settled(self, key: str, order: PutOrder, until_s: float) -> bool:
-        """Tell whether our bytes lie under the key that is taken; False when nothing does.
-
-        Raises: ObjectExistsError for other bytes.
-        """
+    async def _found_under(self, key: str, order: PutOrder, until_s: float) -> _Taken | None:
+        """Look what lies under a key that is taken; None when nothing does."""
         try:
             found = await self._asked("head", key, partial(self._path.head, order.key), until_s)
+            checksum = found.checksum
+            if found.size == order.size and checksum is None:  # written by others, say a tool that dropped the mark
+                body, _ = await self._asked("get", key, partial(self._path.get, order.key), until_s, size=order.size)
+                checksum = crc32c(body)
         except NotFoundError:
-            return False
-        same = found.size == order.size
-        if same and found.checksum is None:  # written by others, say copied by a tool that dropped the mark
-            body, _ = await self._asked("get", key, partial(self._path.get, order.key), until_s, size=order.size)
-            same = crc32c(body) == order.checksum
-        elif same:
-            same = found.checksum == order.checksum
-        if not same:
-            raise ObjectExistsError(f"another object of {found.size} bytes lies under key '{key}'")
-        self.counters.lost_answers += 1
-        self._attempts.events.info("s3-answer-lost", f"object '{key}' had been stored")
-        return True
+            return None
+        return _Taken(found.size, checksum, is_ours=(found.size, checksum) == (order.size, order.checksum))
 
     async def _send(self, key: str, order: PutOrder, until_s: float) -> None:
         in_parts = order.size >= self._bucket.settings.multipart_bytes_min

@@ -89,7 +89,7 @@ class ObstorePath:
         """See `DataPath.head`."""
         import obstore
 
-        with _answers():
+        with _answers(has_body=False):
             result = await obstore.get_async(self._store, key, options={"head": True})
             return found_of(result.meta["size"], result.attributes)
 
@@ -169,22 +169,23 @@ def _entry(meta: Mapping[str, Any]) -> ObjectEntry:
 
 
 @contextmanager
-def _answers() -> Iterator[None]:
+def _answers(*, has_body: bool = True) -> Iterator[None]:
     """Bring what obstore raises down to an answer."""
     from obstore.exceptions import BaseError
 
     try:
         yield
     except (BaseError, FileNotFoundError, PermissionError, ValueError) as error:
-        raise read_answer(str(error)) from error
+        raise read_answer(str(error), has_body=has_body) from error
 
 
-def read_answer(text: str) -> StoreAnswer:
+def read_answer(text: str, *, has_body: bool = True) -> StoreAnswer:
     """Return the answer that obstore's text tells of: it has the server's status and body, or the network's error."""
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is not None:
         message = _MESSAGE.search(text)
-        return StoreAnswer(int(status[1]), code[1] if code else "", message[1] if message else "")
+        said = (code[1] if code else "", message[1] if message else "")
+        return StoreAnswer(int(status[1]), *said, has_body=has_body)
     if _REDIRECTED in text:
         return StoreAnswer(301, "PermanentRedirect", "the bucket is elsewhere")
     if _KEYLESS in text:
