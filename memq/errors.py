@@ -285,6 +285,13 @@ class OutOfSequenceError(InvalidRequestError):
     default_hint = "open the stream again from the oldest unacked block"
 
 
+class IdentityConflictError(InvalidRequestError):
+    """A block has the producer id and sequences of another block that is stored, and other content: it is not taken."""
+
+    code = "identity-conflict"
+    default_hint = "send the records again under another producer id; look for two writers that share one identity"
+
+
 class TooOldError(InvalidRequestError):
     """A block was first sent longer ago than the topic's delivery timeout."""
 

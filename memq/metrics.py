@@ -64,6 +64,7 @@ BROKER = (
     _broker_counter("received_blocks", "blocks", "blocks taken from producers"),
     _broker_counter("received_records", "records", "records taken from producers"),
     _broker_counter("duplicate_blocks", "blocks", "blocks dropped because the queue or the ring held them"),
+    _broker_counter("conflicting_blocks", "blocks", "blocks whose sequences other blocks have, with other content"),
     _broker_counter("refused_blocks", "blocks", "blocks that were refused: damaged, too old, out of sequence"),
     _broker_counter("throttled_blocks", "blocks", "blocks that were not taken because the ring was full"),
     _broker_counter("sealed_batches", "batches", "batches sealed"),

@@ -15,7 +15,7 @@ from memq.broker.metrics import Counters
 from memq.broker.slabs import SlabPool
 from memq.broker.spool.writer import Spool
 from memq.clock import SystemClock
-from memq.format.block import Buffer, scope_of
+from memq.format.block import Buffer, parse_header, scope_of
 from memq.format.builder import BlockBuilder
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime, parse_address
@@ -165,6 +165,15 @@ class BareClient:
         frame = await self.frame()
         assert frame.api == Api.OPEN, bytes(frame.body)
         return decode_message(frame.body, OpenAnswer)
+
+    async def send_again(self, topic: Topic, block: bytes, *, stream: int = 1, producer: int = PRODUCER) -> Frame:
+        """Send a block on a stream of its own until its broker has compared it with the stored one."""
+        while True:
+            await self.open(topic, stream=stream, sequence=parse_header(block).first_sequence, producer=producer)
+            self.write(write_frame(block, stream=stream))
+            frame = await self.frame()
+            if frame.api != Api.THROTTLE:
+                return frame
 
     def send_open(
         self,

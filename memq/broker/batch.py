@@ -50,6 +50,7 @@ class SealedBatch:
     blocks: list[memoryview]  # the bytes of the blocks, one view each, without a copy
     headers: HeaderTable
     checksum: int  # crc32c of the blocks
+    spans: list[tuple[int, int, int]]  # producer id, first and next sequence of blocks that follow on each other
     key: str = ""  # of its object
     offset: int = 0  # of its first byte in the object
     index: int = 0  # of the object's index; 0 when that follows on the batch
@@ -87,7 +88,7 @@ def seal_batch(slot: Slot, origin: Origin) -> SealedBatch:
         partition=origin.partition,
         epoch=origin.epoch,
     )
-    return SealedBatch(origin, entry, views, headers, _body_checksum(views, headers))
+    return SealedBatch(origin, entry, views, headers, _body_checksum(views, headers), sequences_of(slot))
 
 
 def own_object(sealed: SealedBatch) -> ObjectBody:

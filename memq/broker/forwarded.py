@@ -45,7 +45,7 @@ async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end:
     `absent_s` (monotonic): the queue did not hold it then. What is known of the queue must reach back to that moment,
     and it does for the delivery timeout. The caller holds the slab until this returns.
     Raises: TooOldError: read the queue and come again; NotReadyError, MovedError, DrainingError, ThrottledError;
-    OutOfSequenceError, CorruptDataError: it can't be taken at all.
+    IdentityConflictError, CorruptDataError: it can't be taken at all.
     """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
@@ -59,7 +59,7 @@ async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end:
     waiter = _Waiter()
     stream = processor.open_stream(0, waiter, header.producer_id, AckLevel.ALL, first)
     try:
-        if not (first < stream.producer.next and processor.duplicate(stream, first, next_)):
+        if not (first < stream.producer.next and processor.duplicate(stream, header, slab.view[start:end])):
             if not processor.ring.append(stream, first, header.count, slab, start, end, now_s):
                 raise ThrottledError("the ring of the partition is full", retry_after_ms=FULL_RETRY_MS)
             stream.producer.next = max(stream.producer.next, next_)

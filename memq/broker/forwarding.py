@@ -20,13 +20,14 @@ from memq.broker.forwarded import take_forwarded
 from memq.broker.held import HeldBlock, HeldBlocks
 from memq.broker.peer import Peer, connect_peer
 from memq.broker.services import Services
+from memq.broker.stored_blocks import BlockSearch, Copies, claim_of, conflict_of
 from memq.broker.topic_processor import TopicProcessor, given_up_text
 from memq.broker.whole_pointers import WholePointers
 from memq.errors import CorruptDataError, MemqError, NotFoundError, OutcomeUnknownError, RetryableError, TimedOutError
-from memq.format.block import check_block, scope_of
+from memq.format.block import check_block, parse_header, scope_of
 from memq.limits import FORWARD_S_MAX, MIB
 from memq.tasks import TaskOwner
-from memq.topic import Topic
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
 BACKOFF_S_MAX = 2.0
 READ_TIMEOUT_S = 30.0
@@ -166,8 +167,28 @@ class Forwarder:
                 for entry in entries:
                     held.meet(entry.offset, await log.pointer(entry))
             if not entries:
-                held.let_go_of_queued()
+                await self._let_go_of_copies(held, read)
                 return handed_over_s
+
+    async def _let_go_of_copies(self, held: HeldBlocks, read: ReadPartition) -> None:
+        """Let go of the blocks that the queue holds, byte for byte; give up, by name, those whose place others have."""
+        shown = {block: parse_header(block.view) for block in held.queued()}
+        if not shown:
+            return
+        since_ms = self._services.runtime.clock.wall_ms() - held.topic.settings.dedup_window_ms - CLOCK_ERROR_MS
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            begin = min(held.known_from, await self._services.queue.seek_time(read, since_ms))
+            search = BlockSearch(self._services, read, held.partition, held.name)
+            found = await search.find([claim_of(header) for header in shown.values()], begin, held.read_to)
+        for block, header in shown.items():
+            copies = found.get(claim_of(header), Copies())
+            if copies.differ_from(block.view, header):
+                self._services.counters.conflicting_blocks += 1
+                error = conflict_of(header, copies.blocks)
+                self._services.events.error("identity-conflict", f"{held.name}: {error}")
+                self._give_up(held, [block], error)
+            elif copies.blocks:
+                held.let_go(block)
 
     async def _bring(
         self, held: HeldBlocks, blocks: Sequence[HeldBlock], owner: Peer | TopicProcessor | str, absent_s: float

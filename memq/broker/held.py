@@ -48,6 +48,7 @@ class HeldBlocks:
         self.topic = topic
         self.partition = partition
         self.read_to = read_to
+        self.known_from = read_to  # of the blocks' own time nothing lies before it, but what the lost epoch knew
         self.settled_s = settled_s
         self.blocks: dict[HeldBlock, None] = {}
         self.tickets: list[Ticket] = []
@@ -107,11 +108,9 @@ class HeldBlocks:
                 for first, next_ in entry.ranges:
                     queued.add(first, next_)
 
-    def let_go_of_queued(self) -> None:
-        """Let go of what the queue holds."""
-        for block in list(self.blocks):
-            if self._queued[block.producer_id].covers(block.first, block.next):
-                self.let_go(block)
+    def queued(self) -> list[HeldBlock]:
+        """Return the blocks all of whose sequences the queue shows: copies, or others with their identity."""
+        return [block for block in self.blocks if self._queued[block.producer_id].covers(block.first, block.next)]
 
     def let_go(self, block: HeldBlock) -> None:
         """Hold a block no longer."""

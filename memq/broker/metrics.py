@@ -45,6 +45,7 @@ class Counters:
     received_blocks: int = 0
     received_records: int = 0
     duplicate_blocks: int = 0
+    conflicting_blocks: int = 0
     refused_blocks: int = 0
     throttled_blocks: int = 0
     sealed_batches: int = 0

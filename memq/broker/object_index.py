@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from memq.format.object import ObjectIndex, Trailer, parse_index, parse_trailer
-from memq.limits import TRAILER_BYTES
+from memq.format.object import BlockEntry, ObjectIndex, Trailer, index_bytes, parse_index, parse_trailer
+from memq.format.pointer import Location
+from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
 from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 
@@ -27,3 +28,16 @@ async def _read_once(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectInd
     if trailer.index_length + TRAILER_BYTES <= tail_bytes:
         return parse_index(tail[-TRAILER_BYTES - trailer.index_length : -TRAILER_BYTES], trailer), trailer
     return parse_index(await store.get_range(entry.key, trailer.index_offset, trailer.index_length), trailer), trailer
+
+
+async def read_batch_entries(store: ObjectReader, location: Location) -> tuple[BlockEntry, ...]:
+    """Return the entries of the blocks of the batch at a location, by two ranged reads; otherwise as `read_index`."""
+    return await ConfirmedReads().read([Way(f"object '{location.key}'", partial(_entries_once, store, location))])
+
+
+async def _entries_once(store: ObjectReader, location: Location) -> tuple[BlockEntry, ...]:
+    at = location.index_offset
+    length = index_bytes(await store.get_range(location.key, at, INDEX_HEAD_BYTES))
+    tail = memoryview(await store.get_range(location.key, at, length + TRAILER_BYTES))
+    index = parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
+    return index.blocks_in(location.offset, location.length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from memq.backoff import backoff_s
 from memq.broker.ownership import Ownership, Phase
@@ -37,14 +37,19 @@ class Publisher:
         self._log = WholePointers(services, partition, self._name())
 
     async def publish(
-        self, build: Callable[[], Pointer], batch_sequence: int | None, until_s: float = math.inf
+        self,
+        build: Callable[[], Pointer],
+        batch_sequence: int | None,
+        until_s: float = math.inf,
+        compare: Callable[[], Awaitable[None]] | None = None,
     ) -> bool:
         """Bring the pointer that `build` makes into the queue; it is built anew for every try.
 
         Before each try the queue is read when the proof is old or the last try went wrong: refused does not
         mean absent, and what landed is recognised by its batch sequence. Returns True when the pointer is in the
         queue, even if a higher epoch was met beside it; False when it was not known to be there at `until_s`
-        (monotonic), after which nothing is handed over. Raises: EpochFencedError.
+        (monotonic), after which nothing is handed over. `compare` is awaited before each try: it looks up what `build`
+        must know, and raises RetryableError until it could. Raises: EpochFencedError.
         """
         own, counters = self.own, self._services.counters
         tries, started = 0, self._now()
@@ -54,6 +59,10 @@ class Publisher:
             if batch_sequence is not None and batch_sequence in own.landed:
                 own.take_landed(batch_sequence)
                 return True
+            if compare is not None:
+                await self._compare(compare, until_s)
+                if own.needs_proof(self._now()) and self._now() <= until_s:
+                    continue  # it took long: what landed meanwhile is compared, too
             pointer, time_ms, handed_over_s, read_to = build(), own.queue_time_ms(), self._now(), own.read_to
             if handed_over_s > until_s:
                 own.unread = tries > 0  # a try may land yet: it is looked for before the next one
@@ -80,6 +89,21 @@ class Publisher:
             counters.published_pointers += 1
             counters.publish_seconds.observe(self._now() - started)
             return True
+
+    async def _compare(self, compare: Callable[[], Awaitable[None]], until_s: float) -> None:
+        """Look up what a pointer must say; tried again until `until_s`."""
+        tries = 0
+        while True:
+            try:
+                await compare()
+            except self._passing as error:
+                tries += 1
+                self._services.events.warning("compare-retry", f"{self._name()}, try {tries}: {error}")
+                if self._now() > until_s:
+                    return
+                await asyncio.sleep(self._backoff_s(tries))
+            else:
+                return
 
     async def _hand_over(self, pointer: Pointer, time_ms: int) -> int:
         publication = Publication(self.partition, self.own.partition, self.own.epoch, time_ms, encode_pointer(pointer))

@@ -7,6 +7,7 @@ ack never covers a block whose pointer is not in the queue. Slots hold extents, 
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ FAST_S_MAX = 0.125  # so long at most
 GAP_S_MAX = 0.016  # and as long as blocks keep coming
 GOAL_GROWS = 1.05  # what it waits for when its producers waited for acks, with each batch that comes whole
 Extent = tuple[Slab, int, int]  # one block: slab, start, end
+_IDENTITY = struct.Struct("<QQ")  # producer id and first sequence, where they lie in a block's header
+_IDENTITY_AT = 32
 
 
 class SlotState(Enum):
@@ -78,6 +81,7 @@ class Slot:
         "runs",
         "sealed_ms",
         "slabs",
+        "sought",
         "staged",
         "state",
         "tickets",
@@ -88,6 +92,7 @@ class Slot:
         self.number = number  # the batch sequence, dense within an epoch
         self.extents: list[Extent] = []
         self.slabs: list[Slab] = []
+        self.sought = 0  # the extent behind the last one that was asked for
         self.runs: list[Run] = []
         self.later_acks: list[tuple[Stream, int]] = []  # duplicates that wait for what they duplicate
         self.bytes = 0
@@ -123,6 +128,19 @@ class Slot:
         """Forget the blocks; return their slabs, each with one reference. A stream may know the slot for long."""
         slabs, self.slabs, self.extents = self.slabs, [], []
         return slabs
+
+    def block(self, producer_id: int, first: int) -> memoryview | None:
+        """Return the block of a producer that begins at a sequence, None without one. In order each is found at once.
+
+        What is sent again comes in the order in which it lies here: so each search begins behind the last one.
+        """
+        for number in (*range(self.sought, len(self.extents)), *range(self.sought)):
+            slab, start, end = self.extents[number]
+            if _IDENTITY.unpack_from(slab.view, start + _IDENTITY_AT) == (producer_id, first):
+                self.sought = number + 1
+                found: memoryview = slab.view[start:end]
+                return found
+        return None
 
     def views(self) -> list[memoryview]:
         """Return the bytes of the blocks, one view each, without a copy."""
@@ -272,6 +290,14 @@ class Ring:
                 if run.stream.producer_id == producer_id and run.first <= first and next_ <= run.next:
                     return slot
         return None
+
+    def overlaps(self, producer_id: int, first: int, next_: int) -> bool:
+        """Whether some of these sequences of a producer are here."""
+        return any(
+            run.stream.producer_id == producer_id and run.first < next_ and first < run.next
+            for slot in self
+            for run in slot.runs
+        )
 
     def plan(self, now_s: float, *, may_publish: bool = True, growing: bool = False) -> Plan:
         """Seal what is due, and return what to do now; the head is named only when the caller can publish it.

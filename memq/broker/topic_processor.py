@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from memq.broker.batch import (
     Origin,
@@ -24,6 +25,7 @@ from memq.broker.batch import (
 )
 from memq.broker.held import HeldBlocks
 from memq.broker.hot import HotBatch
+from memq.broker.known_blocks import KnownBlocks
 from memq.broker.naming import check_instance, next_instance
 from memq.broker.opening import open_partition, release_partition
 from memq.broker.ownership import Ownership, Phase
@@ -35,8 +37,8 @@ from memq.broker.spool.writer import Spool
 from memq.broker.staged import StagedBatch
 from memq.broker.storing import key_s, store_object
 from memq.broker.streams import AckSink, Producer, Stream
-from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, OutOfSequenceError
-from memq.format.block import scope_of
+from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError
+from memq.format.block import BlockHeader, scope_of
 from memq.format.pointer import NamedProducer, Pointer, ProducerEnd
 from memq.limits import POINTER_RANGES_MAX
 from memq.protocol.frames import AckLevel
@@ -107,6 +109,7 @@ class TopicProcessor:
         self._restate = False
         self._stating: list[asyncio.Future[None]] = []  # who waits until what is remembered is in the queue
         self._tasks = TaskOwner(self._failed, services.events)
+        self.known = KnownBlocks(self, self._tasks)
         self._pump_scheduled = False
         self._grew = False  # blocks came since the last round
         self._timer: asyncio.TimerHandle | None = None
@@ -283,16 +286,15 @@ class TopicProcessor:
         if self._streams.pop(stream, stream) is None:
             stream.producer.streams -= 1
 
-    def duplicate(self, stream: Stream, first: int, next_: int) -> bool:
+    def duplicate(self, stream: Stream, header: BlockHeader, block: memoryview) -> bool:
         """Judge a block that starts below what its producer sent already: True when it is here or in the queue.
 
         A duplicate is acked only when the copy that it duplicates is in the queue, and never before
-        the blocks that came on its stream before it. Raises: OutOfSequenceError for a block that was cut anew.
+        the blocks that came on its stream before it. Raises: IdentityConflictError for a block with other content;
+        ThrottledError while that is looked up.
         """
-        waits_for = self.ring.find(stream.producer_id, first, next_)
-        if waits_for is None and not stream.producer.queued.covers(first, next_):
-            if stream.producer.queued.overlaps(first, next_):
-                raise OutOfSequenceError(f"block {first} to {next_ - 1} overlaps with records that the queue holds")
+        known, waits_for = self.known.holds(stream.producer, header, block)
+        if not known:
             return False
         self.services.counters.duplicate_blocks += 1
         if stream.acks == AckLevel.ALL:
@@ -301,9 +303,9 @@ class TopicProcessor:
                 waits_for = last if waits_for is None or waits_for.number < last.number else waits_for
             if waits_for is None:
                 assert self.own is not None, "stream without an owned partition"
-                stream.sink.send_ack(stream, AckLevel.ALL, next_, self.own.epoch)
+                stream.sink.send_ack(stream, AckLevel.ALL, header.next_sequence, self.own.epoch)
             else:
-                waits_for.later_acks.append((stream, next_))
+                waits_for.later_acks.append((stream, header.next_sequence))
         return True
 
     def forget_silent(self, now_ms: int) -> None:
@@ -438,12 +440,14 @@ class TopicProcessor:
 
         def build() -> Pointer:
             adopted = own.next_adopted()
-            skip = self._skip(slot, sealed, own)
+            skip = self.known.copies_in(own, sealed)
             totals = own.totals_with(adopted)
             return data_pointer(slot, sealed, origin, totals, adopted, skip, clock.wall_ms(), own.named_since_ms())
 
         key_until_s, began_ms = slot.put_s + key_s(self.services.settings), clock.wall_ms()
-        if not await self._publisher().publish(build, slot.number, key_until_s):
+        if not await self._publisher().publish(
+            build, slot.number, key_until_s, partial(self.known.compare, own, sealed)
+        ):
             self.ring.store_again(slot)
             return
         if self.services.traces is not None:
@@ -451,6 +455,7 @@ class TopicProcessor:
         if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names
             own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
         self._ack(self.ring.published(self._now()), own.epoch)
+        self.known.remember(sealed.headers.headers)
         slot.settle()
         del self._sealed[slot.number]
         batch = HotBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
@@ -470,18 +475,6 @@ class TopicProcessor:
         await self._publisher().publish(build, slot.number)
         self.ring.published(self._now())
         staged.settle(None)
-
-    def _skip(self, slot: Slot, sealed: SealedBatch, own: Ownership) -> tuple[int, ...]:
-        """Return the numbers of the blocks that the queue holds already."""
-        if not any(own.producer(run.stream.producer_id).queued.overlaps(run.first, run.next) for run in slot.runs):
-            return ()
-        skip = tuple(
-            number
-            for number, (producer, first, next_) in enumerate(sealed.headers.sequences())
-            if own.producer(producer).queued.covers(first, next_)
-        )
-        self.services.counters.skipped_blocks += len(skip)
-        return skip
 
     def _ack(self, slot: Slot, epoch: int) -> None:
         """Ack what the published batch holds, to the streams that wait for that."""
@@ -538,6 +531,7 @@ class TopicProcessor:
         if own is None:
             return
         self._sealed.clear()
+        self.known.forget()
         slots = self.ring.give_up()
         held = HeldBlocks.of_epoch(self.topic, self.partition, own, slots, self.services.pool.release)
         for slot in slots:

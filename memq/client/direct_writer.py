@@ -1,7 +1,9 @@
-"""Sends records straight to the owners under an identity that is made again: what is sent twice is there once.
+"""Sends records straight to the owners under an identity that is made again: at least once, and a plain retry once.
 
-Blocks are cut by the records alone, and the producer id and the sequences are given, so whoever sends the same records
-in the same order again sends the same blocks. Owners and readers know them for the dedup window of the topic.
+Blocks are cut by the records alone, and the producer id and the sequences are given. Whoever sends the same records in
+the same order again sends the same blocks, and owners and readers drop them for the dedup window of the topic. The
+records of a task that runs again may come in another order: then its blocks bear sequences that other blocks have. The
+owner compares checksums and refuses them, and they are sent once more under the identity of the next order.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
-from typing import cast
+from typing import NamedTuple, cast
 
 from memq.client.arguments import runtime_of
 from memq.client.delivery import AsyncDelivery
@@ -24,17 +26,27 @@ from memq.client.open_block import Route
 from memq.client.producer_core import ProducerCore
 from memq.client.producer_settings import ProducerSettings
 from memq.client.report_carrier import ReportCarrier
-from memq.errors import BufferFullError, MemqError
+from memq.errors import BufferFullError, IdentityConflictError, MemqError
 from memq.limits import MIB, PRODUCER_ID_END
 from memq.network import Runtime
 
 BLOCKS_IN_FLIGHT_MAX = 16
+ORDERS_MAX = 16  # so many orders of its records a task may meet within the dedup window
 
 
-def direct_id(writer: str, batch_id: int, task: int) -> int:
-    """Return the producer id of one task of one batch of a writer."""
-    digest = hashlib.sha256(f"memq direct {writer} {batch_id} {task}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") % (PRODUCER_ID_END - 1) + 1
+@dataclass(frozen=True, slots=True)
+class DirectIdentity:
+    """One task of one batch of a writer; `stream` is what stays with the checkpoint, or with the job, that it is of."""
+
+    writer: str
+    stream: str
+    batch_id: int
+    task: int
+
+    def producer_id(self, order: int = 0) -> int:
+        """Return the producer id of the records in the order that was met as number `order`, from 0."""
+        named = f"memq direct 2\n{self.writer}\n{self.stream}\n{self.batch_id}\n{self.task}\n{order}"
+        return int.from_bytes(hashlib.sha256(named.encode()).digest()[:8], "big") % (PRODUCER_ID_END - 1) + 1
 
 
 @dataclass(slots=True)
@@ -53,32 +65,37 @@ class _Home:
         return next_
 
 
+class _Sent(NamedTuple):
+    """One block on its way."""
+
+    home: _Home
+    cut: Cut
+    delivery: AsyncDelivery
+
+
 class DirectWriter:
     """One task's side. `finish` returns when all is in the queue."""
 
     def __init__(
         self,
         brokers: str | Sequence[str] | None,
-        producer_id: int,
+        identity: DirectIdentity,
         *,
         codec: str = "zstd",
         runtime: Runtime | None = None,
     ) -> None:
-        settings = ProducerSettings(codec=codec, pending_bytes_max=BLOCKS_IN_FLIGHT_MAX * (BLOCK_BYTES_MAX + 32 * MIB))
-        self._core = ProducerCore(
-            settings,
-            runtime_of(runtime),
-            bootstrap_addresses(brokers),
-            AsyncDelivery,
-            self._wake,
-            lambda: None,
-            producer_id=producer_id,
-            carrier=ReportCarrier,
-            kind="spark-writer",
+        self._identity = identity
+        self._settings = ProducerSettings(
+            codec=codec, pending_bytes_max=BLOCKS_IN_FLIGHT_MAX * (BLOCK_BYTES_MAX + 32 * MIB)
         )
+        self._runtime = runtime_of(runtime)
+        self._bootstrap = bootstrap_addresses(brokers)
+        self._order = 0
+        self._core = self._make_core()
+        self._earlier: list[ProducerCore] = []  # of the orders before
         self._homes: dict[tuple[str, int], _Home] = {}
         self._turns: dict[str, int] = {}  # by topic the place whose turn it is to get records without a key
-        self._pending: deque[AsyncDelivery] = deque()
+        self._pending: deque[_Sent] = deque()
 
     async def add(
         self,
@@ -144,15 +161,30 @@ class DirectWriter:
         for home in self._homes.values():
             await self._end(home)
         while self._pending:
-            await self._pending.popleft()
-        await self._core.close()
+            await self._settle()
+        for core in (*self._earlier, self._core):
+            await core.close()
 
     async def abandon(self) -> None:
         """Let go of everything at once; what is under way may still arrive."""
-        for delivery in self._pending:
-            delivery.observed = True
-        with suppress(MemqError):
-            await self._core.close(0.0)
+        for sent in self._pending:
+            sent.delivery.observed = True
+        for core in (*self._earlier, self._core):
+            with suppress(MemqError):
+                await core.close(0.0)
+
+    def _make_core(self) -> ProducerCore:
+        return ProducerCore(
+            self._settings,
+            self._runtime,
+            self._bootstrap,
+            AsyncDelivery,
+            self._wake,
+            lambda: None,
+            producer_id=self._identity.producer_id(self._order),
+            carrier=ReportCarrier,
+            kind="spark-writer",
+        )
 
     async def _route(self, topic: str) -> Route:
         return self._core.buffer.route(topic) or await self._core.route(topic)
@@ -195,7 +227,7 @@ class DirectWriter:
 
     async def _send(self, home: _Home, cut: Cut) -> None:
         while len(self._pending) >= BLOCKS_IN_FLIGHT_MAX:
-            await self._pending.popleft()
+            await self._settle()
         while True:
             route = await self._route(home.topic)
             try:
@@ -203,10 +235,40 @@ class DirectWriter:
             except BufferFullError:
                 if not self._pending:
                     raise
-                await self._pending.popleft()
+                await self._settle()
                 continue
-            self._pending.append(cast(AsyncDelivery, delivery))
+            self._pending.append(_Sent(home, cut, cast(AsyncDelivery, delivery)))
             return
 
+    async def _settle(self) -> None:
+        """Wait for the oldest block. Raises: what became of it."""
+        sent = self._pending.popleft()
+        try:
+            await sent.delivery
+        except IdentityConflictError as error:
+            await self._change_order(sent, error)
+
+    async def _change_order(self, refused: _Sent, error: IdentityConflictError) -> None:
+        """Send what was refused, and all that follows, under the identity of the next order.
+
+        What an earlier attempt has sent in this order is known there. Raises: what became of another block; the
+        refusal, after ORDERS_MAX orders.
+        """
+        again = [refused]
+        while self._pending:
+            sent = self._pending.popleft()
+            try:
+                await sent.delivery
+            except IdentityConflictError:
+                again.append(sent)
+        if self._order + 1 >= ORDERS_MAX:
+            raise error
+        self._order += 1
+        self._earlier.append(self._core)
+        self._core = self._make_core()
+        for sent in again:
+            await self._send(sent.home, sent.cut)
+
     def _wake(self) -> None:
-        asyncio.get_running_loop().call_soon(self._core.drain)
+        for core in (*self._earlier, self._core):
+            asyncio.get_running_loop().call_soon(core.drain)

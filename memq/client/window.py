@@ -41,6 +41,7 @@ from memq.errors import (
     ClosedError,
     CorruptDataError,
     DeniedError,
+    IdentityConflictError,
     InvalidRequestError,
     MemqError,
     MovedError,
@@ -205,9 +206,12 @@ class ProducerWindow:
         return TimedOutError(text) if self._why is None else TimedOutError(f"{text}: {self._why}", hint=self._why.hint)
 
     def _burn(self, block: UnackedBlock, error: MemqError, *, unknown: bool = False) -> None:
-        """Settle a block that is given up. When it was sent it may be stored: then the outcome is unknown."""
+        """Settle a block that is given up. When it was sent it may be stored: then the outcome is unknown.
+
+        Not where another block is stored under its sequences: its owner has compared them.
+        """
         self._note_burned(block.first, block.next)
-        if unknown or block.writes:
+        if unknown or (block.writes and not isinstance(error, IdentityConflictError)):
             count = block.next - block.first
             records = "1 record" if count == 1 else f"{count} records"
             doubt = OutcomeUnknownError(

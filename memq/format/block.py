@@ -52,6 +52,31 @@ def base_ms_of(block: Buffer) -> int:
     return int(base_ms)
 
 
+class StoredBlock(NamedTuple):
+    """What is known of a block that lies in an object, without its bytes: enough to tell a copy from other content."""
+
+    producer_id: int
+    first_sequence: int
+    next_sequence: int
+    checksum: int
+    least_ms: int
+
+    def is_copied_by(self, block: Buffer, header: BlockHeader) -> bool:
+        """Whether `block`, which is sound, holds the same records under the same sequences.
+
+        Records without a timestamp of their own have that of their block, which is when it was sealed. Whoever seals
+        the same records once more makes the same block but for that time: so its checksum is taken with the time of
+        the stored one in its place.
+        """
+        if (header.producer_id, header.first_sequence, header.next_sequence) != self[:3]:
+            return False
+        if header.checksum == self.checksum or header.flags & TIMESTAMP:
+            return header.checksum == self.checksum
+        view = memoryview(block)
+        resealed = crc32c(_BASE.pack(self.least_ms), crc32c(view[CHECKED_FROM:BASE_AT]))
+        return bool(crc32c(view[BASE_AT + _BASE.size :], resealed) == self.checksum)
+
+
 class BlockHeader(NamedTuple):
     """The fields of a block's header, without magic and version.
 

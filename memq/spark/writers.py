@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from memq.client.direct_writer import direct_id
+from memq.client.direct_writer import DirectIdentity
 from memq.errors import InvalidRequestError
 from memq.format.manifest import StagedObject
 from memq.network import Runtime
@@ -91,9 +91,10 @@ def written(
 
     context = TaskContext.get()
     assert context is not None, "a task without a context"
+    stream = context.getLocalProperty(_STREAM_PROPERTY) or ""
     if options.staged:
-        return Written(stage(batches, options, writer), stream=context.getLocalProperty(_STREAM_PROPERTY) or "")
-    return Written([], send(batches, options, direct_id(writer, batch_id, context.partitionId())))
+        return Written(stage(batches, options, writer), stream=stream)
+    return Written([], send(batches, options, DirectIdentity(writer, stream, batch_id, context.partitionId())))
 
 
 def commit_staged(messages: Messages, options: WriteOptions, writer: str, batch_id: int, *, remember: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memq.client.direct_writer import DirectWriter
+from memq.client.direct_writer import DirectIdentity, DirectWriter
 from memq.client.io_thread import io_thread
 from memq.client.report_carrier import ReportCarrier
 from memq.client.staged_writer import StagedCommits, StagedWriter
@@ -153,11 +153,11 @@ async def _commit(
         await task.close()
 
 
-def send(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, producer_id: int) -> int:
+def send(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, identity: DirectIdentity) -> int:
     """Send the records of a task; return how many are acked. Raises: MemqError; some of them may be there then."""
     begin_tasks()
     thread, records = io_thread(), 0
-    writer = DirectWriter(options.brokers, producer_id, codec=options.codec)
+    writer = DirectWriter(options.brokers, identity, codec=options.codec)
     try:
         for batch in batches:
             thread.run(add_rows(writer, columns_of(batch), options.topic))

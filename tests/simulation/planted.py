@@ -72,8 +72,8 @@ BUGS = (
     ),
     Planted(
         "nothing left out at publishing",
-        "memq.broker.topic_processor",
-        "TopicProcessor._skip",
+        "memq.broker.known_blocks",
+        "KnownBlocks.copies_in",
         "skip = tuple(",
         "return ()\n    skip = tuple(",
         level="sleepy",

@@ -22,7 +22,7 @@ from memq.broker.slabs import Slab, SlabPool
 from memq.broker.spool.writer import Spool
 from memq.broker.streams import Producer, Stream
 from memq.clock import SystemClock
-from memq.format.block import check_block, scope_of
+from memq.format.block import BlockHeader, check_block, scope_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
@@ -53,7 +53,7 @@ class HoldingPartition:
         self.own: Ownership | None = None
         self.ring = Ring(RingLimits(1 << 20, 200_000, 7, 1.0, seal_when_idle=True, uploads_in_flight_max=1))
 
-    def duplicate(self, stream: Stream, first: int, next_: int) -> bool:
+    def duplicate(self, stream: Stream, header: BlockHeader, block: memoryview) -> bool:
         raise AssertionError("nobody sends twice here")
 
     def pump_soon(self) -> None: ...

@@ -240,7 +240,7 @@ def test_a_block_that_was_cut_anew_is_refused() -> None:
             assert (await client.frame()).argument == 2
             await client.open(topic, sequence=1)
             client.write(write_frame(block_of(topic, 1, [b"b", b"c"])))
-            assert (await client.error()).code == "out-of-sequence"
+            assert (await client.error()).code == "identity-conflict"
             await client.close()
 
     run(work())

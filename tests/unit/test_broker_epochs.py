@@ -47,6 +47,7 @@ class Store(MemoryHandler):
         super().__init__(clock)
         self.gate = asyncio.Event()
         self.failing_reads = 0
+        self.failing_ranges = 0
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         await self.gate.wait()
@@ -57,6 +58,12 @@ class Store(MemoryHandler):
             self.failing_reads -= 1
             raise StoreError("not now")
         return await super().get(key, checked=checked)
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        if self.failing_ranges:
+            self.failing_ranges -= 1
+            raise StoreError("not now")
+        return await super().get_range(key, offset, length)
 
 
 def gated(broker: Broker) -> Store:
@@ -378,8 +385,8 @@ def test_a_block_of_a_producer_that_its_pointer_does_not_name_is_known() -> None
             again = await BareClient.connect(broker)
             await again.open(topic, producer=producers[-1])
             assert store.failing_reads == 0
-            again.write(write_frame(block_of(topic, 0, [b"v"], producer=producers[-1])))
-            assert (await again.frame()).argument == 1
+            block = block_of(topic, 0, [b"v"], producer=producers[-1])
+            assert (await again.send_again(topic, block, producer=producers[-1])).argument == 1
             assert broker.services.counters.duplicate_blocks == 2
             await again.close()
 

@@ -13,7 +13,7 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.peer import connect_peer
 from memq.broker.topic_processor import TopicProcessor
-from memq.errors import MovedError, NotFoundError, ProtocolError, TooOldError
+from memq.errors import IdentityConflictError, MovedError, NotFoundError, ProtocolError, TooOldError
 from memq.format.pointer import Pointer, decode_pointer
 from memq.protocol.forward import decode_forward, encode_forward
 from memq.protocol.frames import AckLevel, Api
@@ -127,6 +127,26 @@ def test_what_its_producer_sent_again_is_there_once() -> None:
             assert found.one.held_blocks() == []
 
     asyncio.run(work())
+
+
+def test_a_block_acked_with_1_whose_sequences_others_have_by_now_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """It can't go beside the other one under the same identity, and is no copy that may be dropped in silence."""
+
+    async def work() -> None:
+        async with seized(AckLevel.ONE) as found:
+            await found.there.open(found.topic, stream=1)
+            found.there.write(write_frame(block_of(found.topic, 0, [b"x", b"y", b"z"])))
+            found.gate.set()
+            assert (await found.there.frame()).argument == 3
+            with pytest.raises(IdentityConflictError, match="sequences 0 to 2 of producer 0000000000001234"):
+                await found.one.drain()
+            assert await found.records() == [("two", 3)]
+            counters = found.one.services.counters
+            assert (counters.given_up_blocks, counters.conflicting_blocks, counters.forwarded_blocks) == (1, 1, 0)
+
+    asyncio.run(work())
+    (given_up,) = [line for line in caplog.messages if line.startswith("given-up")]
+    assert "producer 0000000000001234 sequences 0 to 2, acks=one" in given_up
 
 
 def test_a_partition_that_comes_back_takes_its_own_blocks_and_a_drain_waits_for_them() -> None:

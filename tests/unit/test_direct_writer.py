@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from memq.client.aio_consumer import AsyncConsumer
-from memq.client.direct_writer import DirectWriter, direct_id
+from memq.client.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter
 from memq.client.import_plan import BLOCK_BYTES_MAX
-from memq.errors import TooLargeError
+from memq.errors import IdentityConflictError, MovedError, TooLargeError
 from memq.topic import TopicSettings
 from tests.brokers import running_broker
 
@@ -58,7 +58,7 @@ def test_records_that_come_again_in_other_calls_are_there_once(keys: str) -> Non
         async with asyncio.timeout(END_S), running_broker() as broker:
             await broker.partitions.create(TOPIC, 3, TopicSettings(), exist_ok=False)
             for attempt in range(4):
-                writer = DirectWriter(broker.address, direct_id("w", 1, 0))
+                writer = DirectWriter(broker.address, DirectIdentity("w", "", 1, 0))
                 if attempt:
                     await send_in_parts(writer, rows, chance)
                 else:
@@ -82,7 +82,7 @@ def test_a_record_over_the_topics_bound_is_refused_by_name() -> None:
     async def work() -> None:
         async with asyncio.timeout(END_S), running_broker() as broker:
             await broker.partitions.create(TOPIC, 1, TopicSettings(record_bytes_max=BLOCK_BYTES_MAX), exist_ok=False)
-            writer = DirectWriter(broker.address, direct_id("w", 1, 0))
+            writer = DirectWriter(broker.address, DirectIdentity("w", "", 1, 0))
             try:
                 with pytest.raises(TooLargeError, match="over record_bytes_max"):
                     await writer.add(TOPIC, bytes(BLOCK_BYTES_MAX + 1))
@@ -90,5 +90,91 @@ def test_a_record_over_the_topics_bound_is_refused_by_name() -> None:
                     await writer.add_many(TOPIC, [b"small", bytes(BLOCK_BYTES_MAX), None], [b"a", b"b", b"c"])
             finally:
                 await writer.abandon()
+
+    asyncio.run(work())
+
+
+# ---- a task that runs again ----------------------------------------------------------------------
+
+LARGE = [b"row %02d " % number + bytes(64 << 10) for number in range(32)]  # several blocks
+
+
+async def run_task(
+    address: str, rows: Sequence[bytes], identity: DirectIdentity, dies_after: int | None = None
+) -> None:
+    """Run a task to its end, or until it is killed with all that it had sent in the queue."""
+    writer = DirectWriter(address, identity)
+    for row in rows[:dies_after]:
+        await writer.add(TOPIC, row)
+    if dies_after is None:
+        await writer.finish()
+    else:
+        while writer._pending:
+            await writer._settle()
+        await writer.abandon()
+
+
+async def values_of(address: str) -> list[bytes]:
+    async with AsyncConsumer(address, [TOPIC], start="beginning", end="end") as consumer:
+        return [record.value or b"" async for batch in consumer for record in batch]
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same-owner", "next-owner"])
+@pytest.mark.parametrize("orders", ["same", "reversed", "reversed-twice", "shuffled-thrice"])
+def test_a_task_that_runs_again_loses_no_row_in_any_order(orders: str, restarted: bool) -> None:
+    """What was sent before the kill is doubled where it comes in another order, else it is there once."""
+    chance = random.Random(orders)
+    attempts = {
+        "same": [LARGE],
+        "reversed": [LARGE[::-1]],
+        "reversed-twice": [LARGE[::-1], LARGE[::-1]],
+        "shuffled-thrice": [chance.sample(LARGE, len(LARGE)) for _ in range(3)],
+    }[orders]
+
+    async def work() -> None:
+        async with asyncio.timeout(END_S), running_broker() as broker:
+            topic = await broker.partitions.create(TOPIC, 1, TopicSettings(), exist_ok=False)
+            identity = DirectIdentity("job", "query", 7, 0)
+            await run_task(broker.address, LARGE, identity, dies_after=20)
+            for rows in attempts:
+                if restarted:  # the next owner knows sequences by pointers, and looks the checksums up
+                    processor = broker.partitions.processors[topic.id, 0]
+                    processor._fence(MovedError("in a test"))
+                await run_task(broker.address, rows, identity)
+            found = await values_of(broker.address)
+            assert set(found) == set(LARGE)
+            if orders == "same":
+                assert found == LARGE
+            if orders == "reversed-twice":  # the second one finds what the first one has sent in its order
+                assert len(found) < 2 * len(LARGE)
+
+    asyncio.run(work())
+
+
+def test_another_run_of_a_writer_with_the_same_batch_and_task_loses_nothing() -> None:
+    """A stream with a new checkpoint counts its batches from 0, and its tasks bear the numbers of the first run's."""
+    new = [b"new" + row[3:] for row in LARGE]
+
+    async def work(stream: str) -> None:
+        async with asyncio.timeout(END_S), running_broker() as broker:
+            await broker.partitions.create(TOPIC, 1, TopicSettings(), exist_ok=False)
+            await run_task(broker.address, LARGE, DirectIdentity("job", "first", 0, 0))
+            await run_task(broker.address, new, DirectIdentity("job", stream, 0, 0))
+            assert sorted(await values_of(broker.address)) == sorted(LARGE + new)
+            assert bool(broker.services.counters.conflicting_blocks) is (stream == "first")
+
+    asyncio.run(work("second"))
+    asyncio.run(work("first"))
+
+
+def test_more_orders_than_there_are_identities_fail_by_name() -> None:
+    async def work() -> None:
+        async with asyncio.timeout(END_S), running_broker() as broker:
+            await broker.partitions.create(TOPIC, 1, TopicSettings(), exist_ok=False)
+            for number in range(ORDERS_MAX):
+                await run_task(broker.address, [b"%d" % number], DirectIdentity("w", "", 1, 0))
+            with pytest.raises(IdentityConflictError, match="differs from what is known under the same sequences"):
+                await run_task(broker.address, [b"one more"], DirectIdentity("w", "", 1, 0))
+            assert len(await values_of(broker.address)) == ORDERS_MAX
 
     asyncio.run(work())

@@ -38,6 +38,7 @@ from memq.client.window_states import TABLE, State
 from memq.errors import (
     ClosedError,
     CorruptDataError,
+    IdentityConflictError,
     MemqError,
     MovedError,
     NotFoundError,
@@ -270,15 +271,21 @@ def test_a_condemned_block_fails_alone_and_the_stream_opens_at_the_oldest_live_o
     assert window.handle(Room(2.0)) == [WriteBlock(third)]
 
 
-def test_a_condemned_block_that_an_earlier_stream_carried_is_unknown() -> None:
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(CorruptDataError("bad"), OutcomeUnknownError), (IdentityConflictError("other"), IdentityConflictError)],
+)
+def test_a_condemned_block_that_an_earlier_stream_carried_is_unknown_unless_others_have_its_place(
+    error: MemqError, outcome: type[MemqError]
+) -> None:
     window = opened()
     window.handle(Lost(LOST, 1.0))
     window.handle(Tick(50.0))
     window.handle(Opened())
     window.handle(Room(50.0))
-    (settle,) = window.handle(Nacked(0, CorruptDataError("bad"), 51.0))
+    (settle,) = window.handle(Nacked(0, error, 51.0))
     assert isinstance(settle, Settle)
-    assert type(settle.error) is OutcomeUnknownError
+    assert type(settle.error) is outcome
 
 
 def test_out_of_sequence_and_what_passes_condemn_nothing() -> None:

@@ -1,0 +1,147 @@
+"""Finds what the queue holds under given sequences of producers: pointers name ranges, objects' indexes have checksums.
+
+Theory. An owner remembers sequences, not checksums: 300 s of 4 KiB blocks would be millions of them, and nearly none is
+ever asked for. A block whose sequences the queue shows is nearly always one whose ack was lost, so its batch is among
+the last ones. The search therefore goes back through the pointers in steps that grow, and reads the index of a batch
+only where a pointer names the sequences: one page of pointers and two ranged GETs for a block that is sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from memq.broker.object_index import read_batch_entries
+from memq.broker.services import Services
+from memq.errors import IdentityConflictError, MemqError, RetryableError
+from memq.format.block import BlockHeader, Buffer, StoredBlock
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Entry
+from memq.topic import ReadPartition
+
+Claim = tuple[int, int, int]  # of a block that seems to be there: producer id, first sequence, one above the last
+STEP_OFFSETS = 64  # how far the search first goes back
+STEP_GROWS = 4
+READ_BYTES = 1 << 20
+
+
+def claim_of(header: BlockHeader) -> Claim:
+    """Return the claim of a block."""
+    return header.producer_id, header.first_sequence, header.next_sequence
+
+
+def conflict_of(header: BlockHeader, stored: Iterable[StoredBlock]) -> IdentityConflictError:
+    """Return the error of a block whose sequences other blocks have; none are named where their bounds say enough."""
+    known = [f"{each.checksum:08x} of {each.first_sequence} to {each.next_sequence - 1}" for each in stored]
+    return IdentityConflictError(
+        f"block of sequences {header.first_sequence} to {header.next_sequence - 1} of producer"
+        f" {header.producer_id:016x} has checksum {header.checksum:08x} and differs from what is known under the"
+        f" same sequences: {', '.join(known) or 'blocks that begin or end elsewhere, or lie too far back to compare'}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The stored blocks that have some of a claim's sequences; `unread`: an object that may have more can't be read."""
+
+    blocks: tuple[StoredBlock, ...] = ()
+    unread: bool = False
+
+    def differ_from(self, block: Buffer, header: BlockHeader) -> bool:
+        """Whether one of them holds something else than `block` does."""
+        return any(not stored.is_copied_by(block, header) for stored in self.blocks)
+
+
+class BlockSearch:
+    """Searches one write partition in its read partition; `name` is what the log calls it."""
+
+    def __init__(self, services: Services, read: ReadPartition, partition: int, name: str) -> None:
+        self._services = services
+        self._read = read
+        self._partition = partition
+        self._name = name
+
+    async def find(self, claims: Collection[Claim], begin: int, end: int) -> dict[Claim, Copies]:
+        """Return what the queue holds of each claim between two offsets, nothing where no pointer names it.
+
+        Other blocks of the same producers in the same batches are in the answer, too: what is sent again comes in rows.
+        Blocks that their pointers tell readers to pass over do not count. Raises: RetryableError.
+        """
+        found: dict[Claim, Copies] = {}
+        step = STEP_OFFSETS
+        while begin < end and not all(claim in found for claim in claims):
+            first = max(begin, end - step)
+            for entry in await self._entries(first, end):
+                pointer = self._pointer(entry)
+                if pointer is not None:
+                    wanted = _named(pointer, claims)
+                    if wanted:
+                        await self._add(found, pointer, wanted)
+            end, step = first, step * STEP_GROWS
+        return found
+
+    async def _entries(self, first: int, end: int) -> list[Entry]:
+        found: list[Entry] = []
+        while first < end:
+            page = await self._services.queue.read(self._read, first, READ_BYTES)
+            found += [entry for entry in page if entry.offset < end]
+            if not page:
+                break
+            first = page[-1].offset + 1
+        return found
+
+    def _pointer(self, entry: Entry) -> Pointer | None:
+        try:
+            pointer = decode_pointer(entry.body)
+        except MemqError:
+            return None  # its owner could not read it either, and does not know its sequences
+        return pointer if pointer.kind == "data" and pointer.partition == self._partition else None
+
+    async def _add(self, found: dict[Claim, Copies], pointer: Pointer, claims: Iterable[Claim]) -> None:
+        blocks = await self._blocks(pointer)
+        for claim in claims:
+            known = found.get(claim, Copies())
+            if blocks is None:
+                found[claim] = Copies(known.blocks, unread=True)
+                continue
+            producer, first, next_ = claim
+            here = tuple(
+                block
+                for block in blocks
+                if block.producer_id == producer and block.first_sequence < next_ and first < block.next_sequence
+            )
+            if here:
+                found[claim] = Copies(known.blocks + here, known.unread)
+                for block in blocks:
+                    if block.producer_id == producer:
+                        found.setdefault(block[:3], Copies((block,)))
+
+    async def _blocks(self, pointer: Pointer) -> list[StoredBlock] | None:
+        """Return the blocks of a batch that readers take, None when no copy of its index can be read."""
+        skip = frozenset(pointer.skip)
+        for location in pointer.locations:
+            try:
+                entries = await read_batch_entries(self._services.stores[location.store], location)
+            except RetryableError:
+                raise
+            except (MemqError, KeyError) as error:
+                self._services.events.error("index-unread", f"{self._name} object {location.key}: {error}")
+                continue
+            return [
+                StoredBlock(each.producer_id, each.first_sequence, each.next_sequence, each.checksum, each.least_ms)
+                for number, each in enumerate(entries)
+                if number not in skip
+            ]
+        return None
+
+
+def _named(pointer: Pointer, claims: Iterable[Claim]) -> list[Claim]:
+    """Return the claims whose sequences a pointer names, or may name: it has no room for more producers."""
+    if not pointer.producers_complete:
+        return list(claims)
+    ranges = {entry.producer: entry.ranges for entry in pointer.producers}
+    return [
+        (producer, first, next_)
+        for producer, first, next_ in claims
+        if any(low < next_ and first < high for low, high in ranges.get(producer, ()))
+    ]

@@ -1,0 +1,218 @@
+"""One identity, one content: a block with other bytes under the sequences of a known one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from memq.broker.broker import Broker
+from memq.client.aio_consumer import AsyncConsumer
+from memq.errors import ObjectExistsError
+from memq.format.block import StoredBlock, check_block, scope_of
+from memq.format.builder import BlockBuilder
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import Nack, decode_message
+from memq.topic import Topic, TopicSettings, read_partitions
+from tests.brokers import PRODUCER, BareClient, block_of, run, running_broker, write_frame
+from tests.unit.test_broker_epochs import connected, gated, pointers, processor_of, until_sealed
+
+
+def code_of(frame: Frame) -> str:
+    """Return the code of the error that a frame carries, "" for another frame."""
+    return decode_message(frame.body, Nack).code if frame.api == Api.NACK else ""
+
+
+async def values_of(broker: Broker) -> list[bytes]:
+    async with AsyncConsumer(broker.address, ["clicks"], start="beginning", end="end") as consumer:
+        return [record.value or b"" async for batch in consumer for record in batch]
+
+
+async def sent(client: BareClient, topic: Topic, first: int, values: list[bytes]) -> None:
+    client.write(write_frame(block_of(topic, first, values)))
+    assert (await client.frame()).argument == first + len(values)
+
+
+OTHERS: dict[str, tuple[int, list[bytes]]] = {
+    "other bytes": (2, [b"c", b"x"]),
+    "begins before": (1, [b"b", b"c"]),
+    "ends behind": (3, [b"d", b"e"]),
+    "shorter": (2, [b"c"]),
+    "longer": (0, [b"a", b"b", b"c", b"d", b"e"]),
+}
+
+
+@pytest.mark.parametrize("where", ["in the ring", "just published", "published by an earlier owner"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_block_under_sequences_that_are_known_is_refused(other: str, where: str) -> None:
+    first, values = OTHERS[other]
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            for at, pair in ((0, [b"a", b"b"]), (2, [b"c", b"d"])):
+                client.write(write_frame(block_of(topic, at, pair)))
+            await until_sealed(processor_of(broker, topic))
+            if where != "in the ring":
+                store.gate.set()
+                while (await client.frame()).argument < 4:
+                    pass
+            if where == "published by an earlier owner":
+                processor_of(broker, topic)._fence(ObjectExistsError("in a test"))
+                while (await client.frame()).api != Api.REDIRECT:
+                    pass
+            again = await BareClient.connect(broker)
+            answer = await again.send_again(topic, block_of(topic, first, values))
+            assert (code_of(answer), answer.argument) == ("identity-conflict", first)
+            assert broker.services.counters.conflicting_blocks == 1
+            store.gate.set()
+            copy = await again.send_again(topic, block_of(topic, 2, [b"c", b"d"]))
+            assert (copy.api, copy.argument) == (Api.ACK, 4), "what is the same is acked as before"
+            assert await values_of(broker) == [b"a", b"b", b"c", b"d"]
+            await client.close()
+            await again.close()
+
+    run(work())
+
+
+def test_a_refusal_closes_the_stream_and_nothing_behind_it_is_acked() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            await sent(client, topic, 0, [b"a"])
+            await client.open(topic)
+            client.write(write_frame(block_of(topic, 0, [b"x"])) + write_frame(block_of(topic, 1, [b"y"])))
+            assert code_of(await client.frame()) == "identity-conflict"
+            assert (await client.send_again(topic, block_of(topic, 1, [b"z"]))).argument == 2
+            assert await values_of(broker) == [b"a", b"z"]
+            await client.close()
+
+    run(work())
+
+
+def test_a_block_whose_copy_can_not_be_read_any_more_is_taken_once_more() -> None:
+    """Its object is gone: to call the block a copy would lose it, to refuse it would blame its producer."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            await sent(client, topic, 0, [b"a"])
+            processor_of(broker, topic)._fence(ObjectExistsError("in a test"))
+            while (await client.frame()).api != Api.REDIRECT:
+                pass
+            (key,) = [place.key for pointer in await pointers(broker, topic) for place in pointer.locations]
+            await broker.services.store.delete(key)
+            assert (await client.send_again(topic, block_of(topic, 0, [b"a"]))).argument == 1
+            there = [pointer for pointer in await pointers(broker, topic) if pointer.kind == "data"]
+            assert [(pointer.records, pointer.skip) for pointer in there] == [(1, ()), (1, ())]
+            await client.close()
+
+    run(work())
+
+
+def test_an_owner_that_can_not_look_the_stored_block_up_asks_its_producer_to_wait() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            store.gate.set()
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            await sent(client, topic, 0, [b"a"])
+            processor_of(broker, topic)._fence(ObjectExistsError("in a test"))
+            while (await client.frame()).api != Api.REDIRECT:
+                pass
+            store.failing_ranges = 5
+            assert (await client.send_again(topic, block_of(topic, 0, [b"a"]))).argument == 1
+            assert (store.failing_ranges, broker.services.counters.duplicate_blocks) == (0, 1)
+            await client.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("late", [b"a", b"x"], ids=["copy", "other"])
+def test_a_late_pointer_leaves_out_its_copies_alone(late: bytes) -> None:
+    """An earlier owner's pointer lands while its producer's block waits in the ring of the next one."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            store.gate.set()
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            await sent(client, topic, 0, [late])
+            (read,) = read_partitions(topic)
+            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            entry = log.entries.pop()
+            processor = processor_of(broker, topic)
+            processor._fence(ObjectExistsError("in a test"))
+            while (await client.frame()).api != Api.REDIRECT:
+                pass
+            store.gate.clear()
+            await client.open(topic)
+            client.write(write_frame(block_of(topic, 0, [b"a"])))
+            await until_sealed(processor)
+            log.entries.append(replace(entry, offset=log.end))
+            assert processor.own is not None
+            processor.own.unread = True  # as after any publish beside which something landed
+            store.failing_ranges = 2
+            store.gate.set()
+            assert (await client.frame()).argument == 1
+            last = (await pointers(broker, topic))[-1]
+            counters = broker.services.counters
+            assert (store.failing_ranges, counters.conflicting_blocks) == (0, int(late != b"a"))
+            assert (last.records, last.skip) == (1, () if late != b"a" else (0,))
+            await client.close()
+
+    run(work())
+
+
+# ---- what a copy is ------------------------------------------------------------------------------
+
+
+def sealed(values: Sequence[bytes], now_ms: int, times_ms: Sequence[int] = ()) -> bytes:
+    builder = BlockBuilder()
+    for number, value in enumerate(values):
+        builder.append(value, timestamp_ms=times_ms[number] if times_ms else None)
+    scope = scope_of(bytes(16), 0)
+    return bytes(builder.seal(producer_id=PRODUCER, first_sequence=7, scope=scope, now_ms=now_ms, codec="zstd").data)
+
+
+@pytest.mark.parametrize(
+    ("values", "now_ms", "times_ms", "copy"),
+    [
+        ([b"a", b"b"], 1_000, (), True),
+        ([b"a", b"b"], 2_000, (), True),  # the same records, sealed once more at another time
+        ([b"a", b"c"], 1_000, (), False),
+        ([b"a", b"c"], 2_000, (), False),
+        ([b"b", b"a"], 1_000, (), False),
+        ([b"a"], 1_000, (), False),
+        ([b"a", b"b"], 1_000, (1_000, 1_001), False),
+    ],
+)
+def test_a_copy_has_the_same_records_whenever_it_was_sealed(
+    values: list[bytes], now_ms: int, times_ms: tuple[int, ...], copy: bool
+) -> None:
+    header = check_block(sealed([b"a", b"b"], 1_000))
+    stored = StoredBlock(PRODUCER, 7, 9, header.checksum, header.base_ms)
+    other = sealed(values, now_ms, times_ms)
+    assert stored.is_copied_by(other, check_block(other)) is copy
+
+
+def test_timestamps_that_records_have_of_their_own_are_content() -> None:
+    header = check_block(sealed([b"a", b"b"], 5, (1_000, 1_001)))
+    stored = StoredBlock(PRODUCER, 7, 9, header.checksum, header.base_ms)
+    for times_ms, copy in (((1_000, 1_001), True), ((2_000, 2_001), False)):
+        other = sealed([b"a", b"b"], 9, times_ms)
+        assert stored.is_copied_by(other, check_block(other)) is copy
+
+
+def test_other_sequences_are_no_copy() -> None:
+    block = sealed([b"a"], 5)
+    header = check_block(block)
+    for producer, first, next_ in ((PRODUCER + 1, 7, 8), (PRODUCER, 6, 7), (PRODUCER, 7, 9)):
+        assert not StoredBlock(producer, first, next_, header.checksum, header.base_ms).is_copied_by(block, header)
