@@ -57,14 +57,14 @@ class GroupRequests:
         with suppress(MemqError):
             ask = decode_message(frame.body, PollRequest).ask
             if isinstance(ask, PollEntries) and ask.wait_ms > 0 and len(ask.partitions) <= POLL_PARTITIONS_MAX:
-                wanted = {self._known(part.partition): part.offset for part in ask.partitions}
+                wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
                 await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
 
     async def poll(self, connection: Connection, frame: Frame) -> msgspec.Struct:
         """Answer with pointers, with begin and end of partitions, or with an offset by time."""
         ask = decode_message(frame.body, PollRequest).ask
         if isinstance(ask, PollTime):
-            return PollAnswer(offset=await self._pointers.seek_time(self._known(ask.partition), ask.time_ms))
+            return PollAnswer(offset=await self._pointers.seek_time(await self._known(ask.partition), ask.time_ms))
         if len(ask.partitions) > POLL_PARTITIONS_MAX:
             raise TooLargeError(f"poll of {len(ask.partitions)} partitions at once, {POLL_PARTITIONS_MAX} are allowed")
         if isinstance(ask, PollSpans):
@@ -72,7 +72,7 @@ class GroupRequests:
         return await self._poll_entries(ask)
 
     async def _poll_spans(self, ask: PollSpans) -> PollAnswer:
-        known = [self._known(ref) for ref in ask.partitions]
+        known = [await self._known(ref) for ref in ask.partitions]
         spans = await asyncio.gather(*map(self._pointers.span, known))  # at once: they may share a request of the queue
         return PollAnswer(
             partitions=[
@@ -82,7 +82,7 @@ class GroupRequests:
         )
 
     async def _poll_entries(self, ask: PollEntries) -> PollAnswer:
-        wanted = {self._known(part.partition): part.offset for part in ask.partitions}
+        wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
         left, found = min(ask.bytes_max, POLL_BYTES_MAX), []
         for partition, offset in wanted.items():
             part = await self._entries(partition, offset if left > 0 else None, left)
@@ -106,8 +106,8 @@ class GroupRequests:
             next=entries.next,
         )
 
-    def _known(self, ref: PartitionRef) -> ReadPartition:
-        topic = self._partitions.topic(ref.topic, ref.topic_id)
+    async def _known(self, ref: PartitionRef) -> ReadPartition:
+        topic = await self._partitions.current_topic(ref.topic, ref.topic_id)
         if not 0 <= ref.partition < topic.read_partitions:
             raise NotFoundError(
                 f"topic '{topic.name}' has {topic.read_partitions} read partitions, none is {ref.partition}"
@@ -123,7 +123,7 @@ class GroupRequests:
         if ask.leave:
             await self._queue.leave(ask.group, ask.member)
             return MembershipAnswer(generation=-1)
-        partitions = [self._known(ref) for ref in ask.partitions]
+        partitions = [await self._known(ref) for ref in ask.partitions]
         timeout_ms = min(max(ask.session_timeout_ms, 500), 600_000)
         return _answer(await self._queue.join(ask.group, ask.member, partitions, timeout_ms))
 

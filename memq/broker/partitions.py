@@ -195,10 +195,6 @@ class Partitions:
         """Return all topics, by name."""
         return sorted(self._topics.values(), key=lambda topic: topic.name)
 
-    def find(self, name: str) -> Topic | None:
-        """Return a topic by name, or None."""
-        return self._topics.get(name)
-
     def topic(self, name: str, topic_id: str = "") -> Topic:
         """Return a topic. Raises: NotFoundError, also when the id is that of an earlier topic of this name."""
         found = self._topics.get(name)
@@ -210,6 +206,25 @@ class Partitions:
                 hint="ask for the metadata again",
             )
         return found
+
+    async def current_topic(self, name: str, topic_id: str = "") -> Topic:
+        """Return a topic; one that is not known here may have been created through another broker.
+
+        Raises: NotFoundError when a fresh read of the coordinator agrees; NotReadyError when it contradicts what this
+        broker has read; as the coordinator.
+        """
+        with suppress(NotFoundError):
+            return self.topic(name, topic_id)
+        await self.refresh()
+        try:
+            return self.topic(name, topic_id)
+        except NotFoundError:
+            found = await self._services.coordinator.current_topic(name)
+            if found is None or (topic_id and found.id != topic_id):
+                raise
+        raise NotReadyError(
+            f"broker '{self._id}' has not read topic '{name}' from the coordinator yet", retry_after_ms=STARTING_MS
+        )
 
     def owners(self, topic: Topic) -> list[Owner]:
         """Return who owns the write partitions of a topic."""

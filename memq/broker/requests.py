@@ -306,20 +306,12 @@ class Requests:
 
     async def _processor(self, name: str, topic_id: str, partition: int) -> TopicProcessor:
         """Return the processor of a partition of ours. It may have come here just now, and who sent the client knew."""
-        topic = await self._topic(name, topic_id)
+        topic = await self._partitions.current_topic(name, topic_id)
         try:
             return self._partitions.processor(topic, partition)
         except (MovedError, NotReadyError):
             await self._partitions.refresh()
             return self._partitions.processor(topic, partition)
-
-    async def _topic(self, name: str, topic_id: str = "") -> Topic:
-        """Return a topic; one that is not known yet may have been made by another broker meanwhile."""
-        try:
-            return self._partitions.topic(name, topic_id)
-        except NotFoundError:
-            await self._partitions.refresh()
-            return self._partitions.topic(name, topic_id)
 
     # ---- metadata and objects --------------------------------------------------------------------
 
@@ -347,7 +339,7 @@ class Requests:
 
     async def _find(self, name: str, *, create: bool) -> Topic | None:
         try:
-            return await self._topic(name)
+            return await self._partitions.current_topic(name)
         except NotFoundError:
             settings = self._services.settings
             if not (create and settings.auto_create_topics):
@@ -379,12 +371,12 @@ class Requests:
             count = ask.partitions or self._services.settings.partitions
             return AdminAnswer(topic=await self._partitions.create(ask.name, count, settings, exist_ok=ask.exist_ok))
         if isinstance(ask, AlterTopic):
-            topic = await self._topic(ask.name)
+            topic = await self._partitions.current_topic(ask.name)
             return AdminAnswer(
                 topic=await self._partitions.alter(ask.name, parse_settings(ask.settings, topic.settings))
             )
         if isinstance(ask, DeleteTopic):
-            await self._topic(ask.name)
+            await self._partitions.current_topic(ask.name)
             await self._partitions.delete(ask.name)
             return AdminAnswer()
         if isinstance(ask, BeginProducer):
@@ -393,7 +385,7 @@ class Requests:
             processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
             return AdminAnswer(published=await publish_staged(processor, ask))
         if isinstance(ask, TrimCold):
-            await trim_cold(self._services, await self._topic(ask.topic, ask.topic_id))
+            await trim_cold(self._services, await self._partitions.current_topic(ask.topic, ask.topic_id))
             return AdminAnswer(sweep_age_ms=self._services.settings.sweep_age_ms)
         if isinstance(ask, DescribeCluster | DescribeClients | DescribeLoad | DrainBroker):
             return await self._cluster.admin(ask)

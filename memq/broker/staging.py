@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from memq.broker.named import batch_of
 from memq.broker.ownership import Ownership
@@ -18,9 +19,12 @@ from memq.broker.staged import StagedBatch, check_place, staged_batch, staged_in
 from memq.broker.topic_processor import TopicProcessor
 from memq.errors import InvalidRequestError, MemqError, MovedError, TooLargeError, TooOldError
 from memq.format.key import staged_prefix
+from memq.format.object import ObjectIndex
 from memq.format.pointer import NamedProducer
 from memq.limits import BATCH_ID_END, NAMED_PRODUCERS_MAX, STAGED_PIECES_MAX
 from memq.protocol.messages import PublishStaged, WirePiece
+from memq.storage_handlers import ObjectReader
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import CLOCK_ERROR_MS, check_name, writer_id
 
 READS_AT_ONCE_MAX = 8
@@ -148,7 +152,7 @@ async def _read(
 
     async def read(number: int, piece: WirePiece) -> StagedBatch:
         async with turn:
-            tail = await store.get_range(piece.key, piece.index_offset, piece.object_bytes - piece.index_offset)
+            index = await ConfirmedReads().read([Way(f"object '{piece.key}'", partial(_index_of, store, piece))])
         writer = NamedProducer(
             producer=writer_id(ask.writer),
             epoch=0,
@@ -158,12 +162,16 @@ async def _read(
             pieces=ask.pieces_total,
         )
         writers = (writer,) if ask.remember else ()
-        index = staged_index(tail, piece)
         _check_age(processor, piece, index.meta.created_ms)
         return staged_batch(index, piece, ask.store, place, writers, settle)
 
     pieces = list(enumerate(ask.pieces, ask.first))[held - ask.first :]
     return list(await asyncio.gather(*(read(number, piece) for number, piece in pieces)))
+
+
+async def _index_of(store: ObjectReader, piece: WirePiece) -> ObjectIndex:
+    tail = await store.get_range(piece.key, piece.index_offset, piece.object_bytes - piece.index_offset)
+    return staged_index(tail, piece)
 
 
 async def _idle(processor: TopicProcessor) -> None:

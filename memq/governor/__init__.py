@@ -93,6 +93,10 @@ class Coordinator(Protocol):
         """Remove a topic and its assignments."""
         ...
 
+    async def current_topic(self, name: str) -> Topic | None:
+        """Return a topic by a fresh read, None when there is none: every change that ended before this call is seen."""
+        ...
+
     async def deleted(self, topic_id: str) -> bool:
         """Return whether a topic with this id was deleted, by a fresh read.
 

@@ -58,6 +58,10 @@ class LocalCoordinator(ABC):
         """See `Coordinator.delete_topic`."""
         await self._change(lambda registry: registry.delete_topic(topic))
 
+    async def current_topic(self, name: str) -> Topic | None:
+        """See `Coordinator.current_topic`."""
+        return next((topic for topic in self._registry.topics() if topic.name == name), None)
+
     async def deleted(self, topic_id: str) -> bool:
         """See `Coordinator.deleted`."""
         return self._registry.deleted(topic_id)

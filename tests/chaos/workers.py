@@ -238,7 +238,7 @@ async def stage_all(worker: Worker) -> None:
                         await store.close()
                 worker.journal.write("A", worker.topic, -1, "staged", batch * CHURN_RECORDS, CHURN_RECORDS, now_ms())
                 break
-            except (RetryableError, OutcomeUnknownError):
+            except (RetryableError, OutcomeUnknownError, NotFoundError):  # the store denied an object for seconds
                 await asyncio.to_thread(worker.ending.wait, 0.3)
         else:
             return

@@ -154,6 +154,19 @@ async def test_deleting_is_compare_and_set(coordinator: Coordinator) -> None:
 
 
 @over_coordinators
+async def test_a_fresh_read_shows_a_topic_as_it_is_stored(coordinator: Coordinator) -> None:
+    made = topic("clicks", 1)
+    assert await coordinator.current_topic("clicks") is None
+    await coordinator.create_topic(made)
+    assert await coordinator.current_topic("clicks") == made
+    altered = await coordinator.alter_topic(replace(made, settings=TopicSettings(retention_bytes=1 << 40)))
+    assert await coordinator.current_topic("clicks") == altered
+    assert await coordinator.current_topic("views") is None
+    await coordinator.delete_topic(altered)
+    assert await coordinator.current_topic("clicks") is None
+
+
+@over_coordinators
 async def test_a_deletion_is_shown_of_an_id_that_was_there_and_of_no_other(coordinator: Coordinator) -> None:
     made, other = topic("clicks", 1), topic("views", 2)
     assert not await coordinator.deleted(made.id), "as in a backup that is older than the topic"

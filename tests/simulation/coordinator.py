@@ -67,6 +67,10 @@ class SimCoordinator:
         """See `Coordinator.delete_topic`."""
         await self._caller.call(f"delete {topic.name}", lambda: self._inner.delete_topic(topic))
 
+    async def current_topic(self, name: str) -> Topic | None:
+        """See `Coordinator.current_topic`."""
+        return await self._caller.call(f"current topic {name}", lambda: self._inner.current_topic(name))
+
     async def deleted(self, topic_id: str) -> bool:
         """See `Coordinator.deleted`."""
         return await self._caller.call(f"deleted {topic_id[:8]}", lambda: self._inner.deleted(topic_id))

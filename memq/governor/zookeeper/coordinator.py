@@ -242,6 +242,14 @@ class ZookeeperCoordinator:
         owned = [Remove(layout.partition_path(topic.id, part.partition)) for part in before.partitions]
         await self._change(Remove(layout.topic_path(topic.name), topic.version - 1), *owned)
 
+    async def current_topic(self, name: str) -> Topic | None:
+        """See `Coordinator.current_topic`. Without `sync` a server of ZooKeeper may lag behind its leader."""
+        await self._open()
+        path = layout.topic_path(name)
+        await self._session.catch_up(path)
+        node = await self._session.find(path)
+        return None if node is None else layout.decode_topic(path, node.data, node.version)
+
     async def deleted(self, topic_id: str) -> bool:
         """See `Coordinator.deleted`.
 

@@ -282,6 +282,10 @@ class ZookeeperSession:
         except NotFoundError:
             return None
 
+    async def catch_up(self, path: str) -> None:
+        """Wait until this session's server has every change that was made before the call."""
+        await self._call("sync_async", path)
+
     async def exists(self, path: str, watch: Callable[[], None]) -> bool:
         """Return whether a node is there; `watch` as for `read`, also when it comes to be."""
         return await self._call("exists_async", path, watch=self._on_loop(watch)) is not None
