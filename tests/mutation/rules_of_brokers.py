@@ -7,6 +7,7 @@ PUBLISHING = "memq/broker/publishing.py"
 OWNERSHIP = "memq/broker/ownership.py"
 OPENING = "memq/broker/opening.py"
 PROCESSOR = "memq/broker/topic_processor.py"
+KNOWN = "memq/broker/known_blocks.py"
 HELD = "memq/broker/held.py"
 FORWARDING = "memq/broker/forwarding.py"
 WRITER = "memq/broker/spool/writer.py"
@@ -182,10 +183,28 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
         "        slot.settle()\n        key_until_s, began_ms = slot.put_s",
     ),
     (
-        PROCESSOR,
+        KNOWN,
         "half a duplicate counts as one",
-        "not stream.producer.queued.covers(first, next_):\n            if",
-        "not stream.producer.queued.overlaps(first, next_):\n            if",
+        "        if not producer.queued.covers(*claim[1:]):\n            raise self.conflict(header, ())\n",
+        "",
+    ),
+    (
+        KNOWN,
+        "other content under the same sequences counts as a copy",
+        "if copies.differ_from(block, header) or not (copies.blocks or copies.unread):",
+        "if not (copies.blocks or copies.unread):",
+    ),
+    (
+        KNOWN,
+        "a block of the ring with other content counts as a copy",
+        "if stored is None or not stored.is_copied_by(block, header):",
+        "if stored is None:",
+    ),
+    (
+        KNOWN,
+        "readers are told to pass over a block with other content",
+        "if copies.differ_from(sealed.blocks[number], header):",
+        "if not copies.blocks:",
     ),
     (
         PROCESSOR,
@@ -208,8 +227,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         PROCESSOR,
         "the greatest S of an altered topic is not waited for",
-        "self.own.stale_publish_s = max(",
-        "self.own.stale_publish_s = min(",
+        "own.stale_publish_s = max(",
+        "own.stale_publish_s = min(",
     ),
     (
         PROCESSOR,
@@ -218,10 +237,10 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
         "while self.own is not own and any(",
     ),
     (
-        PROCESSOR,
-        "blocks of a named producer are skipped by its name alone",
-        "if own.producer(producer).queued.covers(first, next_)\n",
-        "if own.producer(producer).queued.overlaps(first, next_)\n",
+        KNOWN,
+        "readers are told to pass over blocks of which nobody knows a copy",
+        "        if copies is None or not copies.blocks:\n            return False\n",
+        "        if copies is None or not copies.blocks:\n            return True\n",
     ),
     (
         PROCESSOR,
@@ -250,8 +269,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         FORWARDING,
         "the first page of the queue decides what is absent",
-        "            if not entries:\n                held.let_go_of_queued()",
-        "            if entries or not entries:\n                held.let_go_of_queued()",
+        "            if not entries:\n                await self._let_go_of_copies",
+        "            if entries or not entries:\n                await self._let_go_of_copies",
     ),
     (
         FORWARDING,

@@ -36,7 +36,7 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         WINDOW,
         "a block that may be stored is reported as not stored",
-        "if unknown or block.writes:",
+        "if unknown or (block.writes and not isinstance(error, IdentityConflictError)):",
         "if unknown:",
     ),
     (
@@ -150,14 +150,26 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         DIRECT,
         "a task ends before its blocks are in the queue",
-        "        while self._pending:\n            await self._pending.popleft()\n        await self._core.close()",
-        "        await self._core.close()",
+        "        while self._pending:\n            await self._settle()\n        for core in",
+        "        for core in",
+    ),
+    (
+        DIRECT,
+        "blocks of an order that was refused are not sent again",
+        "            except IdentityConflictError:\n                again.append(sent)",
+        "            except IdentityConflictError:\n                pass",
     ),
     (
         DIRECT,
         "two batches of a writer share their identities",
-        "memq direct {writer} {batch_id} {task}",
-        "memq direct {writer} {task}",
+        "\\n{self.batch_id}\\n{self.task}",
+        "\\n{self.task}",
+    ),
+    (
+        DIRECT,
+        "two queries of a writer share their identities",
+        "\\n{self.stream}\\n{self.batch_id}",
+        "\\n{self.batch_id}",
     ),
     (
         DIRECT,

@@ -33,7 +33,7 @@ from memq.protocol.messages import Close, MetadataRequest, OpenAnswer, decode_me
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import PRODUCER, BareClient, block_of, no_spool, run, running_broker, write_frame
 from tests.contract.manual_clock import ManualClock
 
@@ -141,6 +141,31 @@ def test_an_opening_after_a_long_silence_counts_what_landed_beside_the_last_poin
             own = await open_partition(broker.services, topic, 0, read)
             assert (own.epoch, own.totals.records) == (2, 4)
             assert (await pointers(broker, topic))[-1].totals.records == 4
+            await client.close()
+
+    run(work())
+
+
+def test_an_opening_knows_what_lies_in_the_dedup_window_by_the_clock_of_any_broker() -> None:
+    """Queue times are those of other brokers' clocks, which may be CLOCK_ERROR_MS apart from the opener's."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            (read,) = read_partitions(topic)
+            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            for sequence in range(3):
+                client.write(write_frame(block_of(topic, sequence, [b"v"])))
+                assert (await client.frame()).argument == sequence + 1
+            now_ms = broker.services.runtime.clock.wall_ms()
+            oldest_ms = now_ms - topic.settings.dedup_window_ms - CLOCK_ERROR_MS
+            times = (oldest_ms - 60_000, oldest_ms - 60_000, oldest_ms + 1_000, now_ms)
+            log.entries[:] = [
+                replace(entry, time_ms=time_ms) for entry, time_ms in zip(log.entries, times, strict=True)
+            ]
+            own = await open_partition(broker.services, topic, 0, read)
+            assert list(own.producer(PRODUCER).queued) == [(1, 3)]
             await client.close()
 
     run(work())

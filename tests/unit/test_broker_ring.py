@@ -94,6 +94,19 @@ def test_a_batch_is_sealed_by_bytes_and_not_one_block_later() -> None:
     assert [batch.bytes for batch in ring.batches] == [1000]
 
 
+def test_a_run_ends_where_sequences_are_missing() -> None:
+    """Burned sequences lie between: a run over them would say that the batch holds them."""
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    ring.append(stream, 0, 10, memory, 0, 10, 0.0)
+    ring.append(stream, 10, 5, memory, 10, 20, 0.0)
+    ring.append(stream, 20, 5, memory, 20, 30, 0.0)
+    slot = ring.open
+    assert slot is not None
+    assert [(run.first, run.next) for run in slot.runs] == [(0, 15), (20, 25)]
+    assert slot.acks() == {stream: 25}
+    assert ring.find(1, 15, 20) is None
+
+
 def test_a_batch_is_sealed_by_blocks() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     for number in range(LIMITS.batch_blocks_max):
