@@ -120,6 +120,14 @@ class Places:
         span = await valid_span(self._queue, partition)
         return (await self._before(partition, offset, span, settings, writers)).totals
 
+    async def exact_totals_before(
+        self, partition: ReadPartition, offset: int, settings: TopicSettings, writers: Sequence[int]
+    ) -> Totals | None:
+        """Return the same, None where retention took all that a writer had: nothing states its totals any more."""
+        span = await valid_span(self._queue, partition)
+        progress = await self._before(partition, offset, span, settings, writers)
+        return progress.totals if progress.knows(writers) else None
+
     async def totals_of(self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int]) -> Totals:
         """Return how much lies before the pointer at the position of `flow`."""
         if flow.state is FlowState.LOOKING_BACK:

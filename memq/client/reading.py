@@ -219,7 +219,8 @@ class Reading:
         flow, entries = assigned.flow, polled.entries  # an answer for many partitions may have had no room for this one
         first = flow.misses(polled.span, entries)
         if first is not None:
-            before = await self._places.totals_before(polled.partition, first, assigned.settings, assigned.writers)
+            places, settings = self._places, assigned.settings
+            before = await places.exact_totals_before(polled.partition, first, settings, assigned.writers)
             if assigned.removed:
                 return
             flow.take_gap(first, before)

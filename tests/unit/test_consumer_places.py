@@ -137,6 +137,18 @@ def two_writers() -> Log:
     return shared
 
 
+def test_totals_are_not_exact_where_retention_took_all_that_a_writer_had() -> None:
+    log = two_writers()
+    stored = stored_before(log, 18)
+    places = Places(LogReader(log), 4)
+    exact = ask(places.exact_totals_before(PARTITION, 18, SETTINGS, [0, 1]))
+    assert exact is not None
+    assert exact.records == stored
+    del log.entries[:18]  # the second one wrote at 5 and at 17
+    assert ask(places.exact_totals_before(PARTITION, 18, SETTINGS, [0, 1])) is None
+    assert ask(places.exact_totals_before(PARTITION, 18, SETTINGS, [0])) is not None
+
+
 @pytest.mark.parametrize("begin", [0, 3, 8])
 @pytest.mark.parametrize("tail", [1, 4])
 def test_totals_are_those_of_all_writers_wherever_their_pointers_are(begin: int, tail: int) -> None:
