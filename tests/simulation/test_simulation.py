@@ -9,8 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.simulation.fresh_seeds import fresh_start
 from tests.simulation.plan import ASPECTS, draw_plan
+from tests.simulation.run import level_of, repeat_command
 from tests.simulation.scenario import run_plan
+from tests.simulation.world import SimulationError
 from tests.soak import repetitions
 
 
@@ -65,3 +68,16 @@ def test_the_live_audit_names_what_was_done_and_nothing_else(seed: int) -> None:
 @pytest.mark.parametrize("seed", [7, 27])
 def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(seed: int) -> None:
     run_plan(draw_plan(seed, "sleepy", aspects=()))
+
+
+FRESH = range(fresh_start(), fresh_start() + repetitions(40, 400))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", FRESH, ids=lambda seed: f"{seed}-{level_of(seed)}")
+def test_a_seed_that_no_run_had_before(seed: int) -> None:
+    level = level_of(seed)
+    try:
+        run_plan(draw_plan(seed, level))
+    except SimulationError as error:
+        pytest.fail(f"level {level}: {error}\nagain: {repeat_command(seed, level)}", pytrace=False)
