@@ -17,7 +17,7 @@ from memq.errors import InvalidRequestError, MemqError, NotFoundError, Retryable
 from memq.format.report import BeginReason
 from memq.logs import EventLog
 from memq.notification.remote import RemoteQueue
-from memq.topic import Committed, Position, ReadPartition, Topic, Totals
+from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals
 
 _RETRY_S = 0.2
 _STALE_RETRIES = 7  # 9 s in all
@@ -79,7 +79,7 @@ class Opener:
         """Read a partition, which is read, from another place. Raises: InvalidRequestError when it goes meanwhile."""
         assigned = self._reading.assigned[partition]
         point = point_of(to, place_of(partition))
-        position = await self._places.start_at(point, partition, assigned.settings)
+        position = await self._start_at(point, partition, assigned.settings)
         if assigned.removed:
             raise InvalidRequestError(
                 f"partition {partition.partition} of topic '{partition.topic}' was taken from this consumer meanwhile",
@@ -152,12 +152,18 @@ class Opener:
             position, known = stored.position, stored.totals
         else:
             start = point_of(self._settings.start, place)
-            position, known = await self._places.start_at(start, partition, settings), _known_before(start)
+            position, known = await self._start_at(start, partition, settings), _known_before(start)
         if self._wanted().get(partition) == grant:
             assigned = self._read(partition, position, known, "start" if stored is None else "stored", grant)
             if stored is not None:
                 assigned.ledger.stored(stored)
                 self._reading.stored[partition] = stored
+
+    async def _start_at(
+        self, point: str | int | Position, partition: ReadPartition, settings: TopicSettings
+    ) -> Position:
+        skip = self._settings.on_expired == "skip"
+        return await self._places.start_at(point, partition, settings, pass_expired=skip)
 
     def _read(
         self, partition: ReadPartition, position: Position, known: Totals | None, reason: BeginReason, grant: int

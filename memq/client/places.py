@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from memq.topic import CLOCK_ERROR_MS, Position, ReadPartition, Topic, TopicSett
 
 IndexOf = Callable[[Pointer], Awaitable[Sequence[BlockEntry]]]
 TAIL_OFFSETS = 16
+END_TRIES = 4
+END_RETRY_S = 0.1  # doubled for each try: 1.5 s in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,19 @@ class Places:
             return point
         if isinstance(point, int):
             return Position(number, await self._offset_at(partition, point, settings))
-        span = await valid_span(self._queue, partition)
-        return Position(number, span.begin if point == "beginning" else span.end)
+        # A replica that lags shows less than there is: of two answers the wider one is taken.
+        spans = [await valid_span(self._queue, partition) for _ in range(2)]
+        return Position(number, _begin(spans) if point == "beginning" else _end(spans))
 
     async def start_at(
-        self, point: str | int | Position, partition: ReadPartition, settings: TopicSettings
+        self,
+        point: str | int | Position,
+        partition: ReadPartition,
+        settings: TopicSettings,
+        *,
+        pass_expired: bool = False,
     ) -> Position:
-        """Return the position that a point means now, for who wants to read all from there on.
+        """Return the position that a point means now, to read all from there on; with `pass_expired` an expired one.
 
         Raises: PositionExpiredError for one that retention has passed, InvalidRequestError for one behind the end; as
         `position_of`.
@@ -77,10 +86,38 @@ class Places:
         position = await self.position_of(point, partition, settings)
         if isinstance(point, Position):
             span = await valid_span(self._queue, partition)
-            if position.pointer_offset < span.begin:
-                raise expired_error(partition, position, span.begin)
-            _check_end(partition, position, span)
+            first = None if pass_expired else await self.first_left(partition, position.pointer_offset, span)
+            if first is not None:
+                raise expired_error(partition, position, first)
+            await self._check_end(partition, position, span)
         return position
+
+    async def first_left(self, partition: ReadPartition, offset: int, span: Span) -> int | None:
+        """Return the first offset that is left when retention has passed `offset`, else None.
+
+        Two answers must say so, `span` and one that is asked for now: what is passed over for it never comes again.
+        """
+        if span.begin <= offset:
+            return None
+        begin = min(span.begin, (await valid_span(self._queue, partition)).begin)
+        return begin if begin > offset else None
+
+    async def _check_end(self, partition: ReadPartition, position: Position, span: Span) -> None:
+        """Refuse a position that no record has yet: a reader there would miss the records that come before it.
+
+        A replica that lags shows an earlier end for a moment, so it is asked for again, within bounds.
+        """
+        for number in range(END_TRIES):
+            if position.pointer_offset <= span.end:
+                return
+            await asyncio.sleep(END_RETRY_S * 2**number)
+            span = await valid_span(self._queue, partition)
+        if position.pointer_offset > span.end:
+            raise InvalidRequestError(
+                f"position {position} of topic '{partition.topic}' is behind its end, "
+                f"{Position(partition.partition, span.end)}: what comes next would be missed",
+                hint="go on at 'end' or at 'beginning'; a group that stands there: memq group reset",
+            )
 
     async def look_back(
         self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
@@ -91,7 +128,7 @@ class Places:
         """
         partition, start = flow.partition, flow.position.pointer_offset
         span = await valid_span(self._queue, partition)
-        _check_end(partition, flow.position, span)
+        await self._check_end(partition, flow.position, span)
         async for entries in self.window_before(partition, start, span, settings):
             for pointer in flow.look_back(entries):
                 flow.note_index(pointer, await index_of(pointer))
@@ -227,12 +264,9 @@ class Places:
             yield page
 
 
-def _check_end(partition: ReadPartition, position: Position, span: Span) -> None:
-    """Refuse a position that no record has yet: who waited there would be told nothing of those that come before it."""
-    if position.pointer_offset > span.end:
-        end = Position(partition.partition, span.end)
-        text = f"position {position} of topic '{partition.topic}'"
-        raise InvalidRequestError(
-            f"{text} is behind its end, {end}: what comes next would be missed",
-            hint="go on at 'end' or at 'beginning'; a group that stands there: memq group reset",
-        )
+def _begin(spans: Sequence[Span]) -> int:
+    return min(span.begin for span in spans)
+
+
+def _end(spans: Sequence[Span]) -> int:
+    return max(span.end for span in spans)

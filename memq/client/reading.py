@@ -19,9 +19,10 @@ from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, 
 from memq.limits import POLL_BYTES_MAX
 from memq.logs import EventLog
 from memq.network import Runtime
+from memq.notification import Entries
 from memq.notification.remote import Polled, RemoteQueue
 from memq.tasks import TaskOwner
-from memq.topic import Committed, ReadPartition, Topic, TopicSettings
+from memq.topic import Committed, ReadPartition, Topic, TopicSettings, Totals
 
 FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
@@ -217,12 +218,21 @@ class Reading:
         if assigned is None or offset is None or assigned.flow.poll_offset != offset:
             return  # it was given back, or sought elsewhere, while the poll was under way
         flow, entries = assigned.flow, polled.entries  # an answer for many partitions may have had no room for this one
+        if _first_of(entries) > offset:
+            # Offsets need not be dense, but nearly always are: what lies between was passed over by this answer alone.
+            again = await self._queue.read(polled.partition, offset, POLL_BYTES_MAX)
+            entries = min(entries, again, key=_first_of)
+        before: Totals | None = None
         first = flow.misses(polled.span, entries)
         if first is not None:
+            first = await self._places.first_left(polled.partition, offset, polled.span)
+            if first is None:
+                raise QueueError(f"the queue took back that '{polled.partition.topic}' begins behind offset {offset}")
             places, settings = self._places, assigned.settings
             before = await places.exact_totals_before(polled.partition, first, settings, assigned.writers)
-            if assigned.removed:
-                return
+        if assigned.removed or flow.poll_offset != offset:
+            return
+        if first is not None:
             flow.take_gap(first, before)
         flow.take_entries(entries)
 
@@ -303,8 +313,9 @@ class Reading:
         except NotFoundError as error:
             ahead = await self._queue.read(assigned.flow.partition, slot.offset, 1)
             if not ahead or ahead[0].offset != slot.offset:
-                first = (await self._queue.span(assigned.flow.partition)).begin
-                if first <= slot.offset:  # it was there, and retention did not take it
+                span = await self._queue.span(assigned.flow.partition)
+                first = await self._places.first_left(assigned.flow.partition, slot.offset, span)
+                if first is None:  # it was there, and retention did not take it
                     raise QueueError(f"the pointer at offset {slot.offset} is not shown any more") from error
                 assigned.flow.expire(slot, first)  # retention took pointer and object
                 return
@@ -312,3 +323,8 @@ class Reading:
                 return
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
         assigned.flow.fetched(slot, pieces)
+
+
+def _first_of(entries: Entries) -> int:
+    """Return the first offset of an answer, or where reading goes on behind it."""
+    return entries[0].offset if entries else entries.next

@@ -74,6 +74,10 @@ def test_who_stands_before_the_first_position_is_told_it(kind: str, tmp_path: Pa
             async with Consumer(broker.address, TOPIC, start=gone) as named:
                 with pytest.raises(PositionExpiredError):
                     await named.poll(60)
+            async with Consumer(broker.address, TOPIC, start=gone, on_expired="skip") as passing:
+                batch = await passing.poll(60)
+                assert batch is not None
+                assert batch.values() == [b"2"], "as the error's hint says"
             first = await begin(broker, here.pointer_offset + 1)
             words = f"position {here} of topic 'clicks' is before {first}, the first one that retention left"
             told = f"{words}: 1 records are gone".encode()

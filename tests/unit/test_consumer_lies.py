@@ -1,0 +1,156 @@
+"""A consumer's reading against a queue that answers wrongly for a moment: no record is passed over, none refused."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from memq.client.fetcher import Fetcher
+from memq.client.flow import FlowState, PartitionFlow
+from memq.client.places import END_TRIES, Places
+from memq.client.reading import Reading
+from memq.errors import InvalidRequestError, PositionExpiredError
+from memq.format.block import Buffer
+from memq.logs import EventLog
+from memq.notification import Entries, Span
+from memq.notification.remote import Polled, RemoteQueue
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
+from memq.tasks import TaskOwner
+from memq.topic import Position, ReadPartition, Topic, TopicSettings, equal_slots
+from tests.skipping_loop import run_skipping, skip, skipping_runtime
+from tests.unit.queue_model import PARTITION, TOPIC_ID, WINDOW_MS, Block, Log
+from tests.unit.test_consumer_opener import NoBroker
+
+SETTINGS = TopicSettings()
+TOPIC = Topic(name="clicks", id=TOPIC_ID, created_ms=1, settings=SETTINGS, partitions=equal_slots(1))
+BATCHES = 12
+Tamper = Callable[[Span, Entries], tuple[Span, Entries]]
+
+
+class MomentaryLies(RemoteQueue):
+    """Answers from a log; `lies` and `said` are what the first polls, and the first questions for a span, meet."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(NoBroker())
+        self.log = log
+        self.lies: list[Tamper] = []
+        self.said: list[Span] = []
+        self.begin = 0
+
+    def _entries(self, offset: int) -> Entries:
+        found = [entry for entry in self.log.entries if entry.offset >= max(offset, self.begin)][:4]
+        return Entries(found, found[-1].offset + 1 if found else max(offset, self.log.next_offset))
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        return self._entries(offset)
+
+    async def span(self, partition: ReadPartition) -> Span:
+        return self.said.pop(0) if self.said else Span(self.begin, self.log.next_offset)
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        return self.begin
+
+    async def poll(self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0) -> list[Polled]:
+        (offset,) = offsets.values()
+        entries = self._entries(offset)
+        if not entries:
+            await skip(wait_ms / 1000)
+        span = Span(self.begin, self.log.next_offset)
+        if self.lies and entries:
+            span, entries = self.lies.pop(0)(span, entries)
+        return [Polled(PARTITION, span, entries)]
+
+
+def queue_of(batches: int = BATCHES) -> MomentaryLies:
+    log = Log()
+    for number in range(batches):
+        log.batch(Block(1, 3 * number))
+    return MomentaryLies(log)
+
+
+def end_that_goes_back(span: Span, entries: Entries) -> tuple[Span, Entries]:
+    return Span(span.begin, entries[0].offset), Entries((), entries[0].offset)
+
+
+def begin_that_runs_ahead(span: Span, entries: Entries) -> tuple[Span, Entries]:
+    return Span(span.end, span.end), Entries((), span.end)
+
+
+def nothing_in_the_middle(span: Span, entries: Entries) -> tuple[Span, Entries]:
+    return span, Entries((), span.end)
+
+
+def entries_left_out(span: Span, entries: Entries) -> tuple[Span, Entries]:
+    return span, Entries(entries[1:], entries.next)
+
+
+def position(offset: int) -> Position:
+    return Position(0, offset)
+
+
+@pytest.mark.parametrize("end", [None, position(BATCHES)])
+@pytest.mark.parametrize("lie", [end_that_goes_back, begin_that_runs_ahead, nothing_in_the_middle, entries_left_out])
+def test_a_poll_that_lies_once_costs_no_record(lie: Tamper, end: Position | None) -> None:
+    async def work() -> list[bytes | None]:
+        runtime, queue = skipping_runtime(), queue_of()
+        queue.lies = [lambda span, entries: (span, entries), lie, lie]
+        tasks = TaskOwner(lambda error: None, EventLog(runtime.clock))
+
+        async def read(store: str, key: str, offset: int, length: int) -> Buffer:
+            return queue.log.bodies[int(key.removeprefix("o/"))][offset : offset + length]
+
+        fetcher = Fetcher("broker", read, lambda store: None, ConfirmedReads())
+        reading = Reading(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
+        flow = PartitionFlow(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_expired=True)
+        reading.start()
+        reading.add(flow, TOPIC)
+        values: list[bytes | None] = []
+        for _ in range(100):
+            await skip(0.5)
+            while (found := reading.deliver()) is not None:
+                assert found[1].failure is None
+                values += [bytes(part.piece.data) for part in found[1].slices]
+        assert flow.position == position(BATCHES)
+        assert (flow.state is FlowState.ENDED) == (end is not None)
+        assert (flow.counts.expired_offsets, flow.counts.gap_sequences) == (0, 0)
+        await tasks.stop()
+        return values
+
+    assert run_skipping(work()) == [Block(1, 3 * number).data() for number in range(BATCHES)]
+
+
+def ask(spans: list[Span], question: Callable[[Places], Awaitable[Position]], begin: int = 0) -> Position:
+    async def work() -> Position:
+        queue = queue_of()
+        queue.said, queue.begin = spans, begin
+        return await question(Places(queue))
+
+    return run_skipping(work())
+
+
+def test_a_position_behind_an_end_that_goes_back_for_a_moment_is_read() -> None:
+    back = [Span(0, 3)] * END_TRIES
+    assert ask(back, lambda places: places.start_at(position(10), PARTITION, SETTINGS)) == position(10)
+
+
+def test_a_position_behind_an_end_that_stays_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="behind its end"):
+        ask([], lambda places: places.start_at(position(BATCHES + 1), PARTITION, SETTINGS))
+
+
+def test_a_begin_that_runs_ahead_for_a_moment_expires_no_position() -> None:
+    ahead = [Span(8, BATCHES)]
+    assert ask(ahead, lambda places: places.start_at(position(5), PARTITION, SETTINGS)) == position(5)
+    with pytest.raises(PositionExpiredError):
+        ask([], lambda places: places.start_at(position(5), PARTITION, SETTINGS), begin=8)
+
+
+def test_the_wider_of_two_answers_is_where_a_read_begins_and_ends() -> None:
+    assert ask([Span(0, 3)], lambda places: places.position_of("end", PARTITION, SETTINGS)) == position(BATCHES)
+    assert ask([Span(9, 9)], lambda places: places.position_of("beginning", PARTITION, SETTINGS)) == position(0)
+
+
+def test_an_expired_position_is_where_a_reader_that_passes_over_begins() -> None:
+    found = ask([], lambda places: places.start_at(position(5), PARTITION, SETTINGS, pass_expired=True), begin=8)
+    assert found == position(5)
