@@ -169,6 +169,11 @@ class PartitionFlow:
 
     # ---- before the start ----------------------------------------------------------------------
 
+    def begin_look_back(self) -> None:
+        """Forget what was counted: a look back that failed half-way would count the same pointers once more."""
+        assert self.state is FlowState.LOOKING_BACK
+        self._progress = Progress()
+
     def look_back(self, entries: Iterable[Entry]) -> list[Pointer]:
         """Take pointers that lie before the start, in order: what they hold was seen.
 
@@ -219,7 +224,7 @@ class PartitionFlow:
         first = entries[0].offset if entries else span.begin
         return min(first, span.begin) if min(first, span.begin) > self._next_offset else None
 
-    def take_gap(self, first: int, before: Totals | None) -> None:
+    def take_gap(self, first: int, before: Totals) -> None:
         """Note that retention took all before offset `first`, from `poll_offset` on; `before` is what lay there."""
         if self.state is FlowState.READING:
             self._append(Slot(self._next_offset, 0, gap=Gap(first, before), damaged=True))
@@ -380,7 +385,7 @@ class PartitionFlow:
         if lost and not self._pass_expired:
             error = expired_error(self.partition, self.position, gap.first, lost)
             return Delivery(self.position, self.behind, failure=error)
-        self.counts.expired_records += max(lost, 0)
+        self.counts.expired_records += lost
         silent, here = self._begins_anywhere, self._passed_totals()
         if pointer is not None:
             self._progress.start_at(pointer)
@@ -392,8 +397,7 @@ class PartitionFlow:
         if silent:
             self._start = self._moved_start = self.position
         elif pointer is None:  # one more gap before the next record is judged from here
-            self._start = self.position
-            self._known = max(here, gap.before or here, key=lambda totals: totals.records)
+            self._start, self._known = self.position, max(here, gap.before, key=lambda totals: totals.records)
         return None
 
     @property
@@ -407,16 +411,10 @@ class PartitionFlow:
         return self.behind.totals if known is None else known
 
     def _records_lost(self, slot: Slot, gap: Gap) -> int:
-        """Return how many records the gap holds that were to be delivered, -1 when nothing says that there were none.
-
-        A wrong alarm costs a seek, silence costs records.
-        """
         if self._begins_anywhere:
             return 0
         if slot.pointer is not None:
             return slot.pointer.records - max(self.position, Position(0, slot.offset)).record_index
-        if gap.before is None:
-            return -1
         return max(0, gap.before.records - self._passed_totals().records)
 
     def _end_index(self, offset: int) -> int | None:

@@ -129,6 +129,7 @@ class Places:
         partition, start = flow.partition, flow.position.pointer_offset
         span = await valid_span(self._queue, partition)
         await self._check_end(partition, flow.position, span)
+        flow.begin_look_back()
         async for entries in self.window_before(partition, start, span, settings):
             for pointer in flow.look_back(entries):
                 flow.note_index(pointer, await index_of(pointer))
@@ -156,14 +157,6 @@ class Places:
         """Return how much lies before the pointer at `offset`, all that retention took included."""
         span = await valid_span(self._queue, partition)
         return (await self._before(partition, offset, span, settings, writers)).totals
-
-    async def exact_totals_before(
-        self, partition: ReadPartition, offset: int, settings: TopicSettings, writers: Sequence[int]
-    ) -> Totals | None:
-        """Return the same, None where retention took all that a writer had: nothing states its totals any more."""
-        span = await valid_span(self._queue, partition)
-        progress = await self._before(partition, offset, span, settings, writers)
-        return progress.totals if progress.knows(writers) else None
 
     async def totals_of(self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int]) -> Totals:
         """Return how much lies before the pointer at the position of `flow`."""

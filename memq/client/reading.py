@@ -222,14 +222,13 @@ class Reading:
             # Offsets need not be dense, but nearly always are: what lies between was passed over by this answer alone.
             again = await self._queue.read(polled.partition, offset, POLL_BYTES_MAX)
             entries = min(entries, again, key=_first_of)
-        before: Totals | None = None
+        before = Totals()
         first = flow.misses(polled.span, entries)
         if first is not None:
             first = await self._places.first_left(polled.partition, offset, polled.span)
             if first is None:
                 raise QueueError(f"the queue took back that '{polled.partition.topic}' begins behind offset {offset}")
-            places, settings = self._places, assigned.settings
-            before = await places.exact_totals_before(polled.partition, first, settings, assigned.writers)
+            before = await self._places.totals_before(polled.partition, first, assigned.settings, assigned.writers)
         if assigned.removed or flow.poll_offset != offset:
             return
         if first is not None:

@@ -328,22 +328,6 @@ def test_a_start_moves_behind_a_batch_that_expired_while_it_was_fetched() -> Non
     assert (flow.take_moved_start(), flow.counts.expired_records) == (place(1), 0)
 
 
-def test_a_gap_of_which_nothing_says_what_it_held_is_told() -> None:
-    log = Log()
-    for first in (0, 3):
-        log.batch(Block(1, first))
-    told, passing = retained(Totals(6)), retained(Totals(6), skip=True)
-    for flow in (told, passing):
-        flow.begin()
-        flow.take_gap(1, None)
-    delivery = told.deliver()
-    assert delivery is not None
-    assert isinstance(delivery.failure, PositionExpiredError)
-    assert "are gone" not in str(delivery.failure)
-    assert passing.deliver() is None
-    assert (passing.position, passing.counts.expired_offsets, passing.counts.expired_records) == (place(1), 1, 0)
-
-
 def test_a_reader_that_was_overtaken_is_told() -> None:
     log = Log()
     log.batch(Block(1, 0))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memq.client.flow import PartitionFlow
 from memq.client.places import Places, late_ms, window_ms
 from memq.client.progress import Progress
-from memq.errors import InvalidRequestError
+from memq.errors import InvalidRequestError, QueueError
 from memq.format.pointer import Adopted, decode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entries, Entry, Span
@@ -137,16 +137,26 @@ def two_writers() -> Log:
     return shared
 
 
-def test_totals_are_not_exact_where_retention_took_all_that_a_writer_had() -> None:
-    log = two_writers()
-    stored = stored_before(log, 18)
-    places = Places(LogReader(log), 4)
-    exact = ask(places.exact_totals_before(PARTITION, 18, SETTINGS, [0, 1]))
-    assert exact is not None
-    assert exact.records == stored
-    del log.entries[:18]  # the second one wrote at 5 and at 17
-    assert ask(places.exact_totals_before(PARTITION, 18, SETTINGS, [0, 1])) is None
-    assert ask(places.exact_totals_before(PARTITION, 18, SETTINGS, [0])) is not None
+def test_a_look_back_that_failed_half_way_counts_nothing_twice() -> None:
+    log = Log()
+    for first in (0, 3, 6):
+        log.batch(Block(1, first))
+
+    class FailingOnce(LogReader):
+        failed = False
+
+        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            if offset == 1 and not self.failed:
+                self.failed = True
+                raise QueueError("half-way")
+            return await super().read(partition, offset, bytes_max)
+
+    places = Places(FailingOnce(log), 4)
+    flow = PartitionFlow(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
+    with pytest.raises(QueueError):
+        ask(places.look_back(flow, SETTINGS, [0], no_index))
+    ask(places.look_back(flow, SETTINGS, [0], no_index))
+    assert flow.progress.totals.records == 9
 
 
 @pytest.mark.parametrize("begin", [0, 3, 8])
