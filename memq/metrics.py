@@ -117,6 +117,9 @@ BROKER = (
     _broker_counter(
         "kept_objects", "objects", "objects that a sweep kept since the queue has lost what may have named them"
     ),
+    _broker_counter(
+        "unnamed_objects", "objects", "objects that a sweep found without a pointer, and that wait to be confirmed"
+    ),
     _broker_counter("retired_pointers", "pointers", "pointers deleted by retention"),
     _broker_counter("retired_objects", "objects", "objects deleted by retention"),
     _broker_histogram("store_seconds", "seconds of a put, its tries included"),
@@ -131,6 +134,8 @@ BROKER = (
     _broker_gauge("open_connections", "connections", "connections now"),
     _broker_gauge("open_partitions", "partitions", "partitions that are open here"),
     _broker_gauge("lost_partitions", "partitions", "partitions that are not opened since the queue has lost their log"),
+    _broker_gauge("sweep_pending_objects", "objects", "objects that wait for a later sweep; at the governor"),
+    _broker_gauge("sweep_pending_bytes", "bytes", "bytes of objects that wait for a later sweep; at the governor"),
     _broker_gauge("ring_batches", "batches", "batches that are not yet published"),
     Definition(
         "memq_broker_over_limit",

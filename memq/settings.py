@@ -93,7 +93,10 @@ class BrokerSettings:
     )
     spool_bytes_max: int = _setting(1 << 30, "what the spool may hold; at it ack=1 is refused there", 16 * MIB, 1 << 44)
     retention_interval_ms: int = _setting(30_000, "how often retention looks", 100, 86_400_000)
-    sweep_age_ms: int = _setting(3_600_000, "an object that no pointer names is deleted at this age", 1_000)
+    sweep_age_ms: int = _setting(3_600_000, "from this age on an object that no pointer names may be swept", 1_000)
+    sweep_confirm_ms: int = _setting(
+        86_400_000, "a sweep deletes what an earlier one, at least so long ago, found unnamed, too", 1_000
+    )
     staged_age_ms: int = _setting(
         604_800_000, "what a writer staged and never committed is deleted at this age; a commit may take half", 1_000
     )

@@ -67,10 +67,10 @@ async def _serve(
 
     async def clean() -> None:
         """Under the lock of the folder nothing is under way: what no pointer names is of an earlier run."""
-        objects, size = await sweep(broker.services, 0)
-        if temporary.files or objects:
+        done = await sweep(broker.services, 0)
+        if temporary.files or done.objects:
             files = f"{temporary.files} temporary files ({temporary.bytes} bytes)"
-            unnamed = f"{objects} unnamed objects ({size} bytes)"
+            unnamed = f"{done.objects} unnamed objects ({done.bytes} bytes)"
             broker.services.events.warning("swept-at-start", f"{files} and {unnamed} of an earlier run")
 
     try:

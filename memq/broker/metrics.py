@@ -82,6 +82,7 @@ class Counters:
     swept_objects: int = 0
     swept_bytes: int = 0
     kept_objects: int = 0
+    unnamed_objects: int = 0
     retired_pointers: int = 0
     retired_objects: int = 0
     store_seconds: Histogram = field(default_factory=Histogram)

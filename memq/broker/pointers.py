@@ -2,7 +2,8 @@
 
 Theory. Retention and the sweep delete what a log does not name, so an answer that is short destroys data. An empty
 read is no proof that a log is over: a queue that lost its connection has answered so. The witness is the span, read
-before the first page: the reading must reach its end, and its offsets must follow on each other from its beginning.
+before the first page: the reading must reach its end, and its offsets must follow on each other from its beginning. It goes on behind that
+end, for what landed meanwhile: a sweep reads pointers last. (`memq.notification.log_reader` reads up to an end.)
 Every queue numbers its entries densely, and takes them from the front only; so a hole between them is a loss.
 """
 
@@ -45,8 +46,9 @@ class LogReading:
             self.fault = f"the queue says that its log lies between {span.begin} and {span.end}"
             return
         self.begin = offset = span.begin
-        while entries := await self._queue.read(self._partition, offset, READ_BYTES):
-            for entry in entries:
+        page = await self._queue.read(self._partition, offset, READ_BYTES)
+        while page:
+            for entry in page:
                 if entry.offset < offset:
                     self.fault = f"the queue shows offset {entry.offset} where {offset} or more was asked for"
                     return
@@ -54,8 +56,11 @@ class LogReading:
                     return
                 offset = entry.offset + 1
                 yield entry, self._decoded(entry)
-        if offset < span.end:
+            page = await self._queue.read(self._partition, offset, READ_BYTES)
+        if page.next < span.end:
             self.fault = f"the queue shows nothing from offset {offset} on, though its end is {span.end}"
+        elif offset < span.end:
+            await self._skipped(offset, span.end)
 
     async def _skipped(self, first: int, next_: int) -> bool:
         """Count what is missing from `first` up to `next_`; True when retention took it meanwhile."""

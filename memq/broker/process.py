@@ -131,6 +131,8 @@ async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
         if sweeps:
             swept_s = clock.monotonic()
         sweeps = sweeps and broker.governs and settings.delete_objects
+        if not broker.governs:
+            broker.services.swept.pending_objects = broker.services.swept.pending_bytes = 0
         await look_after(broker.services, broker.partitions, sweeps=sweeps)
 
 
@@ -183,5 +185,7 @@ def _gauges(broker: Broker) -> dict[str, Callable[[], float]]:
         "open_connections": lambda: len(broker.intake.readers),
         "open_partitions": lambda: len(broker.partitions.processors),
         "lost_partitions": lambda: len(services.lost_logs),
+        "sweep_pending_objects": lambda: services.swept.pending_objects,
+        "sweep_pending_bytes": lambda: services.swept.pending_bytes,
         "ring_batches": lambda: sum(len(processor.ring) for processor in broker.partitions.at_work()),
     }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memq.broker.cold_retention import COLD_LOOK_S, first_old_ms, retire_cold
 from memq.broker.partitions import Partitions
 from memq.broker.pointers import keys_of, whole_log
 from memq.broker.services import Services
-from memq.broker.sweep import Sweep
+from memq.broker.sweep import Sweep, Unnamed
 from memq.cold.tail import TailNeeds, window_since_ms
 from memq.errors import MemqError, QueueError
 from memq.format.key import is_cold_object, shared_prefix, staged_prefix
@@ -19,6 +20,7 @@ from memq.notification import Entry
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 
 NEVER_MS = TIME_MS_END
+NAMED_MAX = 20  # objects that one line of the log names
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,30 +168,58 @@ async def _restate(partitions: Partitions, topic: Topic, holding: Iterable[int])
             await processor.restate()
 
 
-async def sweep(services: Services, age_ms: int) -> tuple[int, int]:
-    """Delete what no pointer names, see `Sweep`; return how many objects and bytes went. Raises: MemqError."""
-    staged_age_ms = services.settings.staged_age_ms
+class Swept(NamedTuple):
+    """What one pass of the sweep did: objects that are gone, and those that wait for a later pass, with their bytes."""
+
+    objects: int = 0
+    bytes: int = 0
+    pending: int = 0
+    pending_bytes: int = 0
+
+
+async def sweep(services: Services, age_ms: int) -> Swept:
+    """Run one pass of the sweep, see `Sweep`. Raises: MemqError."""
+    settings, counters = services.settings, services.counters
 
     def note(text: str) -> None:
         services.events.warning("not-swept", text)
 
-    clock, cluster = services.runtime.clock, services.settings.cluster
-    found = Sweep(cluster, services.store, services.queue, services.coordinator, clock, note)
-    objects = bytes_ = 0
-    async for gone in found.run(age_ms, staged_age_ms):
-        objects, bytes_ = objects + 1, bytes_ + gone.size
-        services.counters.swept_objects += 1
-        services.counters.swept_bytes += gone.size
-    services.counters.kept_objects += found.kept
-    return objects, bytes_
+    clock, stores = services.runtime.clock, (services.store, services.queue)
+    found = Sweep(settings.cluster, *stores, services.coordinator, clock, note, settings.sweep_confirm_ms)
+    done, new = Swept(), list[Unnamed]()
+    async for each in found.run(age_ms, settings.staged_age_ms):
+        if each.goes:
+            done = done._replace(objects=done.objects + 1, bytes=done.bytes + each.size)
+            counters.swept_objects += 1
+            counters.swept_bytes += each.size
+            continue
+        done = done._replace(pending=done.pending + 1, pending_bytes=done.pending_bytes + each.size)
+        if each.new:
+            counters.unnamed_objects += 1
+            new += [each] if len(new) < NAMED_MAX else []
+    counters.kept_objects += found.kept
+    services.swept.pending_objects, services.swept.pending_bytes = done.pending, done.pending_bytes
+    if done.objects:
+        services.events.info("swept", f"{done.objects} unnamed objects, {done.bytes} bytes")
+    if new:
+        services.events.info("sweep-pending", pending_text(new, done, settings.sweep_confirm_ms))
+    return done
+
+
+def pending_text(new: Sequence[Unnamed], done: Swept, confirm_ms: int) -> str:
+    """Return the log line of the objects that a pass was the first to find; it names NAMED_MAX of them."""
+    named = ", ".join(f"'{each.key}' ({each.why})" for each in new)
+    return (
+        f"{done.pending} objects of {done.pending_bytes} bytes wait, no pointer names them; a pass {confirm_ms} ms from"
+        f" now deletes what it finds again of {named}; memq sweep --pending names all, --keep KEY keeps one"
+    )
 
 
 async def look_after(services: Services, partitions: Partitions, *, sweeps: bool = True) -> None:
     """One round of retention, and of the sweep when it is due; errors are logged, the next round tries again."""
     try:
         await retire(services, partitions)
-        objects, bytes_ = await sweep(services, services.settings.sweep_age_ms) if sweeps else (0, 0)
-        if objects:
-            services.events.info("swept", f"{objects} unnamed objects, {bytes_} bytes")
+        if sweeps:
+            await sweep(services, services.settings.sweep_age_ms)
     except MemqError as error:
         services.events.warning("housekeeping-failed", str(error))

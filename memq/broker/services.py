@@ -32,6 +32,14 @@ CLOSINGS_AT_ONCE_MAX = 64  # of thousands that publish at once the last are not 
 CLOSING_TURN_S = 5.0  # those whose part of the queue is away do not hold up the others for longer
 
 
+@dataclass(slots=True)
+class SweptNow:
+    """What waits for a later pass of the sweep, by the last one that ran here; nothing where another broker sweeps."""
+
+    pending_objects: int = 0
+    pending_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """The parts that a broker is made of. `session` names one life of the broker `settings.broker_id`.
@@ -55,6 +63,7 @@ class Services:
     openings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENINGS_AT_ONCE_MAX))
     closings: Turns = field(default_factory=lambda: Turns(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
     lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
+    swept: SweptNow = field(default_factory=SweptNow)
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
     cold: ColdFiles = field(init=False)
     pointers: ColdReader = field(init=False)

@@ -1,17 +1,21 @@
-"""The sweep: finds the objects that no pointer names, and deletes them after a safety age.
+"""The sweep: finds the objects that no pointer names, and deletes them when a later pass confirms it.
 
 Theory. A key is used for half the safety age, counted from the first request that puts it: a batch whose pointer is not
 out by then is stored under a new key (`memq.broker.storing`). So a pointer to what is older than the whole age lies in
-the queue already, or never will: who lists first and reads the pointers last can delete what they do not name, in any
-process, without knowing what brokers hold. What writers stage lies there without a pointer until its batch is
+the queue already, or never will: a pass that lists first and reads the pointers last finds what they do not name, in
+any process, without knowing what brokers hold. What writers stage lies there without a pointer until its batch is
 committed, so it has an age of its own, of which a commit may take half; the manifests of commits go at that age, too.
+
+A pass is one witness, and a witness can be wrong. It deletes only what an earlier pass, `confirm_ms` ago, found too and
+wrote down (`memq.broker.sweep_lists`); what it finds first it writes down itself. Nothing that a pass has read is used
+by another: each is one `Sweep`, which asks store, queue and coordinator anew.
 
 Pointers leave the queue for a manifest of a cold part, which is there before: manifests are read after the queue. What
 such a pointer named in the queue, and what retention takes of a manifest, stays for the safety age from then on.
 
 A queue may lose what it held: then what is unnamed may be data. What a log does not account for
-(`memq.broker.shown_log`) stays, and is told. So does what belongs to a topic that the queue has and the coordinator
-does not know: that one may be an old backup, or another's.
+(`memq.broker.shown_log`) stays, and is named in a note. So does what belongs to a topic that the queue has and the
+coordinator does not know: that one may be an old backup, or another's.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ from typing import Protocol
 from memq.broker.forgotten import Forgotten
 from memq.broker.pointers import LogReading, keys_of
 from memq.broker.shown_log import ShownLog
+from memq.broker.sweep_lists import SweepLists
 from memq.broker.unaccounted import Claim, Place, Unaccounted, forgotten_topic
 from memq.clock import Clock
 from memq.cold.files import ColdFiles
 from memq.errors import CorruptDataError, NotFoundError
-from memq.format.key import shared_prefix, staged_prefix, topic_prefix
+from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix
+from memq.format.sweep_list import ListedObject
 from memq.governor import Assignment
 from memq.notification import PointerReader
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
@@ -55,16 +61,22 @@ class Topics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unnamed:
-    """One object that may go: its key, size in bytes, time of writing in Unix ms, and why."""
+    """One object that no pointer names: its key, size in bytes, time of writing in Unix ms, and why it may go.
+
+    `since_ms` is when a pass found it first, this one when it is `new`; of one that `goes`, that was long enough ago.
+    """
 
     key: str
     size: int
     modified_ms: int
     why: str
+    since_ms: int
+    new: bool
+    goes: bool
 
 
 class Sweep:
-    """Looks through the objects of one cluster. `note` is told what is left alone though nobody knows what it is.
+    """One pass over the objects of one cluster. `note` is called with what is left alone though it may be garbage.
 
     `kept` counts the objects that a lost log may have named, or that of a topic which the coordinator does not know.
     """
@@ -77,6 +89,7 @@ class Sweep:
         topics: Topics,
         clock: Clock,
         note: Callable[[str], None],
+        confirm_ms: int,
     ) -> None:
         self._cluster = cluster
         self._store = store
@@ -87,6 +100,10 @@ class Sweep:
         self._clock = clock
         self._note = note
         self._cold = ColdFiles(cluster, store)
+        self.lists = SweepLists(cluster, store, note)
+        self._confirm_ms = confirm_ms
+        self._pending: dict[str, list[ObjectEntry]] = {}  # the lists of earlier passes, by the digest of their prefix
+        self._now_ms = -1
         self._forgotten = Forgotten(store, queue)
         self._staged_bound_ms = 0
         self._left_bound_ms = 0
@@ -94,40 +111,74 @@ class Sweep:
     async def find(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[Unnamed]:
         """Yield the objects that are older than `age_ms` and that no pointer names; staged ones by their own age.
 
-        The ages must be those of the brokers; `age_ms` is 0 for who knows that none is at work. Raises: MemqError of
-        store, queue and coordinator.
+        The ages must be those of the brokers; `age_ms` is 0 where none is at work. Changes nothing.
+        Raises: MemqError of store, queue and coordinator.
         """
-        now_ms = self._clock.wall_ms()
+        async for _, found in self._found(age_ms, staged_age_ms):
+            for each in found:
+                yield each
+
+    async def run(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[Unnamed]:
+        """Delete what `find` finds and an earlier pass confirms, write down the rest, and yield all of it."""
+        async for prefix, found in self._found(age_ms, staged_age_ms):
+            for each in found:
+                if each.goes:
+                    await self._store.delete(each.key)
+            new = [ListedObject(each.key, each.size, each.modified_ms, each.why) for each in found if each.new]
+            await self.lists.add(prefix, new, self._now_ms)
+            for each in found:
+                yield each
+        await self.lists.drop(self._pending, self._now_ms - self._confirm_ms)
+
+    async def _found(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[tuple[str, list[Unnamed]]]:
+        """Yield what no pointer names of one prefix after the other, once."""
+        assert self._now_ms < 0, "a sweep is one pass"
+        self._now_ms = now_ms = self._clock.wall_ms()
         bound_ms = now_ms - age_ms
         self._staged_bound_ms = now_ms - staged_age_ms
         self._left_bound_ms = bound_ms - CLOCK_ERROR_MS
+        self._pending = await self.lists.pending()
         async for prefix, entries in self._old(f"{self._cluster}/", bound_ms):
-            why = await self._why(prefix, {entry.key: entry for entry in entries})
-            for entry in entries:
-                if entry.key in why:
-                    yield Unnamed(entry.key, entry.size, entry.modified_ms, why[entry.key])
-        async for _, entries in self._old(CHECK_PREFIX, bound_ms):
-            for entry in entries:
-                yield Unnamed(entry.key, entry.size, entry.modified_ms, CHECKED)
+            yield prefix, await self._judged(prefix, entries, await self._why(prefix, entries.copy()))
+        async for prefix, entries in self._old(CHECK_PREFIX, bound_ms):
+            yield prefix, await self._judged(prefix, entries, dict.fromkeys(entries, CHECKED))
 
-    async def run(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[Unnamed]:
-        """Delete what `find` finds, and yield each when it is gone."""
-        async for found in self.find(age_ms, staged_age_ms):
-            await self._store.delete(found.key)
-            yield found
+    async def _judged(self, prefix: str, entries: dict[str, ObjectEntry], why: dict[str, str]) -> list[Unnamed]:
+        """Return what may go of one prefix, with what earlier passes say of it, but for what an operator keeps."""
+        if not why:
+            return []
+        unnamed = {key: entries[key] for key in why}
+        lists = self._pending.get(sweep_digest(prefix), [])
+        since = await self.lists.waiting(prefix, lists, unnamed, self._now_ms)
+        kept = await self.lists.kept(prefix)
+        if kept is None:
+            return []
+        return [
+            Unnamed(
+                key,
+                entry.size,
+                entry.modified_ms,
+                why[key],
+                since.get(key, self._now_ms),
+                key not in since,
+                key in since and since[key] <= self._now_ms - self._confirm_ms,
+            )
+            for key, entry in unnamed.items()
+            if key not in kept
+        ]
 
-    async def _old(self, start: str, bound_ms: int) -> AsyncIterator[tuple[str, list[ObjectEntry]]]:
+    async def _old(self, start: str, bound_ms: int) -> AsyncIterator[tuple[str, dict[str, ObjectEntry]]]:
         """Yield the objects that are older, those of one topic or the shared ones together: a listing comes by key."""
-        prefix, entries = "", list[ObjectEntry]()
+        prefix, entries = "", dict[str, ObjectEntry]()
         async for entry in self._store.list(start):
             if entry.modified_ms > (self._staged_bound_ms if entry.key.startswith(self._staged) else bound_ms):
                 continue
             if not prefix or not entry.key.startswith(prefix) or len(entries) == SWEPT_KEYS_MAX:
                 if entries:
                     yield prefix, entries
-                prefix, entries = self._prefix_of(entry.key), []
+                prefix, entries = self._prefix_of(entry.key), {}
             if prefix:
-                entries.append(entry)
+                entries[entry.key] = entry
         if entries:
             yield prefix, entries
 

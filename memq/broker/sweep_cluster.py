@@ -8,8 +8,9 @@ from pathlib import Path
 
 from memq.broker.assembly import open_coordinator, open_queue, open_store
 from memq.broker.sweep import Sweep
+from memq.broker.sweep_lists import SweepLists
 from memq.governor import Coordinator
-from memq.governor.data_folder import DataFolder
+from memq.governor.data_folder import DataFolder, cluster_of
 from memq.governor.standalone import StandaloneCoordinator
 from memq.network import Runtime
 from memq.notification import NotificationQueue
@@ -23,7 +24,7 @@ Note = Callable[[str], None]
 
 @asynccontextmanager
 async def cluster_sweep(
-    cluster: str, parts: PartSettings, note: Note, *, runtime: Runtime | None = None
+    cluster: str, parts: PartSettings, note: Note, confirm_ms: int, *, runtime: Runtime | None = None
 ) -> AsyncIterator[Sweep]:
     """Open the parts that the settings name; brokers may run (`memq.broker.sweep`). Raises: MemqError of the parts."""
     runtime = runtime or Runtime()
@@ -31,14 +32,16 @@ async def cluster_sweep(
     try:
         store = open_store(parts, runtime, cluster)
         queue = open_queue(parts, runtime, cluster)
-        async with _sweep(cluster, store, queue, coordinator, runtime, note) as found:
+        async with _sweep(cluster, store, queue, coordinator, runtime, note, confirm_ms) as found:
             yield found
     finally:
         await coordinator.close()
 
 
 @asynccontextmanager
-async def folder_sweep(path: Path, note: Note, *, runtime: Runtime | None = None) -> AsyncIterator[Sweep]:
+async def folder_sweep(
+    path: Path, note: Note, confirm_ms: int, *, runtime: Runtime | None = None
+) -> AsyncIterator[Sweep]:
     """Open a data folder, which nobody else uses meanwhile. Raises: InvalidRequestError when somebody does."""
     runtime = runtime or Runtime()
     folder = DataFolder.open(path, runtime.random)
@@ -47,12 +50,34 @@ async def folder_sweep(path: Path, note: Note, *, runtime: Runtime | None = None
         queue = SqliteQueue(folder.queue, runtime.clock)
         coordinator = StandaloneCoordinator(folder.topics, folder.cluster, runtime.clock)
         try:
-            async with _sweep(folder.cluster, store, queue, coordinator, runtime, note) as found:
+            async with _sweep(folder.cluster, store, queue, coordinator, runtime, note, confirm_ms) as found:
                 yield found
         finally:
             await coordinator.close()
     finally:
         folder.close()
+
+
+@asynccontextmanager
+async def cluster_lists(
+    cluster: str, parts: PartSettings, note: Note, *, runtime: Runtime | None = None
+) -> AsyncIterator[SweepLists]:
+    """Open the lists of a cluster's sweeps alone. Raises: as the store."""
+    store = open_store(parts, runtime or Runtime(), cluster)
+    try:
+        yield SweepLists(cluster, store, note)
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def folder_lists(path: Path, note: Note) -> AsyncIterator[SweepLists]:
+    """Open the lists of a data folder's sweeps; a broker may run on it. Raises: CorruptDataError, as the store."""
+    store = FilesystemHandler(path / "objects", path / "tmp")
+    try:
+        yield SweepLists(cluster_of(path), store, note)
+    finally:
+        await store.close()
 
 
 @asynccontextmanager
@@ -63,9 +88,10 @@ async def _sweep(
     coordinator: Coordinator,
     runtime: Runtime,
     note: Note,
+    confirm_ms: int,
 ) -> AsyncIterator[Sweep]:
     try:
-        yield Sweep(cluster, store, queue, coordinator, runtime.clock, note)
+        yield Sweep(cluster, store, queue, coordinator, runtime.clock, note, confirm_ms)
     finally:
         await queue.close()
         await store.close()

@@ -2,32 +2,26 @@
 
 A *part* has pointers as the queue had them, each with its offset and queue time; only where a batch lies is new. A
 *manifest* names the parts in the order of their offsets. Manifests are numbered and never change: the highest holds.
-Both are a head of 16 bytes and JSON, packed by a codec of blocks, which bounds what comes out.
+Both are packed files.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import struct
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
-from awscrt.checksums import crc32c
 from msgspec import Meta
 
-from memq.errors import CorruptDataError, MemqError, TooLargeError, UnsupportedFormatError
-from memq.format.block import CODEC_ZSTD, CODECS, Buffer
-from memq.format.codec import compress, decompress
+from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
+from memq.format.block import Buffer
+from memq.format.packed_file import KIND_MANIFEST, KIND_PART, pack_file, unpack_file
 from memq.format.pointer import Number, Text, Time, TopicId, decode_pointer
-from memq.limits import COLD_RAW_BYTES_MAX, FORMAT_VERSION, FORMAT_VERSIONS
 
-MAGIC = b"mqC1"
-# magic, checksum | version, kind, codec, 0 | raw length
-HEAD = struct.Struct("<4sI BBB1x I")
-KIND_MANIFEST, KIND_PART = 1, 2
-CHECKED_FROM = 8  # the checksum covers the file from here to its end
+FILE = "file of a cold part"
+LARGER = "make larger objects of cold batches"
 Partition = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Content = TypeVar("Content")
 
@@ -103,13 +97,13 @@ _decode_part = msgspec.json.Decoder(_WirePart).decode
 
 def encode_cold_manifest(manifest: ColdManifest) -> bytes:
     """Return the manifest's bytes. Raises: TooLargeError."""
-    return _pack(KIND_MANIFEST, _encode(manifest), f"manifest {manifest.number} of a cold part")
+    return pack_file(KIND_MANIFEST, _encode(manifest), f"manifest {manifest.number} of a cold part", LARGER)
 
 
 def decode_cold_manifest(data: Buffer) -> ColdManifest:
     """Read a manifest. Raises: CorruptDataError, UnsupportedFormatError."""
     try:
-        manifest = _decode_manifest(_unpack(KIND_MANIFEST, data))
+        manifest = _decode_manifest(unpack_file(KIND_MANIFEST, data, FILE))
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"manifest of a cold part can't be read: {error}") from error
     if manifest.requires:
@@ -125,13 +119,14 @@ def decode_cold_manifest(data: Buffer) -> ColdManifest:
 def encode_cold_part(part: ColdPart) -> bytes:
     """Return the part's bytes. Raises: TooLargeError."""
     entries = tuple((offset, time_ms, _wire_body(body)) for offset, time_ms, body in part.entries)
-    return _pack(KIND_PART, _encode(_WirePart(entries=entries, originals=part.originals)), "part of a manifest")
+    wire = _WirePart(entries=entries, originals=part.originals)
+    return pack_file(KIND_PART, _encode(wire), "part of a manifest", LARGER)
 
 
 def decode_cold_part(data: Buffer) -> ColdPart:
     """Read a part. Raises: CorruptDataError, UnsupportedFormatError."""
     try:
-        wire = _decode_part(_unpack(KIND_PART, data))
+        wire = _decode_part(unpack_file(KIND_PART, data, FILE))
         entries = tuple(ColdEntry(offset, time_ms, _body(raw)) for offset, time_ms, raw in wire.entries)
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"part of a manifest can't be read: {error}") from error
@@ -164,31 +159,3 @@ def _body(raw: msgspec.Raw) -> bytes:
         return base64.b64decode(msgspec.json.decode(body, type=str), validate=True)
     except binascii.Error as error:
         raise CorruptDataError(f"pointer of a part is no base64: {error}") from error
-
-
-def _pack(kind: int, raw: bytes, name: str) -> bytes:
-    if len(raw) > COLD_RAW_BYTES_MAX:
-        raise TooLargeError(
-            f"{name} has {len(raw)} bytes, {COLD_RAW_BYTES_MAX} are allowed", hint="make larger objects of cold batches"
-        )
-    codec, payload = compress(raw, CODEC_ZSTD)
-    checked = HEAD.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, len(raw))[CHECKED_FROM:] + payload
-    checksum: int = crc32c(checked)
-    return MAGIC + checksum.to_bytes(4, "little") + checked
-
-
-def _unpack(kind: int, data: Buffer) -> Buffer:
-    """Return the JSON of a file of this kind."""
-    view = memoryview(data)
-    if len(view) < HEAD.size:
-        raise CorruptDataError(f"file of a cold part has {len(view)} bytes, its head alone has {HEAD.size}")
-    magic, checksum, version, found, codec, raw_length = HEAD.unpack_from(view)
-    if magic != MAGIC:
-        raise CorruptDataError(f"file of a cold part starts with {magic!r}, not with {MAGIC!r}")
-    if crc32c(view[CHECKED_FROM:]) != checksum:
-        raise CorruptDataError(f"file of a cold part of {len(view)} bytes has another checksum than {checksum:08x}")
-    if version not in FORMAT_VERSIONS or codec not in CODECS.values():
-        raise UnsupportedFormatError(f"file of a cold part has version {version} and codec {codec}")
-    if found != kind or raw_length > COLD_RAW_BYTES_MAX:
-        raise CorruptDataError(f"file of a cold part has kind {found} and {raw_length} raw bytes")
-    return decompress(view[HEAD.size :], codec, raw_length)

@@ -6,6 +6,7 @@
     <cluster>/staged/<writer>/commits/<batch id>
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/manifests/<read partition>-<number>
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/{objects,parts}/<hh>/<date>/<hour>/<id, 16 hex>
+    <cluster>/sweep/{pending,kept}/<digest of a prefix, 16 hex>/<since>-<digest of the content, 16 hex>
 
 `hh` is the low byte of crc32 of the last part, in hex: 256 prefixes for the store to split on. Numbers are
 zero-padded, so that a listing of one hour has a partition's objects in order; times are UTC.
@@ -13,6 +14,7 @@ zero-padded, so that a listing of one hour has a partition's objects in order; t
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
 from collections.abc import Callable
@@ -33,6 +35,7 @@ _SHARED_KEY = re.compile(rf"(?P<cluster>[^/]+)/shared/{_PLACE}", re.ASCII)
 _TOPIC_LAST = re.compile(r"(\d{5,10})-(\d{10})-(\d{16})", re.ASCII)
 _SHARED_LAST = re.compile(r"(.+)-(\d{10})-(\d{16})", re.ASCII)
 _COLD_LAST = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_SWEEP_KEY = re.compile(r"([^/]+)/sweep/(pending|kept)/([0-9a-f]{16})/(\d{16})-[0-9a-f]{16}", re.ASCII)
 _COLD_MANIFEST_LAST = re.compile(r"(\d{5,10})-(\d{16})", re.ASCII)
 
 
@@ -47,6 +50,15 @@ class ObjectKey:
     epoch: int
     batch_sequence: int
     hour_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepListKey:
+    """What the key of a sweep's list says: whether its objects are `kept`, the digest of their prefix, since when."""
+
+    kept: bool
+    digest: str
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +162,33 @@ def cold_manifest_number(key: str) -> tuple[int, int]:
     """Return read partition and number of a manifest by its key; the number is 0 for a key of something else."""
     last = _COLD_MANIFEST_LAST.fullmatch(key.rpartition("/")[2])
     return (int(last[1]), int(last[2])) if last else (0, 0)
+
+
+def sweep_prefix(cluster: str) -> str:
+    """Return the prefix under which sweeps list the objects that no pointer names."""
+    return f"{cluster}/sweep/"
+
+
+def sweep_lists_prefix(cluster: str, prefix: str, *, kept: bool) -> str:
+    """Return what the keys of all lists of objects below `prefix` begin with."""
+    return f"{sweep_prefix(cluster)}{'kept' if kept else 'pending'}/{sweep_digest(prefix)}/"
+
+
+def sweep_digest(prefix: str) -> str:
+    """Return how the keys of sweep lists name a prefix."""
+    return hashlib.blake2b(prefix.encode(), digest_size=8).hexdigest()
+
+
+def sweep_list_key(cluster: str, prefix: str, since_ms: int, content: bytes, *, kept: bool) -> str:
+    """Return the key of a list of objects below `prefix`: two that say the same have the same."""
+    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return f"{sweep_lists_prefix(cluster, prefix, kept=kept)}{_number(since_ms, 16)}-{digest}"
+
+
+def parse_sweep_list_key(key: str) -> SweepListKey | None:
+    """Return what the key of a sweep's list says, None for another key."""
+    match = _SWEEP_KEY.fullmatch(key)
+    return SweepListKey(match[2] == "kept", match[3], int(match[4])) if match else None
 
 
 def is_of_many(key: str) -> bool:

@@ -155,11 +155,31 @@ def lock_folder(path: Path, what: str = "data folder", setting: str = "--data") 
 
 
 def _identity(path: Path, draw: random.Random, name: str, *, queue_gone: bool) -> Identity:
-    file = path / "cluster.json"
     try:
-        body = file.read_bytes()
+        found = read_identity(path)
     except FileNotFoundError:
         return _new_identity(path, draw, name)
+    _check_parts(path, ("topics.sqlite",) if queue_gone else ("queue.sqlite", "topics.sqlite"))
+    return found
+
+
+def cluster_of(path: Path) -> str:
+    """Return the name of a folder's cluster. Raises: InvalidRequestError for another folder; as `DataFolder.open`."""
+    try:
+        return read_identity(path).id
+    except FileNotFoundError as error:
+        raise InvalidRequestError(
+            f"'{path}' is no data folder of memq dev",
+            hint="name one with --data, or the parts of a cluster by --config",
+        ) from error
+    except OSError as error:
+        raise _folder_error(path, error) from error
+
+
+def read_identity(path: Path) -> Identity:
+    """Return what `cluster.json` says. Raises: OSError, CorruptDataError, UnsupportedFormatError."""
+    file = path / "cluster.json"
+    body = file.read_bytes()
     try:
         found = msgspec.json.decode(body, type=Identity)
         check_name(found.id, "cluster")
@@ -169,7 +189,6 @@ def _identity(path: Path, draw: random.Random, name: str, *, queue_gone: bool) -
         raise UnsupportedFormatError(
             f"data folder '{path}' has layout {found.layout}, this memq knows {LAYOUT_VERSION}"
         )
-    _check_parts(path, ("topics.sqlite",) if queue_gone else ("queue.sqlite", "topics.sqlite"))
     return found
 
 

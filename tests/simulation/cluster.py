@@ -61,6 +61,7 @@ class Shape:
     settings: TopicSettings = SETTINGS
     housekeeping_s: float = 0.0  # how often brokers look after retention, and sweep; 0: never
     sweep_age_ms: int = 3_600_000
+    sweep_confirm_ms: int = 86_400_000
     shared_age_ms: int = 250
     audit_interval_ms: int = 0  # how often clients report; 0: never
     cold: ColdRule | None = None  # what becomes large objects; none: nothing
@@ -148,6 +149,7 @@ class SimCluster:
             memory_bytes_max=2 * MIB,
             capacity_bytes_s=CAPACITY_BYTES_S,
             sweep_age_ms=self.shape.sweep_age_ms,
+            sweep_confirm_ms=self.shape.sweep_confirm_ms,
             shared_age_ms_max=self.shape.shared_age_ms,
             spool_bytes_max=SPOOL_BYTES_MAX,
             audit=self.shape.audit_interval_ms > 0,

@@ -1,12 +1,15 @@
-"""What a sweep is promised whose queue has lost a log, tried on copies of store and queue: nothing goes that it named.
+"""What a sweep is promised whose queue has lost something, tried on copies: nothing goes that it named.
 
-The log is empty, or an owner that did not look has opened it anew.
+Three trials, each of two passes, the second of which confirms the first at once:
+a log is empty, or an owner that did not look has opened it anew, for both passes;
+one pointer between others of its epoch is gone, for both passes;
+the queue shows only the beginning of a log, with an end to match, and all of it in the second pass.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from awscrt.checksums import crc32c
 
@@ -53,45 +56,78 @@ class LostLogRules:
     ) -> None:
         self._cluster = cluster
         self._topic = topic
-        self._objects = objects
+        self._objects = {key: body for key, body in objects.items() if "/sweep/" not in key}
         self._logs = {partition: log for partition, log in logs.items() if partition.topic_id == topic.id}
         self._fail = fail
 
     async def check(self, clock: Clock, draw: random.Random) -> None:
-        """Lose one log, sweep everything, whatever its age, and look at what would go."""
+        """Lose something of one log, sweep everything, whatever its age, and look at what is gone."""
         if not self._logs:
             return  # nothing has landed
+        lost = draw.choice(list(self._logs))
+        pointers = self._left(lost)
+        whole = await self._queue(clock, lost, pointers)
+        anew = draw.random() < 0.5
+        shown = [_opened_after(pointers[-1])] if anew and pointers else []
+        empty = await self._queue(clock, lost, shown, begin=0)
+        named = {key for key in _keys(pointers) if not (anew and is_staged_object(key))}
+        await self._sweep(clock, (empty, empty), named, f"the lost log of {lost}")
+        rows = [each for each in pointers if self._leaves_a_gap(each, pointers)]
+        if rows:
+            row = draw.choice(rows)
+            others = [each for each in pointers if each is not row]
+            holed = await self._queue(clock, lost, others)
+            alone = set(keys_of(row)) - _keys(others)
+            number = f"{row.epoch}.{row.batch_sequence}"
+            await self._sweep(clock, (holed, holed), alone, f"the lost pointer {number} of {lost}")
+        short = await self._queue(clock, lost, pointers[: draw.randint(0, len(pointers))])
+        await self._sweep(clock, (short, whole), _keys(pointers), f"the log of {lost}, half of which it was shown,")
+
+    async def _sweep(self, clock: Clock, queues: Sequence[MemoryQueue], named: set[str], what: str) -> None:
+        """Run a pass with each of the queues; nothing may go that is `named`."""
         store = MemoryHandler(clock)
         for key, body in self._objects.items():
             await store.put(key, [body], crc32c(body))
-        lost = draw.choice(list(self._logs))
-        anew = draw.random() < 0.5
-        queue = await self._queue(clock, lost, anew=anew)
-        named = {key for entry in self._left(lost) for key in keys_of(entry) if not (anew and is_staged_object(key))}
-        sweep = Sweep(self._cluster, store, queue, OneTopic(self._topic), clock, lambda text: None)
-        gone = [found.key async for found in sweep.find(0, 0) if found.key in named]
+        for queue in queues:
+            sweep = Sweep(self._cluster, store, queue, OneTopic(self._topic), clock, lambda text: None, 0)
+            async for _ in sweep.run(0, 0):
+                pass
+        gone = [key for key in named if key in self._objects and key not in store.objects]
         if gone:
-            self._fail(f"a sweep takes {len(gone)} objects that the lost log of {lost} named, the first is '{gone[0]}'")
+            self._fail(f"a sweep takes {len(gone)} objects that {what} named, the first is '{min(gone)}'")
+
+    def _leaves_a_gap(self, pointer: Pointer, pointers: Sequence[Pointer]) -> bool:
+        """Whether the log shows that a pointer is missing: batches before and behind it, and no other of its number."""
+        place = (pointer.partition, pointer.epoch)
+        numbers = [each.batch_sequence for each in pointers if each.kind == "data" and _place(each) == place]
+        number = pointer.batch_sequence
+        return pointer.kind == "data" and numbers.count(number) == 1 and min(numbers) < number < max(numbers)
 
     def _left(self, partition: ReadPartition) -> list[Pointer]:
         log = self._logs[partition]
         return [entry.pointer for entry in log.entries[log.queue_begin :]]
 
-    async def _queue(self, clock: Clock, lost: ReadPartition, *, anew: bool) -> MemoryQueue:
-        """Return a queue that has all logs but one, and that one with nothing but `opened` when it begins `anew`."""
+    async def _queue(
+        self, clock: Clock, changed: ReadPartition, pointers: Sequence[Pointer], begin: int | None = None
+    ) -> MemoryQueue:
+        """Return a queue that has all logs, one of them with other pointers, from `begin` on, else where it was."""
         queue = MemoryQueue(clock, refuse="age")
         await queue.create(list(self._logs), 1 << 53)
         for partition, log in self._logs.items():
-            pointers = self._left(partition)
-            if partition == lost:
-                pointers = [_opened_after(pointers[-1])] if anew and pointers else []
-            else:
-                queue._logs[partition].begin = log.queue_begin
-            for pointer in pointers:
+            queue._logs[partition].begin = log.queue_begin if begin is None or partition != changed else begin
+            for pointer in pointers if partition == changed else self._left(partition):
                 await queue.publish(
                     Publication(partition, pointer.partition, pointer.epoch, clock.wall_ms(), encode_pointer(pointer))
                 )
         return queue
+
+
+def _keys(pointers: Iterable[Pointer]) -> set[str]:
+    return {key for pointer in pointers for key in keys_of(pointer)}
+
+
+def _place(pointer: Pointer) -> tuple[int, int]:
+    return pointer.partition, pointer.epoch
 
 
 def _opened_after(last: Pointer) -> Pointer:

@@ -35,6 +35,7 @@ ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
 ACTIVE_ON_DISK_S = 30.0  # kills come often there
 CALM_SWEEP_AGE_MS = 25_000
+SWEEP_CONFIRM_MS = 12_000
 NAMED_PACE_S_MAX = 0.4  # their rests take their time
 NAMED_STORM_MS = 150_000  # for how long a storm may keep a name from its topic
 STORM_SENDS_S = 80.0  # for how long a producer sends by keys in a storm, about
@@ -147,6 +148,7 @@ def _with_house(plan: Plan, level: str, draw: random.Random) -> Plan:
         brokers=brokers,
         housekeeping_s=1.0 if calm else 5.0,
         sweep_age_ms=sweep_age_ms,
+        sweep_confirm_ms=SWEEP_CONFIRM_MS,
     )
     faults, chaos = plan.faults, plan.faults.chaos
     if calm:

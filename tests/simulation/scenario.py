@@ -144,9 +144,9 @@ class Scenario:
             others = [f"consumer-{number}" for number in range(len(self.plan.consumers))]
             for name in (*others, *([COMPACTOR] if shape.cold else [])):
                 self.world.nodes[name].kill()
-            # The sweep's clock is off, and so was the compactor's by which originals have their age.
-            errors_ms = CLOCK_ERROR_MS * (3 if shape.cold else 1)
-            sweep_s = (shape.sweep_age_ms + errors_ms) / 1000 + 3 * shape.housekeeping_s
+            # The clocks of the two passes are off, and so was the compactor's by which originals have their age.
+            errors_ms = CLOCK_ERROR_MS * (4 if shape.cold else 2)
+            sweep_s = (shape.sweep_age_ms + shape.sweep_confirm_ms + errors_ms) / 1000 + 5 * shape.housekeeping_s
             self.world.run(sweep_s)
             self.checker.check_store(sweep_s)
 

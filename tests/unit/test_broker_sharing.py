@@ -14,7 +14,6 @@ from memq.audit.whole_object import ReadObject
 from memq.broker.batch import seal_batch
 from memq.broker.broker import Broker
 from memq.broker.restore import Restorer
-from memq.broker.retention import sweep
 from memq.broker.sharing import Sharing
 from memq.client.aio_admin import AsyncAdmin
 from memq.client.aio_consumer import AsyncConsumer
@@ -29,6 +28,7 @@ from memq.notification.memory import MemoryQueue
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, read_partitions
 from tests.brokers import GatedStore, run, running_broker
+from tests.sweeps import sweep_twice
 from tests.unit.test_broker_batch import ORIGIN, filled_slot
 
 TOPICS = [f"small-{number}" for number in range(30)]
@@ -163,11 +163,11 @@ def test_a_shared_object_stays_while_one_topic_names_it() -> None:
             async with AsyncAdmin(broker.address) as admin:
                 for name in TOPICS[1:]:
                     await admin.delete_topic(name)
-            await sweep(broker.services, -1)
+            await sweep_twice(broker.services, -1)
             assert await read_all(broker, TOPICS[:1]) == {TOPICS[0]: [f"of {TOPICS[0]}".encode()]}
             async with AsyncAdmin(broker.address) as admin:
                 await admin.delete_topic(TOPICS[0])
-            await sweep(broker.services, -1)
+            await sweep_twice(broker.services, -1)
             assert before
             assert [entry.key async for entry in store.list()] == []
 

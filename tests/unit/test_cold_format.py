@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, InvalidRequestError, TooLargeError, UnsupportedFormatError
 from memq.format.cold import (
-    HEAD,
     ColdEntry,
     ColdManifest,
     ColdPart,
@@ -37,6 +36,7 @@ from memq.format.key import (
     shared_object_key,
     topic_prefix,
 )
+from memq.format.packed_file import HEAD
 from memq.format.pointer import encode_pointer
 from tests.unit.blocks import damaged
 from tests.unit.test_format_pointer import pointers

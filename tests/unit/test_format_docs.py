@@ -13,7 +13,7 @@ from hypothesis import given
 
 from memq import limits
 from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format import block, cold, pointer, report, spool
+from memq.format import block, packed_file, pointer, report, spool
 from memq.format import object as objects
 from memq.format.block import HEADER, BlockHeader
 from memq.format.columns import open_block
@@ -49,7 +49,7 @@ LAYOUTS: dict[str, tuple[struct.Struct, tuple[str, ...]]] = {
         spool.ENTRY,
         ("magic", "checksum", "topic_id", "partition", "length", "queue_offset", "appended_ms"),
     ),
-    "Head of a cold file": (cold.HEAD, ("magic", "checksum", "version", "kind", "codec", "raw_length")),
+    "Head of a packed file": (packed_file.HEAD, ("magic", "checksum", "version", "kind", "codec", "raw_length")),
     "Frame prefix": (frames.PREFIX, ("length", "api", "flags", "stream", "argument")),
 }
 
@@ -92,7 +92,10 @@ def test_bounds_codecs_flags_and_apis_are_those_of_the_code() -> None:
 def test_magics_are_those_of_the_code() -> None:
     magics = {
         heading: row["meaning"].strip("`").encode()
-        for heading in ("Block header", "Index head", "Trailer", "Segment head", "Segment entry", "Head of a cold file")
+        for heading in (
+            *("Block header", "Index head", "Trailer"),
+            *("Segment head", "Segment entry", "Head of a packed file"),
+        )
         for row in read_table(PAGE, heading, "at")
         if row["field"] == "magic"
     }
@@ -102,7 +105,7 @@ def test_magics_are_those_of_the_code() -> None:
         "Trailer": objects.TRAILER_MAGIC,
         "Segment head": spool.MAGIC,
         "Segment entry": spool.ENTRY_MAGIC,
-        "Head of a cold file": cold.MAGIC,
+        "Head of a packed file": packed_file.MAGIC,
     }
 
 

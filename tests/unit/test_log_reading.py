@@ -87,21 +87,7 @@ def test_an_end_that_went_back_hides_nothing_that_can_be_read() -> None:
 
 
 def test_what_a_queue_leaves_out_between_its_offsets_is_counted() -> None:
-    """A page without the entry that was asked for shows the next one."""
-
-    class Skipping(LyingQueue):
-        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Any:
-            found = await MemoryQueue.read(self, partition, offset, 1 << 20)
-            return [entry for entry in found if entry.offset not in self.omits]
-
-    async def work() -> None:
-        queue = Skipping(await filled())
-        queue.omits = frozenset({3, 6, 7})
-        reading = LogReading(queue, PARTITION, pytest.fail)
-        assert [entry.offset async for entry, _ in reading.entries()] == [4, 5, 8, 9]
-        assert (reading.lost, reading.fault, reading.cut) == (3, "", False)
-
-    run(work())
+    assert read(omits=frozenset({3, 6, 7})) == Told([4, 5, 8, 9], "", 3, BEGIN)
 
 
 def test_what_retention_takes_meanwhile_is_no_loss_and_asks_for_another_reading() -> None:

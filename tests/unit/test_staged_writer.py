@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.sweep import Sweep
+from memq.broker.sweep import Sweep, Unnamed
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.errors import (
@@ -293,9 +293,13 @@ def test_the_sweep_takes_what_was_staged_and_never_committed_at_its_own_age() ->
         committed, never = await rig.staged([b"a"]), await rig.staged([b"b"])
         await rig.commits.commit(0, committed, rig.store)
         services = rig.broker.services
-        sweep = Sweep("memq", rig.store, services.queue, services.coordinator, services.runtime.clock, print)
-        assert [each async for each in sweep.find(0, 60_000)] == []
-        gone = [each.key async for each in sweep.run(3_600_000, -60_000)]
+        parts = ("memq", rig.store, services.queue, services.coordinator, services.runtime.clock)
+        assert [each async for each in Sweep(*parts, print, 0).find(0, 60_000)] == []
+        swept = list[Unnamed]()
+        for goes in (False, True):
+            swept = [each async for each in Sweep(*parts, print, 0).run(3_600_000, -60_000)]
+            assert [each.goes for each in swept] == [goes, goes]
+        gone = [each.key for each in swept]
         assert gone == sorted([never[0].key, manifest_key("memq", WRITER, 0)])
         assert await rig.records() == [b"a"]
 

@@ -1,0 +1,119 @@
+"""Rows of queue.sqlite are lost between two runs of `memq dev`: no start deletes what they named, and each is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memq
+from memq.format.pointer import decode_pointer
+from tests.servers import DevServer, dev_server
+
+BATCHES = 5
+STARTS_MAX = 60
+
+
+def batches(server: DevServer, count: int = BATCHES) -> None:
+    """Send records, each an object of its own."""
+    with memq.Producer(server.address, audit=False) as producer:
+        for number in range(count):
+            producer.send("clicks", b"%d" % number).result(timeout=60)
+
+
+def rows(data: Path) -> list[tuple[int, str]]:
+    """Return the rows of the topic's batches with the keys that they name, in order."""
+    with closing(sqlite3.connect(data / "queue.sqlite")) as queue:
+        found = [(number, decode_pointer(body)) for number, body in queue.execute("SELECT id, body FROM entries")]
+    return sorted((number, each.locations[0].key) for number, each in found if each.kind == "data")
+
+
+def delete_row(data: Path, number: int) -> None:
+    with closing(sqlite3.connect(data / "queue.sqlite")) as queue:
+        queue.execute("DELETE FROM entries WHERE id = ?", (number,))
+        queue.commit()
+
+
+def sweep(data: Path, *arguments: str) -> tuple[list[dict[str, Any]], str, int]:
+    """Run `memq sweep` and return what it names, what it says, and its exit code."""
+    command = [sys.executable, "-m", "memq", "sweep", "--json", "--data", str(data), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr, done.returncode
+
+
+@pytest.mark.parametrize("lost", [0, 2, BATCHES - 1], ids=["first", "middle", "last"])
+def test_an_object_whose_row_is_lost_between_two_starts_stays_and_is_named(tmp_path: Path, lost: int) -> None:
+    with dev_server(tmp_path / "data", "--sweep-confirm-ms", "1s", "--sweep-age-ms", "1s") as server:
+        batches(server)
+        server.stop()
+        number, key = rows(server.data)[lost]
+        delete_row(server.data, number)
+        before = server.objects_of("clicks")
+        for _ in range(3):  # each start is a pass, and the second is more than a second later than the first
+            server.start()
+            server.stop()
+        assert server.objects_of("clicks") == before
+        log = server.log.read_text()
+        assert "not-swept: topic 'clicks' partition 0: 1 pointers that the queue should have are missing" in log
+        assert f"the queue has lost what may have named 1 objects of {before[lost].stat().st_size} bytes" in log
+        assert key in log
+        found, said, code = sweep(server.data, "--dry-run", "--sweep-age-ms", "1s")
+        assert (found, code) == ([], 1)
+        assert key in said
+
+
+def test_a_queue_that_was_put_back_to_an_older_copy_keeps_the_objects_that_it_does_not_know(tmp_path: Path) -> None:
+    with dev_server(tmp_path / "data", "--sweep-confirm-ms", "1s") as server:
+        batches(server)
+        server.stop()
+        shutil.copy(server.data / "queue.sqlite", tmp_path / "copy")
+        server.start()
+        batches(server)
+        server.stop()
+        shutil.copy(tmp_path / "copy", server.data / "queue.sqlite")
+        for _ in range(3):
+            server.start()
+            server.stop()
+        assert len(server.objects_of("clicks")) == 2 * BATCHES
+        assert f"the queue has lost what may have named {BATCHES} objects" in server.log.read_text()
+
+
+def test_what_no_row_ever_named_waits_is_listed_kept_released_and_goes(tmp_path: Path) -> None:
+    with dev_server(tmp_path / "data", "--sweep-confirm-ms", "1s") as server:
+        batches(server)
+        server.stop()
+        named = server.objects_of("clicks")
+        orphan = named[0].with_name(named[0].name[:-1] + "9")
+        orphan.write_bytes(b"stored, and never named")
+        key = str(orphan.relative_to(server.data / "objects"))
+        server.start()
+        assert orphan.exists(), "what a start finds first it does not delete"
+        assert "sweep-pending: 1 objects of 23 bytes wait" in server.log.read_text()
+        assert key in server.log.read_text()
+        (found,), _, code = sweep(server.data, "--pending")
+        assert (found["key"], found["kept"], code) == (key, False, 0)
+        assert sweep(server.data, "--keep", key)[2] == 0
+        for _ in range(3):
+            server.stop()
+            server.start()
+        assert orphan.exists()
+        (found,), _, _ = sweep(server.data, "--pending")
+        assert (found["key"], found["kept"]) == (key, True)
+        assert sweep(server.data, "--keep", "nothing/of/this/name")[2] == 1
+        assert sweep(server.data, "--release", "all")[2] == 0
+        starts = 0
+        while orphan.exists():
+            server.stop()
+            server.start()
+            starts += 1
+            assert starts < STARTS_MAX
+        assert starts > 1, "one pass finds it, and another one confirms it"
+        assert "1 unnamed objects (23 bytes) of an earlier run" in server.log.read_text()
+        assert server.objects_of("clicks") == named
