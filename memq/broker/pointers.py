@@ -2,9 +2,9 @@
 
 Theory. Retention and the sweep delete what a log does not name, so an answer that is short destroys data. An empty
 read is no proof that a log is over: a queue that lost its connection has answered so. The witness is the span, read
-before the first page: the reading must reach its end, and its offsets must follow on each other from its beginning. It goes on behind that
-end, for what landed meanwhile: a sweep reads pointers last. (`memq.notification.log_reader` reads up to an end.)
-Every queue numbers its entries densely, and takes them from the front only; so a hole between them is a loss.
+before the first page: the reading must reach its end, and its offsets must follow on each other from its beginning. It
+continues behind that end, for what landed meanwhile: a sweep reads pointers last. (`memq.notification.log_reader` reads
+up to an end.) Every queue numbers its entries densely, and takes them from the front only; so a hole is a loss.
 """
 
 from __future__ import annotations
