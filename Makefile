@@ -65,7 +65,7 @@ bench: $(DEV)                   ## ratios against peers and limits, JSON out
 	@$(PYTHON) -m benchmarks
 
 soak: $(DEV)                    ## every promise as often as it says, on real servers, then a long simulation; about an hour
-	MEMQ_SOAK=1 MEMQ_REQUIRE_SERVERS=1 $(PYTHON) -m pytest -v -s -m soak -o faulthandler_timeout=3600 tests
+	MEMQ_SOAK=1 MEMQ_REQUIRE_SERVERS=1 $(PYTHON) -m pytest -v -s -m soak -o faulthandler_timeout=14400 tests
 	@$(PYTHON) -m tests.simulation.run --seeds $(SOAK_SEEDS) --start fresh --jobs $(JOBS)
 
 lint: $(DEV)                    ## ruff

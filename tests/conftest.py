@@ -16,6 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from localstack import guard, ports
 from localstack.servers import Server, start_zookeeper
+from tests.soak import SOAKING
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers, and the hundreds of processes that tests start, inherit it
 sys.dont_write_bytecode = False
@@ -51,6 +52,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 
 # Long files begin first: what begins last must be short, or one worker is at work alone in the end.
 LONG_FIRST = ("tests/spark/", "tests/simulation/", "tests/integration/", "tests/chaos/", "")
+SERVERS_S_MAX = 900
+SOAK_S_MAX = 4 * 3_600
 
 
 class OneSparkScheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
@@ -74,9 +77,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
     return OneSparkScheduling(config, log)
 
 
+def limit_s(item: pytest.Item) -> int:
+    """Return after how many seconds a test that still runs has failed; its fixtures count, servers among them."""
+    if SOAKING and item.get_closest_marker("soak"):
+        return SOAK_S_MAX
+    return SERVERS_S_MAX if item.nodeid.startswith(LONG_FIRST[:-1]) else int(item.config.getini("timeout"))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests in the order of `LONG_FIRST`, files as they are."""
+    """Put tests in the order of `LONG_FIRST`, files as they are, and give each its time limit."""
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(limit_s(item)))
     items.sort(key=lambda item: next(at for at, folder in enumerate(LONG_FIRST) if item.nodeid.startswith(folder)))
 
 

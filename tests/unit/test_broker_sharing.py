@@ -155,7 +155,7 @@ def test_slabs_stay_leased_until_the_put_ended_when_nobody_waits_for_it_any_more
 
 def test_a_shared_object_stays_while_one_topic_names_it() -> None:
     async def work() -> None:
-        async with running_broker(shared_age_ms_max=100) as broker:
+        async with running_broker(shared_age_ms_max=100, audit=False) as broker:  # reports share objects, too
             await make_topics(broker)
             await send_each(broker)
             store = broker.services.store

@@ -211,7 +211,7 @@ def test_a_second_member_takes_its_share_cooperatively(cluster: Cluster) -> None
         cluster.address,
         "clicks",
         group="g",
-        session_timeout_ms=900,
+        session_timeout_ms=6_000,
         on_assigned=lambda places: told.append(("first assigned", places)),
         on_revoked=lambda places: told.append(("first revoked", places)),
     )
@@ -219,7 +219,7 @@ def test_a_second_member_takes_its_share_cooperatively(cluster: Cluster) -> None
         cluster.address,
         "clicks",
         group="g",
-        session_timeout_ms=900,
+        session_timeout_ms=6_000,
         on_assigned=lambda places: told.append(("second assigned", places)),
     )
     with first:
@@ -278,7 +278,7 @@ def test_what_is_revoked_can_be_committed_in_the_callback(cluster: Cluster) -> N
         revoked.extend(places)
 
     first = memq.Consumer(
-        cluster.address, "clicks", group="g", auto_commit=False, session_timeout_ms=900, on_revoked=give_back
+        cluster.address, "clicks", group="g", auto_commit=False, session_timeout_ms=6_000, on_revoked=give_back
     )
     with first:
         assert len([*take(first), *take(first)]) == 2

@@ -227,7 +227,7 @@ def test_leaving_by_an_exception_never_hides_it(server: Server) -> None:
         with Producer(server.broker.address, delivery_timeout_ms=50) as producer:
             producer.send("clicks", b"v")
 
-    with pytest.raises(OutcomeUnknownError):
+    with pytest.raises((OutcomeUnknownError, TimedOutError)):  # the latter when the machine is slow
         forget()  # nobody looked at the delivery: the end of the block tells
 
 

@@ -31,6 +31,7 @@ from memq.protocol.messages import (
     nack_of,
 )
 from memq.topic import Topic, TopicSettings, equal_slots
+from tests.stepped_time import SteppedLoop
 
 Script = Callable[["ToyConnection", Frame], bool]
 
@@ -234,17 +235,17 @@ class ToyBroker:
         if not condition():
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((condition, future))
-            async with asyncio.timeout(20):
-                await future
+            await future
 
 
 def run(test: Callable[[ToyBroker], Awaitable[None]], broker: ToyBroker | None = None) -> ToyBroker:
-    """Run a test with a broker; it must end in 30 s."""
+    """Run a test with a broker, on a loop whose time the test may step; the test's own limit ends it."""
     toy = broker or ToyBroker()
 
     async def main() -> None:
-        async with asyncio.timeout(30), toy:
+        async with toy:
             await test(toy)
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=SteppedLoop) as runner:
+        runner.run(main())
     return toy
