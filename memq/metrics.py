@@ -287,6 +287,7 @@ CLIENTS = (
     _client("consumer_records", "counter", "records", "records delivered"),
     _client("consumer_duplicate_records", "counter", "records", "records dropped, as they had been delivered"),
     _client("consumer_overlapping_blocks", "counter", "blocks", "blocks of which a part had been delivered"),
+    _client("consumer_conflicting_blocks", "counter", "blocks", "blocks delivered beside others of the same sequences"),
     _client("consumer_damaged_blocks", "counter", "blocks", "damaged blocks passed over"),
     _client("consumer_damaged_records", "counter", "records", "records in damaged blocks passed over"),
     _client("consumer_gap_sequences", "counter", "records", "sequences of producers that did not come"),

@@ -20,12 +20,12 @@ from memq.broker.forwarded import take_forwarded
 from memq.broker.held import HeldBlock, HeldBlocks
 from memq.broker.peer import Peer, connect_peer
 from memq.broker.services import Services
-from memq.broker.stored_blocks import BlockSearch, Copies, claim_of, conflict_of
 from memq.broker.topic_processor import TopicProcessor, given_up_text
-from memq.broker.whole_pointers import WholePointers
+from memq.broker.whole_pointers import WholePointers, search_of
 from memq.errors import CorruptDataError, MemqError, NotFoundError, OutcomeUnknownError, RetryableError, TimedOutError
 from memq.format.block import check_block, parse_header, scope_of
 from memq.limits import FORWARD_S_MAX, MIB
+from memq.notification.stored_blocks import Copies, claim_of, conflict_of
 from memq.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
@@ -178,7 +178,7 @@ class Forwarder:
         since_ms = self._services.runtime.clock.wall_ms() - held.topic.settings.dedup_window_ms - CLOCK_ERROR_MS
         async with asyncio.timeout(READ_TIMEOUT_S):
             begin = min(held.known_from, await self._services.queue.seek_time(read, since_ms))
-            search = BlockSearch(self._services, read, held.partition, held.name)
+            search = search_of(self._services, read, held.partition, held.name)
             found = await search.find([claim_of(header) for header in shown.values()], begin, held.read_to)
         for block, header in shown.items():
             copies = found.get(claim_of(header), Copies())

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from memq.broker.ring import Slot
-from memq.broker.stored_blocks import BlockSearch, Claim, Copies, claim_of, conflict_of
 from memq.broker.streams import Producer
+from memq.broker.whole_pointers import search_of
 from memq.errors import IdentityConflictError, MemqError, RetryableError, ThrottledError
 from memq.format.block import BlockHeader, StoredBlock, parse_header
 from memq.limits import BLOCK_HEADER_BYTES
+from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
 from memq.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS
 
@@ -67,7 +68,7 @@ class KnownBlocks:
         slot = ring.find(*claim)
         if slot is not None:
             copy = slot.block(producer.id, header.first_sequence)
-            stored = _stored(parse_header(copy)) if copy is not None else None
+            stored = stored_block(parse_header(copy)) if copy is not None else None
             if stored is None or not stored.is_copied_by(block, header):
                 raise self.conflict(header, () if stored is None else (stored,))
             return True, slot
@@ -111,7 +112,7 @@ class KnownBlocks:
         processor = self._processor
         queue, read = processor.services.queue, processor.read_partition
         begin = await queue.seek_time(read, own.queue_time_ms() - own.dedup_window_ms - CLOCK_ERROR_MS)
-        search = BlockSearch(processor.services, read, processor.partition, processor.name)
+        search = search_of(processor.services, read, processor.partition, processor.name)
         found = await search.find(wanted, begin, own.read_to)
         if processor.own is not own:
             return
@@ -157,7 +158,7 @@ class KnownBlocks:
             producers, firsts = words[4::9].tolist(), words[5::9].tolist()
             for number, first in enumerate(firsts):
                 if first == claim[1] and producers[number] == claim[0]:
-                    return Copies((_stored(parse_header(headers, number * BLOCK_HEADER_BYTES)),))
+                    return Copies((stored_block(parse_header(headers, number * BLOCK_HEADER_BYTES)),))
         return None
 
     def _want(self, claim: Claim) -> None:
@@ -197,7 +198,3 @@ def _shown(own: Ownership, sealed: SealedBatch) -> dict[int, Claim]:
         for number, claim in enumerate(sealed.headers.sequences())
         if own.producer(claim[0]).queued.overlaps(*claim[1:])
     }
-
-
-def _stored(header: BlockHeader) -> StoredBlock:
-    return StoredBlock(*claim_of(header), header.checksum, header.base_ms)

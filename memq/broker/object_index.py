@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
+from memq.errors import NotFoundError
 from memq.format.object import BlockEntry, ObjectIndex, Trailer, index_bytes, parse_index, parse_trailer
-from memq.format.pointer import Location
+from memq.format.pointer import Location, Pointer
 from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
 from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
@@ -30,9 +32,16 @@ async def _read_once(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectInd
     return parse_index(await store.get_range(entry.key, trailer.index_offset, trailer.index_length), trailer), trailer
 
 
-async def read_batch_entries(store: ObjectReader, location: Location) -> tuple[BlockEntry, ...]:
-    """Return the entries of the blocks of the batch at a location, by two ranged reads; otherwise as `read_index`."""
-    return await ConfirmedReads().read([Way(f"object '{location.key}'", partial(_entries_once, store, location))])
+async def read_batch_entries(stores: Mapping[str, ObjectReader], pointer: Pointer) -> tuple[BlockEntry, ...]:
+    """Return the entries of the blocks of a batch, by two ranged reads of a copy of it; otherwise as `read_index`."""
+    ways = [
+        Way(f"object '{location.key}'", partial(_entries_once, stores[location.store], location))
+        for location in pointer.locations
+        if location.store in stores
+    ]
+    if not ways:
+        raise NotFoundError(f"batch {pointer.batch_sequence} lies in no store of this broker")
+    return await ConfirmedReads().read(ways)
 
 
 async def _entries_once(store: ObjectReader, location: Location) -> tuple[BlockEntry, ...]:

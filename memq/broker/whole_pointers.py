@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from memq.broker.batch import producer_ranges
+from memq.broker.object_index import read_batch_entries
 from memq.broker.services import Services
 from memq.errors import CorruptDataError, MemqError, RetryableError
 from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entries, Entry
+from memq.notification.stored_blocks import BlockSearch
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition
 
@@ -58,3 +61,9 @@ class WholePointers:
             return pointer
         ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
         return msgspec.structs.replace(pointer, producers=tuple(ranges))
+
+
+def search_of(services: Services, read: ReadPartition, partition: int, name: str) -> BlockSearch:
+    """Return what finds the blocks of one write partition that the queue holds, by the indexes of their objects."""
+    index_of = partial(read_batch_entries, services.stores)
+    return BlockSearch(services.queue, read, partition, index_of, services.events, name)

@@ -15,21 +15,23 @@ ENDED          all up to the end was delivered; nothing is left   -
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
+from typing import NamedTuple
 
 from memq.client.batch import Slice
 from memq.client.expiry import Gap, expired_error
 from memq.client.lookback import Lookback, Verdict
 from memq.client.pieces import Piece, is_whole
 from memq.client.progress import Progress
-from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
+from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
 from memq.format.block import BlockHeader
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.limits import KIB
 from memq.notification import Entries, Entry, Span
+from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
 from memq.topic import Committed, Position, ReadPartition, Totals
 
 # One delivery's unpacked bytes, about. Values that stay in the processor's caches, in memory that the allocator keeps,
@@ -60,6 +62,7 @@ class Counts:
     records: int = 0
     duplicate_records: int = 0
     overlapping_blocks: int = 0
+    conflicting_blocks: int = 0
     damaged_blocks: int = 0
     damaged_records: int = 0
     gap_sequences: int = 0
@@ -85,11 +88,17 @@ class Slot:
     gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
     damaged: bool = False  # its pointer, or some of its pieces
     judged: int = 0  # pieces before this one were delivered or passed over
+    claims: Sequence[Claim] = ()  # its pieces that seem to be copies, when the next one waits to be compared
+    stored: Mapping[Claim, Copies] | None = None  # what lies before it under their sequences
 
     @property
     def bytes(self) -> int:
         """How many stored bytes it brings, 0 when there is nothing to fetch."""
         return self.pointer.locations[0].length if self.pointer is not None and self.pointer.locations else 0
+
+    def compare(self, stored: Mapping[Claim, Copies]) -> None:
+        """Take what lies before the batch under its claims."""
+        self.claims, self.stored = (), stored
 
     @property
     def ready(self) -> bool:
@@ -124,7 +133,22 @@ class _Assembly:
     stop: int | None = None  # the record index before which it ends, when that is not the end of the batch
 
 
+class Conflict(NamedTuple):
+    """A block that was delivered though its sequences were seen: what was seen there holds something else."""
+
+    position: Position
+    pointer: Pointer
+    error: IdentityConflictError
+
+
 Copy = tuple[int, BlockHeader]  # the write partition of a block that was left out, and its header
+
+
+class Seen(NamedTuple):
+    """What became of blocks whose sequences were seen."""
+
+    copies: list[Copy]
+    conflicts: list[Conflict]
 
 
 class PartitionFlow:
@@ -161,7 +185,8 @@ class PartitionFlow:
         self._progress = Progress()
         self._slots: deque[Slot] = deque()
         self._unfetched: deque[Slot] = deque()  # those of them that nobody fetches yet
-        self._copies: list[Copy] = []
+        self._seen = Seen([], [])
+        self.comparing: Slot | None = None  # the last batch whose blocks seemed to be copies; `Slot.compare` answers
         self._moved_start: Position | None = None
         self._full = False
         self._next_offset = start.pointer_offset
@@ -284,7 +309,7 @@ class PartitionFlow:
     def drop_fetched(self) -> None:
         """Let go of all batches that are here or on their way: they are fetched again when they are wanted."""
         for slot in self._slots:  # what was judged of a batch stays judged
-            slot.fetching, slot.pieces = False, None
+            slot.fetching, slot.pieces, slot.claims = False, None, ()
         self._unfetched = deque(slot for slot in self._slots if not slot.ready)
         self.held_bytes = 0
 
@@ -293,7 +318,9 @@ class PartitionFlow:
     @property
     def deliverable(self) -> bool:
         """Whether `deliver` could return something, or move on."""
-        return self.state is FlowState.READING and not self.paused and bool(self._slots) and self._slots[0].ready
+        if self.state is not FlowState.READING or self.paused or not self._slots:
+            return False
+        return self._slots[0].ready and not self._slots[0].claims
 
     def deliver(self, *, whole: bool = False) -> Delivery | None:
         """Return the next records, or the error before which the flow stays; None when nothing is ready.
@@ -309,10 +336,10 @@ class PartitionFlow:
                 return delivery
         return None
 
-    def take_copies(self) -> list[Copy]:
-        """Return the blocks that were left out as copies since the last call."""
-        copies, self._copies = self._copies, []
-        return copies
+    def take_seen(self) -> Seen:
+        """Return the blocks that met others of the same sequences since the last call."""
+        seen, self._seen = self._seen, Seen([], [])
+        return seen
 
     def take_moved_start(self) -> Position | None:
         """Return where reading begins when retention has overtaken a start at "what there is" since the last call."""
@@ -461,7 +488,10 @@ class PartitionFlow:
             elif piece.header is not None and piece.number not in skip:
                 if before:
                     self._note(pointer, piece.header)
-                elif self._is_new(pointer, piece.header):
+                elif (new := self._is_new(slot, pointer, piece, piece.header)) is None:
+                    self.comparing, slot.claims, found.stop = slot, self._claims(slot, pointer), piece.first
+                    break
+                elif new:
                     high = piece.records if end is None else min(piece.records, end - piece.first)
                     found.slices.append(Slice(piece, max(0, start - piece.first), high))
                     size += piece.header.raw_length
@@ -472,16 +502,33 @@ class PartitionFlow:
     def _note(self, pointer: Pointer, header: BlockHeader) -> None:
         self._lookback.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)
 
-    def _is_new(self, pointer: Pointer, header: BlockHeader) -> bool:
-        verdict = self._lookback.judge(
-            pointer.partition, header.producer_id, header.first_sequence, header.next_sequence
-        )
-        if verdict is Verdict.SEEN:
-            self.counts.duplicate_records += header.count
-            self._copies.append((pointer.partition, header))
-        elif verdict is Verdict.PARTLY:
+    def _claims(self, slot: Slot, pointer: Pointer) -> list[Claim]:
+        """Return the blocks of a batch whose sequences were seen."""
+        headers = [piece.header for piece in slot.pieces or () if piece.header and piece.number not in pointer.skip]
+        return [claim for claim in map(claim_of, headers) if self._lookback.seen(pointer.partition, *claim)]
+
+    def _is_new(self, slot: Slot, pointer: Pointer, piece: Piece, header: BlockHeader) -> bool | None:
+        """Whether a block is delivered; None: its sequences were seen, and it must be compared with what has them."""
+        claim = claim_of(header)
+        verdict = self._lookback.judge(pointer.partition, *claim)
+        if verdict is Verdict.PARTLY:
             self.counts.overlapping_blocks += 1
-        return verdict is not Verdict.SEEN
+        if verdict is not Verdict.SEEN:
+            return True
+        judged = (slot.pieces or ())[: slot.judged]
+        here = tuple(each.header for each in judged if each.header is not None and each.number not in pointer.skip)
+        if slot.stored is None and claim not in map(claim_of, here):
+            return None
+        copies = (slot.stored or {}).get(claim, Copies())
+        stored = (*copies.blocks, *(stored_block(each) for each in here if claim_of(each) == claim))
+        if stored and not any(each.is_copied_by(piece.data, header) for each in stored):
+            self.counts.conflicting_blocks += 1
+            place = Position(self.partition.partition, slot.offset, piece.first)
+            self._seen.conflicts.append(Conflict(place, pointer, conflict_of(header, stored)))
+            return True
+        self.counts.duplicate_records += header.count
+        self._seen.copies.append((pointer.partition, header))
+        return False
 
     def _deliver_unreadable(self, slot: Slot, cause: MemqError) -> Delivery | None:
         """A pointer that can't be read hides its batch: damage of unknown size."""

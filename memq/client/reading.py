@@ -12,7 +12,7 @@ from memq.client.fetcher import Fetcher
 from memq.client.flow import Counts, Delivery, FlowState, PartitionFlow, Slot
 from memq.client.ledger import CommitLedger
 from memq.client.pieces import missing_batch
-from memq.client.places import Places
+from memq.client.places import Places, window_ms
 from memq.client.read_tally import ReadTally
 from memq.client.record import TopicPartition, place_of
 from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, RetryableError
@@ -21,6 +21,7 @@ from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification import Entries
 from memq.notification.remote import Polled, RemoteQueue
+from memq.notification.stored_blocks import BlockSearch
 from memq.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, Topic, TopicSettings, Totals
 
@@ -42,6 +43,7 @@ class Assigned:
     ledger: CommitLedger = field(default_factory=CommitLedger)
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     removed: bool = False
+    compared: Slot | None = None  # the batch whose blocks are being compared
     tally: ReadTally | None = None  # what the audit is to be told of it, where it wants to know
 
     @property
@@ -154,13 +156,17 @@ class Reading:
 
     def _tell(self, assigned: Assigned) -> None:
         """Tell the audit what the flow did before the records that it delivers."""
-        copies, moved, tally = assigned.flow.take_copies(), assigned.flow.take_moved_start(), assigned.tally
+        seen = assigned.flow.take_seen()
+        for conflict in seen.conflicts:
+            where = f"topic '{assigned.flow.partition.topic}' at {conflict.position}"
+            self._events.error("consumer.identity-conflict", f"{where}, delivered all the same: {conflict.error}")
+        moved, tally = assigned.flow.take_moved_start(), assigned.tally
         if tally is None:
             return
         if moved is not None:
             tally.begin(moved, "start", tally)
-        if copies:
-            tally.leave_out(copies, self._runtime.clock.wall_ms())
+        if seen.copies:
+            tally.leave_out(seen.copies, self._runtime.clock.wall_ms())
 
     @property
     def ended(self) -> bool:
@@ -173,6 +179,7 @@ class Reading:
     def _advance(self) -> None:
         """Start what can be started now: fetches, and a poll for who is not in the one under way."""
         self._fetch_more()
+        self._compare_more()
         wanted = self._wanted()
         if any(partition not in self._polled for partition in wanted):
             self._kicked.set()
@@ -293,6 +300,35 @@ class Reading:
         self._fetches -= 1
         if not self._tasks.stopped:
             self._advance()
+
+    def _compare_more(self) -> None:
+        """Look up what blocks seem to be copies of; one batch at a time in each partition."""
+        for assigned in self._assigned.values():
+            slot = assigned.flow.comparing
+            if slot is not None and slot.claims and assigned.compared is not slot:
+                assigned.compared = slot
+                self._work(assigned, self._compare(assigned, slot), "consumer compares")
+
+    async def _compare(self, assigned: Assigned, slot: Slot) -> None:
+        flow, failures = assigned.flow, 0
+        assert slot.pointer is not None
+        search = BlockSearch(
+            self._queue,
+            flow.partition,
+            slot.pointer.partition,
+            self._fetcher.index_of,
+            self._events,
+            str(flow.partition),
+        )
+        while slot.claims:
+            try:
+                begin = await self._queue.seek_time(flow.partition, slot.time_ms - window_ms(assigned.settings))
+                slot.compare(await search.find(slot.claims, begin, slot.offset))
+            except MemqError as error:
+                failures += 1
+                await self._back_off(error, failures)
+        assigned.compared = None
+        self._changed()
 
     async def _fetch(self, assigned: Assigned, slot: Slot) -> None:
         failures = 0

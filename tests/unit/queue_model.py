@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memq.client.pieces import Piece, cut_batch
 from memq.format.block import scope_of
 from memq.format.builder import BlockBuilder
-from memq.format.pointer import Adopted, Location, Pointer, ProducerRanges, encode_pointer
+from memq.format.pointer import Adopted, Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.notification import Entry, Span
+from memq.notification.stored_blocks import Claim, Copies, claim_of, stored_block
 from memq.topic import ReadPartition, Totals
 
 TOPIC_ID = "0123456789abcdef" * 2
@@ -23,16 +25,20 @@ class Block:
     producer: int
     first: int
     count: int = 3
+    more: bytes = b""  # what makes it another block than that of the same sequences
+    sealed_ms: int = 1
 
     def values(self) -> list[bytes]:
-        return [b"%d:%d" % (self.producer, self.first + number) for number in range(self.count)]
+        return [b"%d:%d" % (self.producer, self.first + number) + self.more for number in range(self.count)]
 
     def data(self, partition: int = 0) -> bytes:
         builder = BlockBuilder()
         for value in self.values():
             builder.append(value)
         scope = scope_of(bytes.fromhex(TOPIC_ID), partition)
-        sealed = builder.seal(producer_id=self.producer, first_sequence=self.first, scope=scope, now_ms=1, codec="none")
+        sealed = builder.seal(
+            producer_id=self.producer, first_sequence=self.first, scope=scope, now_ms=self.sealed_ms, codec="none"
+        )
         return bytes(sealed.data)
 
 
@@ -99,6 +105,23 @@ class Log:
 
     def pieces(self, offset: int, pointer: Pointer) -> list[Piece]:
         return cut_batch(pointer, self.bodies[offset])
+
+    def copies(self, claims: Sequence[Claim], before: int) -> dict[Claim, Copies]:
+        """Return what lies before an offset under some sequences, as a search of the queue finds it."""
+        found: dict[Claim, Copies] = {}
+        for entry in self.entries:
+            pointer = decode_pointer(entry.body)
+            if entry.offset >= before or pointer.kind != "data":
+                continue
+            for piece in self.pieces(entry.offset, pointer):
+                if piece.header is None or piece.number in pointer.skip:
+                    continue
+                producer, low, high = claim_of(piece.header)
+                for claim in claims:
+                    if claim[0] == producer and claim[1] < high and low < claim[2]:
+                        known = found.get(claim, Copies()).blocks
+                        found[claim] = Copies((*known, stored_block(piece.header)))
+        return found
 
     def _pointer(self, **fields: object) -> Pointer:
         values = {"cluster": "test", "topic": "clicks", "topic_id": TOPIC_ID, "partition": 0} | fields

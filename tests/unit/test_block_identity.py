@@ -24,9 +24,15 @@ def code_of(frame: Frame) -> str:
     return decode_message(frame.body, Nack).code if frame.api == Api.NACK else ""
 
 
-async def values_of(broker: Broker) -> list[bytes]:
+async def values_of(broker: Broker, conflicts: int = 0, copies: int = 0) -> list[bytes]:
+    """Return what a consumer reads, which counts so many blocks in conflict and records that were dropped."""
     async with AsyncConsumer(broker.address, ["clicks"], start="beginning", end="end") as consumer:
-        return [record.value or b"" async for batch in consumer for record in batch]
+        found = [record.value or b"" async for batch in consumer for record in batch]
+        assert (consumer.stats().counts.conflicting_blocks, consumer.stats().counts.duplicate_records) == (
+            conflicts,
+            copies,
+        )
+    return found
 
 
 async def sent(client: BareClient, topic: Topic, first: int, values: list[bytes]) -> None:
@@ -135,7 +141,7 @@ def test_an_owner_that_can_not_look_the_stored_block_up_asks_its_producer_to_wai
 
 
 @pytest.mark.parametrize("late", [b"a", b"x"], ids=["copy", "other"])
-def test_a_late_pointer_leaves_out_its_copies_alone(late: bytes) -> None:
+def test_a_late_pointer_leaves_out_its_copies_alone(late: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """An earlier owner's pointer lands while its producer's block waits in the ring of the next one."""
 
     async def work() -> None:
@@ -166,6 +172,29 @@ def test_a_late_pointer_leaves_out_its_copies_alone(late: bytes) -> None:
             counters = broker.services.counters
             assert (store.failing_ranges, counters.conflicting_blocks) == (0, int(late != b"a"))
             assert (last.records, last.skip) == (1, () if late != b"a" else (0,))
+            if late == b"a":
+                assert await values_of(broker) == [b"a"]
+            else:
+                assert await values_of(broker, conflicts=1) == [b"x", b"a"]
+            await client.close()
+
+    run(work())
+    events = [line for line in caplog.messages if line.startswith("consumer.identity-conflict")]
+    assert len(events) == int(late != b"a")
+
+
+def test_a_reader_compares_copies_that_their_pointers_do_not_name() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            store.gate.set()
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            await sent(client, topic, 0, [b"a", b"b"])
+            (read,) = read_partitions(topic)
+            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            log.entries.append(replace(log.entries[-1], offset=log.end))  # it landed twice
+            assert await values_of(broker, copies=2) == [b"a", b"b"]
             await client.close()
 
     run(work())

@@ -20,6 +20,7 @@ from memq.format.object import BlockEntry
 from memq.format.pointer import Adopted, decode_pointer
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification import Entries, Entry
+from memq.notification.stored_blocks import Copies
 from memq.topic import Position, Totals
 from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
 
@@ -48,6 +49,10 @@ def read(log: Log, flow: PartitionFlow, *, page: int = 3) -> list[Delivery]:
             assert slot.pointer is not None
             flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
         delivery = flow.deliver()
+        if (slot := flow.comparing) is not None and slot.claims:
+            slot.compare(log.copies(slot.claims, slot.offset))
+            if delivery is None:
+                continue
         if delivery is None and (flow.poll_offset is None or flow.poll_offset >= log.next_offset):
             return found
         if delivery is not None:
@@ -246,6 +251,79 @@ def test_a_late_copy_is_dropped_by_who_starts_behind_the_first() -> None:
     found = [value for _, value in records(read(log, flow))]
     assert found == [*Block(1, 3).values(), *Block(1, 6).values()]
     assert flow.counts.duplicate_records == 3
+
+
+@pytest.mark.parametrize("start", [BEGINNING, place(1)], ids=["who read the first", "who starts behind it"])
+@pytest.mark.parametrize(
+    ("second", "delivered"),
+    [
+        (Block(1, 0), False),
+        (Block(1, 0, sealed_ms=9), False),  # the same records, sealed once more
+        (Block(1, 0, more=b"!"), True),
+        (Block(1, 1, 2), True),
+        (Block(1, 0, 2), True),
+    ],
+)
+def test_a_block_under_seen_sequences_is_dropped_only_as_the_copy_that_it_is(
+    start: Position, second: Block, delivered: bool
+) -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    log.batch(second, Block(1, 3))
+    flow = flow_from(start)
+    values = [value for _, value in records(read(log, flow))]
+    first = Block(1, 0).values() if start == BEGINNING else []
+    assert values == first + (second.values() if delivered else []) + Block(1, 3).values()
+    assert flow.counts.conflicting_blocks == int(delivered)
+    assert flow.counts.duplicate_records == (0 if delivered else 3)
+    conflicts = flow.take_seen().conflicts
+    assert [conflict.position for conflict in conflicts] == ([place(1)] if delivered else [])
+    assert all("differs from what is known under the same sequences" in str(each.error) for each in conflicts)
+    assert flow.take_seen() == ([], [])
+
+
+def test_a_batch_may_hold_both_blocks_of_a_conflict() -> None:
+    log = Log()
+    log.batch(Block(1, 0), Block(1, 0, more=b"!"), Block(1, 0))
+    flow = flow_from(BEGINNING)
+    values = [value for _, value in records(read(log, flow))]
+    assert values == Block(1, 0).values() + Block(1, 0, more=b"!").values()
+    assert (flow.counts.conflicting_blocks, flow.counts.duplicate_records) == (1, 3)
+
+
+def test_a_third_block_is_compared_with_all_that_lie_before_it() -> None:
+    log = Log()
+    for more in (b"", b"!", b"", b"!"):
+        log.batch(Block(1, 0, more=more))
+    flow = flow_from(BEGINNING)
+    assert [value for _, value in records(read(log, flow))] == Block(1, 0).values() + Block(1, 0, more=b"!").values()
+    assert (flow.counts.conflicting_blocks, flow.counts.duplicate_records) == (1, 6)
+
+
+def test_where_the_first_one_can_not_be_read_sequences_decide() -> None:
+    log = Log()
+    log.batch(Block(1, 0))
+    log.batch(Block(1, 0))
+    flow = flow_from(place(1))
+    flow.look_back(log.entries[:1])
+    flow.begin()
+    flow.take_entries(Entries(log.entries[1:], log.next_offset))
+    slot = flow.next_fetch()
+    assert slot is not None
+    assert slot.pointer is not None
+    flow.start_fetch(slot)
+    flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
+    assert flow.deliver() is None
+    assert (flow.comparing, flow.deliverable, flow.position) == (slot, False, place(1))
+    flow.drop_fetched()  # a pause in between: it is fetched, and compared, once more
+    assert not slot.claims
+    assert flow.next_fetch() is slot
+    flow.start_fetch(slot)
+    flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
+    assert flow.deliver() is None
+    slot.compare({(1, 0, 3): Copies(unread=True)})
+    assert flow.deliver() is None
+    assert (flow.position, flow.counts.duplicate_records) == (place(2), 3)
 
 
 def test_ranges_that_a_pointer_could_not_name_come_from_the_index() -> None:

@@ -1,22 +1,22 @@
 """Finds what the queue holds under given sequences of producers: pointers name ranges, objects' indexes have checksums.
 
-Theory. An owner remembers sequences, not checksums: 300 s of 4 KiB blocks would be millions of them, and nearly none is
-ever asked for. A block whose sequences the queue shows is nearly always one whose ack was lost, so its batch is among
-the last ones. The search therefore goes back through the pointers in steps that grow, and reads the index of a batch
-only where a pointer names the sequences: one page of pointers and two ranged GETs for a block that is sent again.
+Theory. Owners and readers remember sequences, not checksums: 300 s of 4 KiB blocks would be millions of them, and
+nearly none is ever asked for. A block whose sequences are known is nearly always one whose ack was lost, so its batch
+is among the last ones. The search therefore goes back through the pointers in steps that grow, and reads the index of a
+batch only where a pointer names the sequences: one page of pointers and two ranged GETs for a block that is sent again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from memq.broker.object_index import read_batch_entries
-from memq.broker.services import Services
 from memq.errors import IdentityConflictError, MemqError, RetryableError
 from memq.format.block import BlockHeader, Buffer, StoredBlock
+from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
-from memq.notification import Entry
+from memq.logs import EventLog
+from memq.notification import Entry, PointerReader
 from memq.topic import ReadPartition
 
 Claim = tuple[int, int, int]  # of a block that seems to be there: producer id, first sequence, one above the last
@@ -28,6 +28,11 @@ READ_BYTES = 1 << 20
 def claim_of(header: BlockHeader) -> Claim:
     """Return the claim of a block."""
     return header.producer_id, header.first_sequence, header.next_sequence
+
+
+def stored_block(header: BlockHeader) -> StoredBlock:
+    """Return what a header says of a block that is stored."""
+    return StoredBlock(*claim_of(header), header.checksum, header.base_ms)
 
 
 def conflict_of(header: BlockHeader, stored: Iterable[StoredBlock]) -> IdentityConflictError:
@@ -53,12 +58,25 @@ class Copies:
 
 
 class BlockSearch:
-    """Searches one write partition in its read partition; `name` is what the log calls it."""
+    """Searches the blocks of one write partition in its read partition.
 
-    def __init__(self, services: Services, read: ReadPartition, partition: int, name: str) -> None:
-        self._services = services
+    `index_of` returns the entries of the blocks of a batch. `name` is what the log calls the partition.
+    """
+
+    def __init__(
+        self,
+        queue: PointerReader,
+        read: ReadPartition,
+        partition: int,
+        index_of: Callable[[Pointer], Awaitable[Sequence[BlockEntry]]],
+        events: EventLog,
+        name: str,
+    ) -> None:
+        self._queue = queue
         self._read = read
         self._partition = partition
+        self._index_of = index_of
+        self._events = events
         self._name = name
 
     async def find(self, claims: Collection[Claim], begin: int, end: int) -> dict[Claim, Copies]:
@@ -83,11 +101,11 @@ class BlockSearch:
     async def _entries(self, first: int, end: int) -> list[Entry]:
         found: list[Entry] = []
         while first < end:
-            page = await self._services.queue.read(self._read, first, READ_BYTES)
+            page = await self._queue.read(self._read, first, READ_BYTES)
             found += [entry for entry in page if entry.offset < end]
-            if not page:
+            if page.next <= first:
                 break
-            first = page[-1].offset + 1
+            first = page.next
         return found
 
     def _pointer(self, entry: Entry) -> Pointer | None:
@@ -117,22 +135,21 @@ class BlockSearch:
                         found.setdefault(block[:3], Copies((block,)))
 
     async def _blocks(self, pointer: Pointer) -> list[StoredBlock] | None:
-        """Return the blocks of a batch that readers take, None when no copy of its index can be read."""
+        """Return the blocks of a batch that readers take, None when its index can't be read."""
         skip = frozenset(pointer.skip)
-        for location in pointer.locations:
-            try:
-                entries = await read_batch_entries(self._services.stores[location.store], location)
-            except RetryableError:
-                raise
-            except (MemqError, KeyError) as error:
-                self._services.events.error("index-unread", f"{self._name} object {location.key}: {error}")
-                continue
-            return [
-                StoredBlock(each.producer_id, each.first_sequence, each.next_sequence, each.checksum, each.least_ms)
-                for number, each in enumerate(entries)
-                if number not in skip
-            ]
-        return None
+        try:
+            entries = await self._index_of(pointer)
+        except RetryableError:
+            raise
+        except MemqError as error:
+            key = pointer.locations[0].key if pointer.locations else ""
+            self._events.error("index-unread", f"{self._name} object {key}: {error}")
+            return None
+        return [
+            StoredBlock(each.producer_id, each.first_sequence, each.next_sequence, each.checksum, each.least_ms)
+            for number, each in enumerate(entries)
+            if number not in skip
+        ]
 
 
 def _named(pointer: Pointer, claims: Iterable[Claim]) -> list[Claim]:
