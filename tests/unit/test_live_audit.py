@@ -79,6 +79,15 @@ def test_what_is_sent_and_never_acked_is_unproven_and_what_is_given_up_is_not_mi
     assert desk.word() == "unknown"
 
 
+def test_what_an_instance_gave_up_does_not_date_what_the_next_one_sends() -> None:
+    desk = Desk()
+    desk.sent(span("gave-up", (0, 10)))
+    desk.queue((PRODUCER, 0, 10))
+    desk.sent(span("sent", (0, 10), minute=MINUTE + 1), client=101)
+    desk.settle()
+    assert desk.rows[MINUTE + 1].side("")["committed"] == 10
+
+
 def test_a_hole_below_the_end_that_a_producer_told_is_lost_when_no_late_pointer_can_land() -> None:
     desk = Desk()
     desk.sent(span("sent", (0, 20)), span("acked", (0, 10)))

@@ -270,7 +270,8 @@ class PartitionAudit:
 
     def _take_span(self, span: Span, told: Told) -> None:
         stream = self._stream(span.producer)
-        Dating(stream).tell(span.minute, span.ranges, self._row)
+        if span.stage != "gave-up":  # a name's next instance may use the sequences again, for other records
+            Dating(stream).tell(span.minute, span.ranges, self._row)
         records = sum(next_ - first for first, next_ in span.ranges)
         name = QUEUE
         if span.stage in _GROUP_STAGES:
