@@ -33,9 +33,9 @@ class ThreadPool:
     """
 
     def __init__(self, name: str, threads_max: int) -> None:
-        self._name = name
+        self.name = name
         self._executor = ThreadPoolExecutor(threads_max, f"memq-{name}")
-        self._calls: dict[Future[Any], None] = {}
+        self._calls: dict[Future[Any], asyncio.Future[Any]] = {}  # with who waits for each
         self._closed = False
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -46,11 +46,11 @@ class ThreadPool:
         Raises: ClosedError, and what the function raises.
         """
         if self._closed:
-            raise ClosedError(f"{self._name} is closed")
+            raise ClosedError(f"{self.name} is closed")
         call = self._executor.submit(function, *args, **kwargs)
-        self._calls[call] = None
+        waiting: asyncio.Future[T] = asyncio.wrap_future(call)
+        self._calls[call] = waiting
         call.add_done_callback(self._calls.pop)
-        waiting = asyncio.wrap_future(call)
         try:
             await asyncio.wait((waiting,))  # it leaves the call alone when this is cancelled
         except asyncio.CancelledError:
@@ -59,12 +59,28 @@ class ThreadPool:
             raise
         return waiting.result()
 
-    async def close(self) -> None:
-        """Refuse new calls, wait for those that run or wait, end the threads; closing twice is fine."""
+    async def close(self, last: Callable[[], object] | None = None, within_s: float | None = None) -> bool:
+        """Refuse new calls, wait for those that run or wait, end the threads; closing twice is fine.
+
+        `last` is the last call. With `within_s` calls that take longer are left behind with their threads, and who
+        waits for them is cancelled. Returns whether none was left behind.
+        """
+        calls = dict(self._calls)
+        if last is not None and not self._closed:
+            call = self._executor.submit(last)
+            calls[call] = asyncio.wrap_future(call)
         self._closed = True
-        for call in list(self._calls):
-            await _settle(asyncio.wrap_future(call))
+        if calls and within_s is not None:
+            _, left = await asyncio.wait(calls.values(), timeout=within_s)
+            if left:
+                for waiting in left:
+                    waiting.cancel()
+                self._executor.shutdown(wait=False, cancel_futures=True)
+                return False
+        for waiting in calls.values():
+            await _settle(waiting)
         self._executor.shutdown(wait=True)
+        return True
 
 
 class SpareThreads:

@@ -6,6 +6,7 @@ but a delivery report that is held back.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
@@ -85,6 +86,7 @@ class Library:
     visible: int | None = None  # a replica that lags shows records below this offset alone
     reports: deque[Callable[[Report, Message], None]] = field(default_factory=deque)  # in place of the next reports
     lost: deque[bool] = field(default_factory=deque)  # whether the next records do not land
+    stuck: threading.Event | None = None  # what ends a client does not return before this is set
     unknown: int = 0  # how many times topics are not shown
     asked: int = 0  # how many offsets were asked for
 
@@ -180,7 +182,8 @@ class FakeConsumer:
         return found
 
     def close(self) -> None:
-        """Nothing is held."""
+        if self._library.stuck is not None:
+            self._library.stuck.wait()
 
 
 class FakeProducer:

@@ -69,8 +69,12 @@ def _say(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code. Without `arguments` it takes those of the process."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run the command line and return its exit code.
+
+    Without `arguments` it takes those of the process, and where librdkafka was loaded it ends the process itself.
+    """
+    if arguments is None:
+        return _main_of_process(sys.argv[1:])
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # who started us has closed it
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - it stays open to the end
@@ -84,3 +88,14 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:  # half of a start is import
         return INTERRUPTED
     return run(arguments)
+
+
+def _main_of_process(arguments: list[str]) -> int:
+    """Run the command of this process. librdkafka's destructors may wait for ever: the process ends without them."""
+    from memq.process_end import end_process, own_process
+
+    own_process()
+    code = main(arguments)
+    if "confluent_kafka" in sys.modules:
+        end_process(code)
+    return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,6 +14,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from memq.errors import DeniedError, MemqError, QueueError, QueueRefusedError
 from memq.network import Runtime
 from memq.notification import Publication, Span
+from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.names import Names
@@ -258,6 +260,23 @@ def test_a_publish_after_one_that_was_given_up_is_refused_once(library: Library)
         assert await queue.publish(publication(b"next")) == RECORDS + 1
 
     over(work)
+
+
+# ---- the end ---------------------------------------------------------------------------------------
+
+
+def test_a_client_that_does_not_end_is_left_behind(
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library_module, "CLOSE_S", 0.05)
+    library.stuck = threading.Event()
+
+    async def work(queue: KafkaQueue) -> None:
+        await queue.read(PARTITION, 0, ALL)
+
+    over(work)
+    library.stuck.set()
+    assert "a thread of 'kafka-fetcher' is left behind" in caplog.text
 
 
 # ---- the source of an import -----------------------------------------------------------------------

@@ -158,3 +158,33 @@ def test_spare_threads_take_what_they_can_and_leave_the_rest_to_the_caller() -> 
 def test_the_process_does_not_end_while_a_native_thread_is_inside_python(program: str, printed: list[str]) -> None:
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert ran.stdout.split() == printed
+
+
+def test_a_close_with_a_limit_leaves_behind_what_does_not_return() -> None:
+    go, ran = threading.Event(), list[int]()
+
+    async def scenario() -> None:
+        pool = ThreadPool("test", 1)
+        running = asyncio.create_task(pool.run(go.wait))
+        await asyncio.sleep(0)
+        assert not await pool.close(lambda: ran.append(1), within_s=0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(ClosedError):
+            await pool.run(ran.append, 2)
+        go.set()
+
+    asyncio.run(scenario())
+    assert ran == [], "the last call had no thread"
+
+
+def test_the_last_call_of_a_close_is_waited_for() -> None:
+    ran = list[int]()
+
+    async def scenario() -> None:
+        pool = ThreadPool("test", 1)
+        assert await pool.close(lambda: ran.append(1), within_s=WAIT_S)
+        assert await pool.close(lambda: ran.append(2), within_s=WAIT_S), "closing twice is fine"
+
+    asyncio.run(scenario())
+    assert ran == [1]

@@ -15,7 +15,7 @@ from memq.errors import ClosedError, MemqError, QueueError
 from memq.limits import MIB
 from memq.notification import Entries, Entry
 from memq.notification.kafka.complaints import Complaints
-from memq.notification.kafka.library import consumer_of
+from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
@@ -137,7 +137,9 @@ class Fetcher:
     async def close(self) -> None:
         """End threads and consumers."""
         self._closed = True
-        await self._pool.close()
+        await end_threads(self._pool, self._close_idle)
+
+    def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().consumer.close()
 
@@ -186,7 +188,7 @@ class Fetcher:
             sound = False
             raise
         finally:
-            if sound:
+            if sound and not self._closed:
                 self._idle.append(reader)
             else:
                 with suppress(KafkaException):

@@ -15,7 +15,7 @@ from memq.notification import Entry
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.failures import is_not_there
 from memq.notification.kafka.fetcher import entry_of
-from memq.notification.kafka.library import consumer_of
+from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
@@ -101,7 +101,7 @@ class Follower:
         """End the thread and its consumer."""
         self._stopping = True
         self._taken.put(None)
-        await self._pool.close()
+        await end_threads(self._pool)
 
     async def _leave_idle(self) -> None:
         while True:

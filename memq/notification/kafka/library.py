@@ -11,9 +11,11 @@ from confluent_kafka.admin import AdminClient
 
 from memq.errors import InvalidSettingError
 from memq.logs import RateLimit
+from memq.threads import ThreadPool
 
 Client = TypeVar("Client", AdminClient, Consumer, Producer)
 Complain = Callable[[KafkaError], None]
+CLOSE_S = 10.0  # how long a call of the library may take that ends a client
 LOGGER = logging.getLogger("memq.kafka")
 
 
@@ -52,6 +54,12 @@ def consumer_of(settings: Mapping[str, Any], complain: Complain) -> Consumer:
 def producer_of(settings: Mapping[str, Any], complain: Complain) -> Producer:
     """Return a producer. Raises: InvalidSettingError."""
     return _client(Producer, settings, complain)
+
+
+async def end_threads(pool: ThreadPool, last: Callable[[], object] | None = None) -> None:
+    """End the threads of a pool; `last` is its last call. What librdkafka does not return from is left behind."""
+    if not await pool.close(last, CLOSE_S):
+        LOGGER.warning("librdkafka does not return: a thread of '%s' is left behind", pool.name)
 
 
 def _client(kind: type[Client], settings: Mapping[str, Any], complain: Complain) -> Client:

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from memq.errors import ClosedError, DeniedError, GenerationFencedError, InvalidRequestError, MemqError
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.holdings import Holdings
-from memq.notification.kafka.library import consumer_of
+from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.names import Names
 from memq.threads import ThreadPool
 from memq.topic import ReadPartition
@@ -119,7 +119,7 @@ class Member:
         """Leave the group, and end the thread."""
         self._closing = True
         self._orders.put(Close())
-        await self._pool.close()
+        await end_threads(self._pool)
 
     # ---- on the loop ---------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.failures import is_not_there
-from memq.notification.kafka.library import consumer_of
+from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.threads import ThreadPool
 
@@ -40,7 +40,6 @@ class Positions:
         self._complaints = complaints
         self._pool = ThreadPool("kafka-positions", 1)
         self._consumers: OrderedDict[str, Consumer] = OrderedDict()
-        self._closed = False
 
     async def of(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
         """Return what a Kafka group has stored for those of the places that have something.
@@ -54,10 +53,7 @@ class Positions:
 
     async def close(self) -> None:
         """End the consumers and the thread; closing twice is fine."""
-        if not self._closed:
-            self._closed = True
-            await self._pool.run(self._close)
-        await self._pool.close()
+        await end_threads(self._pool, self._close)
 
     # ---- in the thread -------------------------------------------------------------------------
 

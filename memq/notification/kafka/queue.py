@@ -25,6 +25,7 @@ from memq.notification.kafka.tail_cache import TailCache
 from memq.notification.kafka.topics import Topics
 from memq.notification.refusals import check_publication, checked_span
 from memq.notification.waiters import Waiters, until_reached
+from memq.process_end import keep_to_end
 from memq.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, check_group
 
@@ -278,3 +279,4 @@ class KafkaQueue:
         await self._follower.close()
         await self._fetcher.close()
         await self._tasks.stop()
+        keep_to_end(self._admin)

@@ -13,8 +13,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from memq.errors import ClosedError, MemqError, QueueError, QueueRefusedError
 from memq.notification import Publication
 from memq.notification.kafka.complaints import Complaints
-from memq.notification.kafka.library import producer_of
+from memq.notification.kafka.library import end_threads, producer_of
 from memq.notification.kafka.settings import KafkaSettings
+from memq.process_end import keep_to_end
 from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
 
@@ -188,8 +189,9 @@ class Sender:
         """End the thread; what waits for Kafka is given up, its outcome is unknown."""
         self._stopping = True
         self._start_to_close()
-        await self._looks.close()
-        await self._pool.close()
+        await end_threads(self._looks)
+        await end_threads(self._pool)
+        keep_to_end(self._producer)
 
     def _start_to_close(self) -> None:
         if not self._started:

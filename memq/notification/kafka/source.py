@@ -28,9 +28,10 @@ from memq.clock import Clock
 from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.fetcher import PASSING
-from memq.notification.kafka.library import admin_of, consumer_of
+from memq.notification.kafka.library import admin_of, consumer_of, end_threads
 from memq.notification.kafka.positions import Positions
 from memq.notification.kafka.settings import KafkaSettings
+from memq.process_end import keep_to_end
 from memq.threads import ThreadPool
 
 T = TypeVar("T")
@@ -161,10 +162,9 @@ class KafkaSource:
 
     async def close(self) -> None:
         """Leave the group, and end the thread."""
-        if self._consumer is not None:
-            await self._pool.run(self._consumer.close)
         await self._positions.close()
-        await self._pool.close()
+        await end_threads(self._pool, self._consumer.close if self._consumer is not None else None)
+        keep_to_end(self._admin)
 
     # ---- in the thread -------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundErr
 from memq.limits import POINTER_BYTES_MAX
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.joined import Joined, settle
+from memq.notification.kafka.library import end_threads
 from memq.notification.kafka.looks import Looks
 from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.settings import KafkaSettings
@@ -124,7 +125,7 @@ class Topics:
 
     async def close(self) -> None:
         """End the thread."""
-        await self._lists.close()
+        await end_threads(self._lists)
 
     async def create(self, topic: str, partitions: int, stale_publish_ms: int) -> None:
         """Make a Kafka topic, or bring the one that is there to this many partitions and this bound of age.
