@@ -276,6 +276,9 @@ def test_a_client_that_does_not_end_is_left_behind(
 
     over(work)
     library.stuck.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("memq-kafka"):
+            thread.join(30)
     assert "a thread of 'kafka-fetcher' is left behind" in caplog.text
 
 

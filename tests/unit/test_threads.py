@@ -175,6 +175,9 @@ def test_a_close_with_a_limit_leaves_behind_what_does_not_return() -> None:
         go.set()
 
     asyncio.run(scenario())
+    for thread in threading.enumerate():
+        if thread.name.startswith("memq-test"):
+            thread.join(WAIT_S)
     assert ran == [], "the last call had no thread"
 
 
