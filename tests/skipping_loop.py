@@ -59,8 +59,11 @@ async def skip(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SkippingLoop), "real time is not skipped"
     over = loop.create_future()
-    loop.call_later(seconds, over.set_result, None)
-    await over
+    timer = loop.call_later(seconds, over.set_result, None)
+    try:
+        await over
+    finally:
+        timer.cancel()
 
 
 def run_skipping(work: Coroutine[Any, Any, Result]) -> Result:

@@ -111,7 +111,10 @@ class Attempts:
         tasks = [first]
         try:
             await asyncio.wait(tasks, timeout=delay_s)
-            if not first.done() and self._hedger.spend():
+            spent = False
+            while not first.done() and not (spent := self._hedger.spend()):
+                await asyncio.wait(tasks, timeout=delay_s)  # other requests earn it meanwhile
+            if spent:
                 self._counters.hedges += 1
                 tasks.append(asyncio.create_task(self._timed(kind, size, request), name=f"s3 {kind}, hedge"))
             return await self._first(tasks)
