@@ -90,6 +90,7 @@ class Fetcher:
 
     def __init__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads) -> None:
         self._confirmed = confirmed
+        self.near: Callable[[Pointer], ReadRange] | None = None  # reads through a broker that may hold a batch
         self._mode = mode
         self._read = read
         self._open_store = open_store
@@ -136,10 +137,11 @@ class Fetcher:
         return [
             Way(f"object '{location.key}'", partial(read, reader, location))
             for location in pointer.locations
-            for reader in self._readers(location.store)
+            for reader in self._readers(location, pointer)
         ]
 
-    def _readers(self, store: str) -> list[RangeReader]:
+    def _readers(self, location: Location, pointer: Pointer) -> list[RangeReader]:
+        store = location.store
         readers: list[RangeReader] = []
         if self._mode != "broker":
             if store not in self._direct:
@@ -151,7 +153,10 @@ class Fetcher:
         if self._mode != "direct":
             if store not in self._through:
                 self._through[store] = JoinedReads(_ThroughBroker(self._read, store))
-            readers.append(self._through[store])
+            if self.near is None or is_cold_object(location.key):  # neighbours of those come in one request
+                readers.append(self._through[store])
+            else:
+                readers.append(_ThroughBroker(self.near(pointer), store))
         if not readers:
             raise DeniedError(
                 f"store '{store}' can't be opened here", hint="use read='broker', or run where the store can be reached"

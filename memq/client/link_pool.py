@@ -150,6 +150,10 @@ class LinkPool:
             return None
         return None
 
+    def is_preferred(self, address: Address) -> bool:
+        """Whether a broker is in the client's zone, if it has one, and did not fail to answer a moment ago."""
+        return self._is_near(address) and not self._is_dead(address)
+
     def _is_near(self, address: Address) -> bool:
         return not self._zone or self._known.get(address) == self._zone
 

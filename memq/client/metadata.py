@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from memq.backoff import backoff_s
 from memq.client.link_pool import LinkPool
 from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, UnreachableError
+from memq.format.pointer import Pointer
 from memq.network import Address, Runtime, format_address, parse_address
 from memq.protocol.frames import Api
 from memq.protocol.messages import Metadata, MetadataRequest, Owner, StoreMetadata, TopicMetadata
@@ -61,6 +62,14 @@ class ClusterMetadata:
             if owner.partition == partition and owner.address:
                 return parse_address(owner.address)
         return None
+
+    def holders(self, pointer: Pointer) -> list[Address]:
+        """Return the brokers that may hold a batch in memory as last heard: its writer, then its partition's owner."""
+        known = self._topics.get(pointer.topic)
+        owners = [owner for owner in known.owners if owner.address] if known is not None else []
+        found = [owner.address for owner in owners if owner.broker == pointer.broker][:1]
+        found += [owner.address for owner in owners if owner.partition == pointer.partition]
+        return [parse_address(address) for address in dict.fromkeys(found)]
 
     def moved(self, name: str, topic_id: str, partition: int, address: str) -> None:
         """Note where a broker said that a partition is now; the next answer with as high an epoch replaces it."""

@@ -180,3 +180,21 @@ def test_brokers_are_asked_nearest_first_and_the_dead_ones_last() -> None:
         assert set(pool.candidates()) == {("127.0.0.1", 1), live[0]}, "who left is forgotten, the first ones stay"
 
     run(scenario())
+
+
+def test_what_is_read_through_brokers_comes_from_the_memory_of_those_that_wrote_it() -> None:
+    async def scenario() -> None:
+        async with rig() as cluster:
+            brokers = [await cluster.start(name) for name in ("one", "two", "three")]
+            await brokers[0].partitions.create("clicks", 6, TopicSettings(), exist_ok=False)
+            async with AsyncProducer(brokers[0].address, audit=False) as producer:
+                for number in range(60):
+                    await (await producer.send("clicks", b"%d" % number, partition=number % 6))
+            async with AsyncConsumer(brokers[0].address, "clicks", start="beginning", read="broker") as consumer:
+                await read_all(cluster, consumer, 60)
+            counters = [broker.services.counters for broker in brokers]
+            asked = [each.read_requests for each in counters]
+            assert [each.read_hot_requests for each in counters] == asked
+            assert sum(map(bool, asked)) >= 2, "more than one of them owns partitions"
+
+    run(scenario())
