@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
 
 from memq.cli.consume_start import look_up
-from memq.cli.options import json_option, setting_options, settings_of
+from memq.cli.options import json_option, section_values, setting_options, settings_of
 from memq.cli.output import count_text, talk
 from memq.cli.record_printer import Printer, record_printer
 from memq.cli.start_position import Last, Start, parse_start
@@ -30,6 +31,7 @@ class Wish:
     until_end: bool
     on_damaged: OnDamaged
     on_expired: OnExpired
+    s3: Mapping[str, object]  # how to open the store
 
 
 @dataclass(slots=True)
@@ -95,7 +97,8 @@ def consume(
     was printed whole is committed: after -c the rest of a batch comes again with its start. Without an end (-e, -c) it
     waits for more; Ctrl-C says what was done.
     """
-    settings = settings_of(config, profile, **flags).client()
+    found = settings_of(config, profile, **flags)
+    settings, s3 = found.client(), section_values(found, "s3")
     start = parse_start(offset, SystemClock().wall_ms())
     if isinstance(start, Position) and group is None:
         partition = start.read_partition
@@ -103,7 +106,7 @@ def consume(
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
     tally = Tally()
     try:
-        wish = Wish(topic, group, partition, start, until_end, on_damaged, on_expired)
+        wish = Wish(topic, group, partition, start, until_end, on_damaged, on_expired, s3)
         _print_all(settings, wish, count, printer, tally)
     except KeyboardInterrupt:
         talk(f"interrupted: {count_text(tally.records, 'record')} printed")
@@ -158,4 +161,5 @@ def _open_consumer(settings: ClientSettings, wish: Wish) -> Consumer:
         prefetch_bytes_max=settings.prefetch_bytes_max,
         on_damaged=wish.on_damaged,
         on_expired=wish.on_expired,
+        s3=wish.s3,
     )

@@ -68,6 +68,11 @@ def settings_of(config: str | None, profile: str | None, **flags: Value | None) 
     return environment_settings(flags, config, profile)
 
 
+def section_values(settings: Settings, name: str) -> dict[str, object]:
+    """Return what the settings say in a section, by name."""
+    return {setting: value for setting, (value, _) in settings.parts().section(name).items()}
+
+
 def brokers_of(config: str | None, profile: str | None, flags: Mapping[str, Value | None]) -> str:
     """Return the brokers that the options, or the settings behind them, name."""
     return settings_of(config, profile, **flags).client().brokers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -51,6 +51,7 @@ class AsyncConsumer:
         on_damaged: OnDamaged = "fail",
         on_expired: OnExpired = "fail",
         read: ReadMode = "auto",
+        s3: Mapping[str, object] | None = None,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         client_id: str = "",
         zone: str = "",
@@ -74,6 +75,7 @@ class AsyncConsumer:
             on_expired=on_expired,
             read=read,
             connect_timeout_ms=connect_timeout_ms,
+            s3=s3,
             client_id=client_id,
             zone=zone,
             audit=audit,

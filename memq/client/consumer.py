@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -53,6 +53,8 @@ class Consumer:
         on_expired: where retention was faster, "fail": raise PositionExpiredError, which names the first position that
             is left, and stay until a seek; "skip": count what is gone and go on there.
         read: "direct" from the store, "broker" through one, "auto": directly where the store opens.
+        s3: settings of the section [s3] for a direct reader, by name; None takes MEMQ_S3_… and memq.toml, and keys that
+            boto3 finds.
         connect_timeout_ms: how long the first use tries to reach a broker; a restart later on is waited for.
         client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
         zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
@@ -81,6 +83,7 @@ class Consumer:
         on_damaged: OnDamaged = "fail",
         on_expired: OnExpired = "fail",
         read: ReadMode = "auto",
+        s3: Mapping[str, object] | None = None,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         client_id: str = "",
         zone: str = "",
@@ -104,6 +107,7 @@ class Consumer:
             on_expired=on_expired,
             read=read,
             connect_timeout_ms=connect_timeout_ms,
+            s3=s3,
             client_id=client_id,
             zone=zone,
             audit=audit,

@@ -74,10 +74,10 @@ class ConsumerCore:
         self._events = EventLog(runtime.clock)
         self._pool = LinkPool(runtime, addresses, client_id=settings.client_id, zone=settings.zone)
         self._metadata = ClusterMetadata(runtime, self._pool)
-        any_broker = AnyBroker(self._pool)
+        any_broker = AnyBroker(self._pool, self._metadata.holders)
         self._queue = RemoteQueue(any_broker)
         self._places = Places(self._queue)
-        self._stores = OpenStores(self._metadata, runtime)
+        self._stores = OpenStores(self._metadata, runtime, settings.s3)
         self._dead_letters = DeadLetters(runtime, addresses)
         self._topics: dict[str, Topic] = {}
         self._changed = asyncio.Event()
@@ -85,6 +85,7 @@ class ConsumerCore:
         self._tasks = TaskOwner(self._die, self._events)
         self._confirmed = ConfirmedReads(self._events)
         fetcher = make_fetcher(settings.read, any_broker.read, self._stores, self._confirmed)
+        fetcher.near = any_broker.near
         self._reading = Reading(
             runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
         )

@@ -41,6 +41,7 @@ class ConsumerSettings:
     client_id: str = ""
     zone: str = ""
     audit: bool = True
+    s3: Mapping[str, object] | None = None
 
     def check(self) -> ConsumerSettings:
         """Return itself when the values hold. Raises: InvalidRequestError, InvalidNameError, TypeError."""
@@ -70,6 +71,8 @@ class ConsumerSettings:
             raise InvalidSettingError(f"on_expired = {self.on_expired!r} is not 'fail' or 'skip'")
         if self.read not in ("auto", "direct", "broker"):
             raise InvalidSettingError(f"read = {self.read!r} is not 'auto', 'direct' or 'broker'")
+        if self.s3 is not None and not isinstance(self.s3, Mapping):
+            raise TypeError(f"s3 is a mapping of settings, not {type(self.s3).__name__}")
         check_point(self.start, "start", self.topics)
         if self.end is not None:
             check_point(self.end, "end", self.topics)

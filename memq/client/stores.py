@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from memq.client.metadata import ClusterMetadata
-from memq.errors import MemqError
+from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
 from memq.network import Runtime
+from memq.settings import Section, environment_settings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 
 _THREADS_MAX = 4
 # A broker can read for us: a store that can't be reached from here must not hold a reader up for half a minute.
-_S3_TIMES = {"connect_timeout_ms": 2_000, "request_timeout_ms": 5_000, "deadline_ms": 6_000}
+_S3_TIMES: Section = {
+    name: (value, "the client")
+    for name, value in {"connect_timeout_ms": 2_000, "request_timeout_ms": 5_000, "deadline_ms": 6_000}.items()
+}
 
 
 class OpenStores:
-    """The stores that metadata names, opened on demand: folders that are here, and buckets that there are keys for."""
+    """The stores that metadata names, opened on demand: folders that are here, and buckets that there are keys for.
 
-    def __init__(self, metadata: ClusterMetadata, runtime: Runtime) -> None:
+    `s3` has the section `[s3]`; without it that of this process: `MEMQ_S3_…` and memq.toml in its folder.
+    """
+
+    def __init__(self, metadata: ClusterMetadata, runtime: Runtime, s3: Mapping[str, object] | None = None) -> None:
+        self._s3 = s3
         self._metadata = metadata
         self._runtime = runtime
         self._opened: dict[str, StorageHandler] = {}
@@ -31,11 +39,18 @@ class OpenStores:
         if store in self._opened:
             return self._opened[store]
         for known in self._metadata.stores:
-            opener = _OPENERS.get(urlsplit(known.url).scheme)
-            handler = opener(known.url, self._runtime) if known.name == store and opener is not None else None
+            handler = self._open(known.url) if known.name == store else None
             if handler is not None:
                 self._opened[store] = handler
                 return handler
+        return None
+
+    def _open(self, url: str) -> StorageHandler | None:
+        match urlsplit(url).scheme:
+            case "file":
+                return _open_folder(url)
+            case "s3":
+                return _open_bucket(url, self._runtime, self._s3)
         return None
 
     async def close(self) -> None:
@@ -45,21 +60,34 @@ class OpenStores:
         self._opened.clear()
 
 
-def _open_folder(url: str, runtime: Runtime) -> StorageHandler | None:
+def _open_folder(url: str) -> StorageHandler | None:
     """Return a store of files; None when its folder is not on this machine."""
     parts = urlsplit(url)
     root = Path(url2pathname(parts.path))
     return FilesystemHandler(root, root, _THREADS_MAX) if not parts.netloc and root.is_dir() else None
 
 
-def _open_bucket(url: str, runtime: Runtime) -> StorageHandler | None:
-    """Return a store in S3, with the keys that boto3 finds; None when the extra or the keys are missing here."""
+def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None) -> StorageHandler | None:
+    """Return a store in S3; None when the extra or the keys are missing here.
+
+    Raises: InvalidSettingError, UnknownSettingError for what `s3` says: the caller said it.
+    """
     from memq.storage_handlers.s3 import open_store  # it takes its time, and few need it
 
     try:
-        return open_store(url, runtime, {name: (value, "the client") for name, value in _S3_TIMES.items()})
+        if s3 is None:
+            section = _with_times(environment_settings({}, None, None).parts().section("s3"))
+        else:
+            section = _with_times({name: (value, "s3=…") for name, value in s3.items()})
+        return open_store(url, runtime, section)
+    except (InvalidSettingError, UnknownSettingError):
+        if s3 is not None:
+            raise
     except MemqError:
-        return None
+        pass
+    return None
 
 
-_OPENERS: dict[str, Callable[[str, Runtime], StorageHandler | None]] = {"file": _open_folder, "s3": _open_bucket}
+def _with_times(section: Section) -> Section:
+    """Return a section with short times, unless it names times of its own."""
+    return section if section.keys() & _S3_TIMES.keys() else {**_S3_TIMES, **section}

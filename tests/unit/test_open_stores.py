@@ -1,0 +1,53 @@
+"""How a client opens the stores that brokers name: with the section `[s3]` that it is given, or finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memq.client.link_pool import LinkPool
+from memq.client.metadata import ClusterMetadata
+from memq.client.stores import OpenStores
+from memq.errors import UnknownSettingError
+from memq.network import Runtime
+from memq.protocol.messages import StoreMetadata
+from memq.storage_handlers.s3.handler import S3Handler
+from memq.storage_handlers.s3.settings import S3Settings
+
+KEYS = {"access_key_id": "id", "secret_access_key": "secret"}
+
+
+def opened(s3: dict[str, object] | None) -> S3Settings:
+    """Return the settings with which a bucket is opened that a broker names."""
+    runtime = Runtime()
+    metadata = ClusterMetadata(runtime, LinkPool(runtime, []))
+    metadata.stores = (StoreMetadata(name="main", url="s3://memq/data?endpoint=http://127.0.0.1:1"),)
+    store = OpenStores(metadata, runtime, s3)("main")
+    assert isinstance(store, S3Handler)
+    return store._bucket.settings
+
+
+def test_the_section_that_is_given_is_heeded() -> None:
+    found = opened({**KEYS, "data_path": "aiobotocore", "hedge_permille": 0})
+    assert (found.access_key_id, found.data_path, found.hedge_permille) == ("id", "aiobotocore", 0)
+    assert found.endpoint == "http://127.0.0.1:1", "the URL wins"
+    assert found.deadline_ms == 6_000, "short: a broker can read instead"
+
+
+def test_times_of_the_section_are_kept() -> None:
+    found = opened({**KEYS, "deadline_ms": 20_000})
+    assert (found.deadline_ms, found.request_timeout_ms) == (20_000, 10_000)
+
+
+def test_without_one_that_of_the_process_is_heeded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "memq.toml").write_text('[s3]\naccess_key_id = "id"\nsecret_access_key = "of the file"\n')
+    monkeypatch.setenv("MEMQ_S3_SECRET_ACCESS_KEY", "of the environment")
+    found = opened(None)
+    assert (found.access_key_id, found.secret_access_key) == ("id", "of the environment")
+
+
+def test_a_mistake_in_the_section_is_told() -> None:
+    with pytest.raises(UnknownSettingError, match="acces_key"):
+        opened({"acces_key_id": "id"})
