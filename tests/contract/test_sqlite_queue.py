@@ -28,7 +28,7 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.logs import EventLog
-from memq.notification import Publication
+from memq.notification import Publication, Span, sqlite_log
 from memq.notification.group_commit import Writer
 from memq.notification.sqlite import SqliteQueue
 from memq.notification.sqlite_file import SqliteFile
@@ -54,6 +54,30 @@ def start(target: Callable[..., None], *args: object) -> tuple[multiprocessing.p
     process.start()
     child.close()
     return process, parent
+
+
+# ---- long deletions ------------------------------------------------------------------------------
+
+
+def test_what_was_trimmed_is_out_of_sight_before_all_of_it_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trim takes many transactions: a reader between two of them sees the partition as it will be."""
+    monkeypatch.setattr(sqlite_log, "DELETE_ROWS_MAX", 2)
+    file = SqliteFile(tmp_path / "q.sqlite", "queue file", sqlite_log.APPLICATION_ID, 1, sqlite_log.SCHEMA, QueueError)
+    with closing(file.connect()) as connection:
+        sqlite_log.create(connection, [part()], STALE_MS)
+        for number in range(6):
+            sqlite_log.publish(connection, Publication(part(), 0, 1, 10 * number, b"%d" % number))
+        assert sqlite_log.trim(connection, part(), 5), "there is more to delete"
+        assert sqlite_log.span(connection, part()) == Span(5, 6)
+        assert [entry.offset for entry in sqlite_log.read(connection, part(), 0, ALL)] == [5]
+        assert sqlite_log.seek_time(connection, part(), 20) == 5
+        while sqlite_log.trim(connection, part(), 5):
+            pass
+        assert connection.execute("SELECT count(*) FROM entries").fetchone() == (1,)
+        assert not sqlite_log.trim(connection, part(), 3), "a trim never goes back"
+        assert sqlite_log.span(connection, part()) == Span(5, 6)
 
 
 # ---- a file that somebody changed ------------------------------------------------------------

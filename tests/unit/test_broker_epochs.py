@@ -14,7 +14,7 @@ from memq.broker.broker import Broker
 from memq.broker.hot import HotBatches
 from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
 from memq.broker.metrics import Counters
-from memq.broker.opening import open_partition
+from memq.broker.opening import open_partition, release_partition
 from memq.broker.ownership import Ownership
 from memq.broker.publishing import Publisher
 from memq.broker.services import Services
@@ -33,8 +33,8 @@ from memq.protocol.messages import Close, MetadataRequest, OpenAnswer, decode_me
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import PRODUCER, BareClient, block_of, no_spool, run, running_broker, write_frame
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, Totals, read_partitions
+from tests.brokers import PRODUCER, BareClient, block_of, no_spool, run, running_broker, until, write_frame
 from tests.contract.manual_clock import ManualClock
 
 READ = ReadPartition("clicks", "0" * 32, 0)
@@ -167,6 +167,80 @@ def test_an_opening_knows_what_lies_in_the_dedup_window_by_the_clock_of_any_brok
             own = await open_partition(broker.services, topic, 0, read)
             assert list(own.producer(PRODUCER).queued) == [(1, 3)]
             await client.close()
+
+    run(work())
+
+
+def test_an_opening_knows_what_lands_just_before_its_pointer() -> None:
+    """A pointer of the owner before lies between the tail that was read and `opened`."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            (read,) = read_partitions(topic)
+            queue = broker.services.queue
+            log = queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            assert (await client.frame()).argument == 1
+            late = (await pointers(broker, topic))[-1]
+            late = msgspec.structs.replace(
+                late, batch_sequence=1, producers=(ProducerRanges(PRODUCER, ((1, 2),)),), totals=Totals(1, 100)
+            )
+            publish = queue.publish
+
+            async def publish_behind(publication: Publication) -> int:
+                log.entries.append(Entry(log.end, publication.time_ms, encode_pointer(late)))
+                return await publish(publication)
+
+            queue.publish = publish_behind  # type: ignore[method-assign]  # one pointer comes first
+            own = await open_partition(broker.services, topic, 0, read)
+            assert list(own.producer(PRODUCER).queued) == [(0, 2)]
+            assert [entry.batch_sequence for entry in own.next_adopted()] == [1]
+            queue.publish = publish  # type: ignore[method-assign]
+            await client.close()
+
+    run(work())
+
+
+def test_who_releases_an_old_epoch_leaves_the_session_of_a_younger_one() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            processor, coordinator = processor_of(broker, topic), broker.services.coordinator
+            current = await coordinator.assignment(topic.id, 0)
+            younger = await coordinator.set_assignment(msgspec.structs.replace(current, epoch=current.epoch + 1))
+            await release_partition(broker.services, processor._publisher(), topic)
+            assert await coordinator.assignment(topic.id, 0) == younger
+            assert (await pointers(broker, topic))[-1].kind == "closed"
+            await coordinator.set_assignment(msgspec.structs.replace(younger, epoch=younger.epoch + 1))
+            await client.close()
+
+    run(work())
+
+
+def test_a_duplicate_is_acked_with_the_batch_that_it_duplicates_and_not_before() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            client, topic = await connected(broker, TopicSettings())
+            again = await BareClient.connect(broker)
+            block = write_frame(block_of(topic, 0, [b"v"]))
+            await client.open(topic)
+            client.write(block)
+            await until_sealed(processor_of(broker, topic))
+            await again.open(topic)
+            again.write(block)
+            await until(lambda: broker.services.counters.duplicate_blocks == 1)
+            again.write(encode_frame(Api.METADATA, 0, 9, encode_message(MetadataRequest())))
+            assert (await again.frame()).api == Api.METADATA, "an ack would have come first"
+            store.gate.set()
+            assert (await again.frame()).argument == 1
+            assert (await client.frame()).argument == 1
+            assert [each.records for each in await pointers(broker, topic)] == [0, 1]
+            await client.close()
+            await again.close()
 
     run(work())
 

@@ -11,10 +11,12 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
+from memq.broker.held import HeldBlocks
 from memq.broker.peer import connect_peer
 from memq.broker.topic_processor import TopicProcessor
 from memq.errors import IdentityConflictError, MovedError, NotFoundError, ProtocolError, TooOldError
 from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Entries
 from memq.protocol.forward import decode_forward, encode_forward
 from memq.protocol.frames import AckLevel, Api
 from memq.protocol.messages import Forward, Nack, decode_message
@@ -111,6 +113,26 @@ def test_a_fenced_owner_hands_what_it_acked_with_1_to_the_next_one() -> None:
             await found.one.drain()
             assert await found.records() == [("two", 3)]
             assert len(found.one.partitions.forwarder) == 0
+
+    asyncio.run(work())
+
+
+def test_what_is_absent_is_dated_when_the_last_read_began() -> None:
+    """What comes into the queue while the answer is on its way was not looked for."""
+
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
+            clock, read, asked_s = one.services.runtime.clock, one.services.queue.read, list[float]()
+
+            async def noted(partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+                asked_s.append(clock.monotonic())
+                return await read(partition, offset, bytes_max)
+
+            one.services.queue.read = noted  # type: ignore[method-assign]  # the moments of its calls
+            held = HeldBlocks(topic, 0, 0, 0.0, one.services.pool.release)
+            assert await one.partitions.forwarder._read_on(held) <= asked_s[-1]
 
     asyncio.run(work())
 

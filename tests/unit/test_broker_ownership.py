@@ -5,9 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memq.broker.held import HeldBlock, HeldBlocks
 from memq.broker.ownership import ADOPTED_MAX, SUCCESSORS, Ownership, Phase
+from memq.broker.slabs import Slab
+from memq.format.block import parse_header
 from memq.format.pointer import Pointer, ProducerRanges
-from memq.topic import Totals
+from memq.topic import Topic, Totals, equal_slots
+from tests.brokers import block_of
 
 TOPIC_ID = "0" * 31 + "1"
 
@@ -211,3 +215,37 @@ def test_silent_producers_are_forgotten_and_those_with_a_stream_are_not() -> Non
     assert sorted(own.producers) == [7, 8]
     own.forget(61_001)
     assert sorted(own.producers) == [8]
+
+
+def test_an_own_batch_that_landed_once_more_is_counted_as_the_copy_that_it_is() -> None:
+    """It was counted when it was published: taken for an own try, its copy would be missing in all later totals."""
+    own = owner(2)
+    own.state()
+    batch = pointer("data", 2, 0, 0, 10)
+    own.published(0, batch, 1)
+    own.meet(1, 2, batch)
+    assert not own.landed
+    assert [entry.offset for entry in own.next_adopted()] == [1]
+    assert own.totals_with(own.next_adopted()) == Totals(20, 200)
+
+
+def test_a_late_pointer_does_not_move_the_end_of_its_producer_back() -> None:
+    """A block that begins below that end is looked up: else a copy of what the queue holds would be taken as new."""
+    own = owner(2)
+    own.meet(0, 1, pointer("data", 1, 0, 10, 20))
+    own.meet(1, 2, pointer("data", 1, 1, 0, 5))
+    assert own.producer(7).next == 20
+    assert list(own.producer(7).queued) == [(0, 5), (10, 20)]
+
+
+def test_a_block_next_to_what_the_queue_holds_is_held() -> None:
+    topic = Topic(name="t", id=TOPIC_ID, created_ms=1, partitions=equal_slots(1))
+    slab, block = Slab(1 << 16), block_of(topic, 3, [b"v"], producer=7)
+    slab.view[: len(block)] = block
+    held = HeldBlocks(topic, 0, 0, 0.0, lambda _: None)
+    held.add(HeldBlock(parse_header(slab.view, 0), slab, 0, len(block)))
+    held.meet(0, pointer("data", 1, 0, 0, 3))
+    assert held.queued() == []
+    held.meet(1, pointer("data", 1, 1, 3, 4))
+    assert held.queued() == list(held.blocks)
+    assert held.read_to == 2

@@ -191,6 +191,64 @@ def test_a_failing_disk_refuses_acks_of_level_1_and_comes_back(tmp_path: Path) -
     asyncio.run(work())
 
 
+def test_blocks_that_wait_behind_a_failed_write_are_held_back_too(tmp_path: Path) -> None:
+    """Each stream hears from which block on it is not acked: one that hears nothing waits for its timeout."""
+
+    async def work() -> None:
+        async with rig() as cluster:
+            disk = GatedDisk(tmp_path)
+            one = await cluster.start("one", spool=disk)
+            gate_of(cluster)
+            topic = await one.partitions.create("clicks", 1, ON_DISK, exist_ok=False)
+            client = await BareClient.connect(one)
+            await client.open(topic, acks=AckLevel.ONE)
+            await client.open(topic, stream=2, producer=99, acks=AckLevel.ONE)
+            disk.gate.clear()
+            client.write(write_frame(block_of(topic, 0, [b"a"])))
+            await disk.called.wait()
+            client.write(write_frame(block_of(topic, 0, [b"z"], producer=99), stream=2))
+            await until(lambda: len(one.services.spool._waiting) == 1)
+            disk.fails = True
+            disk.gate.set()
+            frames = [await client.frame(), await client.frame()]
+            assert [(frame.api, frame.stream, frame.argument) for frame in frames] == [
+                (Api.THROTTLE, 1, 0),
+                (Api.THROTTLE, 2, 0),
+            ]
+            assert one.services.counters.spool_refused_blocks == 2
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_a_copy_that_was_acked_with_1_is_forwarded_though_its_first_one_was_to_be_acked_with_all(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            gate = gate_of(cluster)
+            topic = await one.partitions.create("clicks", 1, ON_DISK, exist_ok=False)
+            client = await BareClient.connect(one)
+            block = write_frame(block_of(topic, 0, [b"a", b"b"]))
+            await client.open(topic, acks=AckLevel.ALL)
+            client.write(block)
+            again = await BareClient.connect(one)
+            await until(lambda: bool(one.partitions.processors[topic.id, 0]._sealed))
+            await again.open(topic, acks=AckLevel.ONE)
+            again.write(block)
+            assert (await again.frame()).argument == 2
+            two = await cluster.start("two")
+            there = await seize(cluster, topic, two)
+            gate.set()
+            await one.drain()
+            assert await records(cluster, topic) == [("two", 2)]
+            for each in (client, again, there):
+                await each.close()
+
+    asyncio.run(work())
+
+
 def test_a_full_spool_refuses_and_says_what_to_do(tmp_path: Path) -> None:
     async def work() -> None:
         async with rig() as cluster:

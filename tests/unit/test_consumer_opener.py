@@ -14,7 +14,7 @@ from memq.client.membership import MemberState
 from memq.client.opener import Opener
 from memq.client.reading import Reading
 from memq.clock import SystemClock
-from memq.errors import NotFoundError, QueueError
+from memq.errors import InvalidRequestError, NotFoundError, QueueError
 from memq.format.block import Buffer
 from memq.logs import EventLog
 from memq.notification import Entries, Membership, Span
@@ -185,6 +185,27 @@ def test_a_position_that_stays_back_is_one_of_a_reset() -> None:
         assert MOVED not in member.reading.assigned
         await skip(5)
         assert member.position == Position(1, 40)
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+def test_a_seek_does_not_take_back_what_went_while_its_place_was_looked_for() -> None:
+    async def work() -> None:
+        member = Member()
+        member.answers.slow.set()
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        member.answers.slow.clear()
+        seek = asyncio.create_task(member.opener.seek(SLOW, "end"))
+        await skip(1)
+        member.heard(Membership(2, (MOVED,), (SLOW,)))
+        member.state.fenced()
+        member.reading.keep(member.state.granted)
+        member.answers.slow.set()
+        with pytest.raises(InvalidRequestError, match="was taken from this consumer meanwhile"):
+            await seek
+        assert SLOW not in member.reading.assigned
         await member.tasks.stop()
 
     run_skipping(work())

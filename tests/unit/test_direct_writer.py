@@ -50,6 +50,20 @@ async def send_in_parts(writer: DirectWriter, rows: Sequence[Row], chance: rando
         await writer.add_many(TOPIC, values, keys if any(keys) else None, timed or None)
 
 
+def test_every_part_of_an_identity_makes_another_producer() -> None:
+    """Two of them with one producer id would drop each other's records as copies."""
+    identities = [
+        DirectIdentity(writer, stream, batch_id, task)
+        for writer in ("w", "v")
+        for stream in ("s", "t")
+        for batch_id in (1, 2)
+        for task in (1, 2)
+    ]
+    numbers = [identity.producer_id(order) for identity in identities for order in (0, 1)]
+    assert len(set(numbers)) == len(numbers)
+    assert numbers == [identity.producer_id(order) for identity in identities for order in (0, 1)]
+
+
 @pytest.mark.parametrize("keys", KEYS)
 def test_records_that_come_again_in_other_calls_are_there_once(keys: str) -> None:
     async def work() -> None:

@@ -1,0 +1,98 @@
+"""What a manifest goes on naming of what left it, and which batches are not copied."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from memq.cold.copying import checked_blocks
+from memq.cold.plan import ColdRule, cold_spans, following, without
+from memq.errors import CorruptDataError
+from memq.format.block import scope_of
+from memq.format.cold import ColdManifest, LeftPart, PartRef
+from memq.format.pointer import Pointer, ProducerRanges, encode_pointer
+from memq.notification import Publication
+from memq.notification.memory import MemoryQueue
+from memq.topic import ReadPartition, TopicSettings
+from tests.contract.manual_clock import ManualClock
+from tests.unit.blocks import build, seal
+
+TOPIC_ID = "0" * 31 + "1"
+KEPT_MS = 1_000
+
+
+def part(first: int, next_: int) -> PartRef:
+    return PartRef(
+        key=f"part-{first}",
+        first=first,
+        next=next_,
+        entries=next_ - first,
+        bytes=10,
+        greatest_ms=1,
+        created_ms=1,
+        objects=(),
+    )
+
+
+def manifest(*parts: PartRef, left: tuple[LeftPart, ...] = ()) -> ColdManifest:
+    end = parts[-1].next if parts else 0
+    return ColdManifest(
+        number=3, cluster="c", topic="clicks", topic_id=TOPIC_ID, partition=0, next=end, parts=parts, left=left
+    )
+
+
+def test_what_left_is_named_for_twice_the_time_that_is_asked_for() -> None:
+    """A sweep that began before the part left goes by the manifest of then, one that begins later by this one."""
+    now_ms = 100_000
+    old, young = (LeftPart(part=part(n, n + 1), since_ms=now_ms - age) for n, age in ((0, 2_001), (1, 2_000)))
+    successor = without(manifest(part(2, 5), part(5, 9), left=(old, young)), 1, now_ms, KEPT_MS)
+    assert successor.number == 4
+    assert successor.parts == (part(5, 9),)
+    assert successor.left == (young, LeftPart(part=part(2, 5), since_ms=now_ms))
+    assert (successor.begin, successor.next) == (5, 9)
+
+
+def test_a_successor_ends_with_its_last_part_and_one_without_parts_where_it_was() -> None:
+    before = manifest(part(2, 5))
+    assert following(before, ()).next == 5
+    after = following(before, (part(5, 7), part(7, 9)))
+    assert (after.number, after.begin, after.next) == (4, 2, 9)
+
+
+@pytest.mark.parametrize("records", [2, 4])
+def test_a_batch_with_other_records_than_its_pointer_says_is_not_copied(records: int) -> None:
+    scope = scope_of(bytes.fromhex(TOPIC_ID), 0)
+    block = seal(build([(b"v", None, (), None, None)] * 3), producer_id=7, first_sequence=0, scope=scope)
+    pointer = Pointer(
+        kind="data",
+        cluster="c",
+        topic="clicks",
+        topic_id=TOPIC_ID,
+        partition=0,
+        epoch=1,
+        records=records,
+        producers=(ProducerRanges(7, ((0, 3),)),),
+    )
+    with pytest.raises(CorruptDataError, match="batch has 3 records"):
+        checked_blocks(pointer, bytes(block.data))
+
+
+def test_what_the_next_opening_wants_is_not_cold_however_old_it_is() -> None:
+    """The last pointer of a write partition settles its totals: an opening looks for it in the queue."""
+
+    async def work() -> list[tuple[int, int]]:
+        clock = ManualClock()
+        queue, partition = MemoryQueue(clock), ReadPartition("clicks", TOPIC_ID, 0)
+        settings = TopicSettings()
+        await queue.create([partition], settings.stale_publish_ms)
+        day_ms = 86_400_000
+        for hour in range(4):
+            pointer = Pointer(kind="opened", cluster="c", topic="clicks", topic_id=TOPIC_ID, partition=0, epoch=1)
+            time_ms = clock.wall_ms() - 3 * day_ms + hour * 3_600_000
+            await queue.publish(Publication(partition, 0, 1, time_ms, encode_pointer(pointer)))
+        rule = ColdRule(age_ms=day_ms, rest=True)
+        spans = cold_spans(queue, partition, 0, settings, rule, clock.wall_ms())
+        return [(span.begin, span.end) async for span in spans]
+
+    assert asyncio.run(work()) == [(0, 3)]

@@ -1,0 +1,204 @@
+"""A member's place in its group: what it counts as heard, when it gives its partitions up, and what it may commit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from memq.client.group_session import GroupSession
+from memq.errors import DeniedError, GenerationFencedError, MemqError, QueueError
+from memq.network import Runtime
+from memq.notification import GroupState, Membership
+from memq.topic import Committed, Position, ReadPartition
+from tests.contract.manual_clock import ManualClock
+
+PARTITION = ReadPartition("clicks", "0" * 32, 0)
+HERE = {PARTITION: Committed(Position(0, 5))}
+SESSION_MS = 10_000
+
+
+class Group:
+    """A group of one member: each request takes `latency_ms`, and fails with `error` while there is one."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.latency_ms = 0
+        self.error: MemqError | None = None
+        self.asked: list[str] = []
+
+    def _answer(self, what: str) -> Membership:
+        self.asked.append(what)
+        self.clock.advance(self.latency_ms)
+        if self.error is not None:
+            raise self.error
+        return Membership(1, (PARTITION,), ())
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        return self._answer("join")
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        return self._answer("heartbeat")
+
+    async def leave(self, group: str, member: str) -> None:
+        self._answer("leave")
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        self._answer("commit")
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        raise AssertionError("a session reads no positions")
+
+    async def groups(self) -> Sequence[str]:
+        raise AssertionError("a session lists no groups")
+
+    async def describe(self, group: str) -> GroupState:
+        raise AssertionError("a session describes no group")
+
+    async def delete_group(self, group: str) -> None:
+        raise AssertionError("a session deletes no group")
+
+
+class Member:
+    """A session on a manual clock; `exchange` lets it ask the group once."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.group = Group(self.clock)
+        self.session = GroupSession(
+            Runtime(self.clock, random.Random(1)),
+            self.group,
+            "readers",
+            session_timeout_ms=SESSION_MS,
+            changed=self._changed,
+        )
+        self._answered = asyncio.Event()
+
+    def _changed(self) -> None:
+        self._answered.set()
+
+    def inside(self) -> bool:
+        return self.session.state.inside
+
+    def failure(self) -> MemqError | None:
+        return self.session.failure
+
+    async def exchange(self, error: MemqError | None = None) -> None:
+        self.group.error = error
+        self._answered.clear()
+        self.session.kick()
+        await self._answered.wait()
+
+
+def run(work: Callable[[Member], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            member = Member()
+            member.session.share([PARTITION])
+            task = asyncio.create_task(member.session.run())
+            try:
+                await work(member)
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
+
+    asyncio.run(bounded())
+
+
+def test_a_member_that_is_not_in_its_group_commits_nothing() -> None:
+    async def work() -> None:
+        member = Member()
+        with pytest.raises(GenerationFencedError):
+            await member.session.commit(HERE)
+        assert member.group.asked == []
+
+    asyncio.run(work())
+
+
+def test_a_member_joins_once_and_then_says_that_it_lives() -> None:
+    async def work(member: Member) -> None:
+        for _ in range(3):
+            await member.exchange()
+        assert member.group.asked == ["join", "heartbeat", "heartbeat"]
+        await member.session.commit(HERE)
+        assert member.group.asked[3:] == ["commit"]
+
+    run(work)
+
+
+def test_a_join_that_failed_is_tried_again() -> None:
+    async def work(member: Member) -> None:
+        await member.exchange(QueueError("not now"))
+        assert not member.inside()
+        await member.exchange()
+        assert member.inside()
+        member.session.share([PARTITION, ReadPartition("clicks", "0" * 32, 1)])
+        await member.exchange(QueueError("not now"))
+        await member.exchange()
+        await member.exchange()
+        assert member.group.asked == ["join", "join", "join", "join", "heartbeat"]
+
+    run(work)
+
+
+def test_the_session_runs_from_the_question_since_the_group_counts_from_when_it_took_it() -> None:
+    """The answer came late: by the group's clock the member was silent since it asked."""
+
+    async def work(member: Member) -> None:
+        await member.exchange()
+        member.group.latency_ms = SESSION_MS - 2_000
+        await member.exchange()
+        assert member.inside()
+        member.group.latency_ms = 2_001
+        await member.exchange(QueueError("not now"))
+        assert not member.inside()
+        assert member.failure() is None
+
+    run(work)
+
+
+def test_partitions_are_kept_through_errors_within_the_session_and_not_beyond() -> None:
+    async def work(member: Member) -> None:
+        await member.exchange()
+        member.group.latency_ms = SESSION_MS
+        await member.exchange(QueueError("not now"))
+        assert member.inside()
+        member.group.latency_ms = 1
+        await member.exchange(QueueError("not now"))
+        assert not member.inside()
+
+    run(work)
+
+
+def test_what_does_not_pass_is_the_users_and_what_fences_is_not() -> None:
+    async def work(member: Member) -> None:
+        await member.exchange()
+        await member.exchange(GenerationFencedError("another member has it"))
+        assert member.failure() is None
+        assert not member.inside()
+        await member.exchange()
+        assert member.inside(), "it joins again"
+        await member.exchange(DeniedError("no right to read the group"))
+        assert isinstance(member.failure(), DeniedError)
+        assert member.inside()
+
+    run(work)
+
+
+def test_a_member_that_leaves_says_so_and_holds_nothing() -> None:
+    async def work(member: Member) -> None:
+        await member.exchange()
+        await member.session.leave(1.0)
+        assert member.group.asked[-1] == "leave"
+        assert not member.inside()
+        member.group.error = QueueError("not now")
+        await member.session.leave(1.0)  # nobody hears it: the session times out there
+
+    run(work)
