@@ -16,10 +16,12 @@ from memq.broker.lost_queue import LostQueue
 from memq.broker.peer import connect_peer
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
+from memq.broker.start_step import start_step
 from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator
 from memq.governor.data_folder import lock_folder, make_folder
 from memq.governor.standalone import StandaloneCoordinator
+from memq.logs import EventLog
 from memq.network import Runtime, format_address
 from memq.notification import NotificationQueue
 from memq.notification.sqlite import SqliteQueue
@@ -111,6 +113,7 @@ async def serve_cluster(
         opened.append(store.close)
         queue = open_queue(parts, runtime, settings.cluster)
         opened.append(queue.close)
+        await coordinator.governor()  # one that never answered is not waited for
         await _check_id(settings, coordinator, runtime)
         if settings.host in EVERY_INTERFACE and not settings.advertise:  # to clients it would be their own machine
             settings = dataclasses.replace(settings, advertise=format_address((runtime.host, 0)))
@@ -141,7 +144,7 @@ async def _check_id(settings: BrokerSettings, coordinator: Coordinator, runtime:
     One that does not answer is dead, and its session will end, or hangs: its place is taken.
     Raises: InvalidSettingError; as `Coordinator.brokers`.
     """
-    for entry in await coordinator.brokers():
+    for entry in await start_step(runtime, EventLog(runtime.clock), "read brokers", coordinator.brokers):
         if entry.id != settings.broker_id:
             continue
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from memq.broker.slabs import SLAB_BYTES, SlabPool
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.writer import Spool
+from memq.broker.start_step import start_step
 from memq.broker.traffic import Traffic
 from memq.broker.turns import bunches
 from memq.errors import FencedError, InvalidRequestError, MemqError, ProtocolError
@@ -38,6 +39,8 @@ from memq.topic import read_partitions
 
 if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
+
+T = TypeVar("T")
 
 HOUSEKEEPING_S = 1.0
 KEPT_PARTITIONS_MAX = (
@@ -121,7 +124,7 @@ class Broker:
     async def start(self, http_address: str = "") -> None:
         """Listen, register, and learn what is assigned. Raises: MemqError for what stands in the way."""
         settings, services = self.services.settings, self.services
-        for lost in await services.lost_queue.check():
+        for lost in await self._step("compare queue and store", services.lost_queue.check):
             services.events.error("log-lost", f"{lost}; {lost.hint}")
         if services.spool.disk is not None:
             await self._replay.find(services.spool.disk)
@@ -136,11 +139,11 @@ class Broker:
             zone=settings.zone,
             capacity_bytes_s=settings.capacity_bytes_s,
         )
-        await services.coordinator.register(self._entry)
+        await self._step("register", lambda: services.coordinator.register(self._entry))
         # Watched before it is read: a change in between would be noticed late, when loads are told.
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.govern()
-        await self.partitions.refresh()
+        await self._step("read assignments", self.partitions.refresh)
         await self._make_places()
         self.partitions.serving = True
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
@@ -151,6 +154,9 @@ class Broker:
         if settings.audit:
             making = self._tasks.start(make_audit_topic(services, self.partitions), "make audit topic")
             await asyncio.wait([making], timeout=AUDIT_TOPIC_S)
+
+    async def _step(self, name: str, step: Callable[[], Awaitable[T]]) -> T:
+        return await start_step(self.services.runtime, self.services.events, name, step)
 
     async def _make_places(self) -> None:
         """Make what topics lack in the queue, or say what is wrong with it. Raises: MemqError of the first such topic.

@@ -374,6 +374,17 @@ async def test_the_event_loop_goes_on_while_kazoo_waits(door: Doors, server: Ser
             await work()
 
 
+@over_zookeeper
+async def test_the_first_call_waits_for_a_server_that_stops_after_the_connection(door: Doors, server: Server) -> None:
+    """It stops for longer than the session: that ends, and the next one is waited for."""
+    one = door(session_timeout_ms="1500ms")
+    await one._session.start()
+    server.pause()
+    _tick(200, server, asyncio.Event())
+    assert list(await one.brokers()) == []
+    await one.create_topic(topic())
+
+
 def _tick(left: int, server: Server, ticked: asyncio.Event) -> None:
     """Tick on the loop; at the last one wake the server."""
     if left:

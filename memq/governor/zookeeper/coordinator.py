@@ -15,6 +15,7 @@ from memq.errors import (
     NotFoundError,
     RetryableError,
     TermFencedError,
+    UnreachableError,
     VersionConflictError,
 )
 from memq.governor import Assignment, BrokerEntry, Load
@@ -54,6 +55,7 @@ class ZookeeperCoordinator:
         self._cluster = check_name(cluster, "cluster")
         self._runtime = runtime
         self._address = address
+        self._connect_s = settings.connect_timeout_ms / 1000
         events = self._events = EventLog(runtime.clock)
         self._session = ZookeeperSession(address, settings, events, self._connected)
         self._watchers = Watchers(events)
@@ -378,12 +380,27 @@ class ZookeeperCoordinator:
     # ---- inside ------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Connect, and once make what is not there. Raises: InvalidRequestError when another cluster lies there."""
-        await self._session.start()
+        """Connect, and once make what is not there; a ZooKeeper that stops in between is waited for.
+
+        Raises: InvalidRequestError when another cluster lies there; UnreachableError.
+        """
         if self._ready:
+            await self._session.start()
             return
-        async with self._readying:
-            await self._open_once()
+        clock = self._runtime.clock
+        until_s, tries = clock.monotonic() + self._connect_s, 0
+        while True:
+            try:
+                await self._session.start()
+                async with self._readying:
+                    await self._open_once()
+            except UnreachableError:
+                if clock.monotonic() >= until_s:
+                    raise
+                tries += 1
+                await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.1, most_s=BACKOFF_S_MAX))
+            else:
+                return
 
     async def _open_once(self) -> None:
         if self._ready:
