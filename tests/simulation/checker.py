@@ -4,7 +4,7 @@ It knows records by their values, which the simulation makes unique, so it belie
 nor the consumer's positions. What it checks, and when:
 
 - as a pointer lands: its object is there with the bytes that producers sent; its owner kept the rules (see
-  `owner_rules`); no record is delivered twice, none that nobody sent;
+  `owner_rules`); no record is delivered twice, none that nobody sent; blocks of one identity have the same bytes;
 - as a record is acked with `all`: its pointer and object are there;
 - as a record is consumed, or a position is stored: see `group_rules`; as a report lands: see `report_rules`;
 - as retention takes pointers: they are old enough; as an object is deleted: no pointer names it; as a manifest of
@@ -80,6 +80,9 @@ class Checker:
         self._parts: dict[tuple[str, int], OwnerRules] = {}
         self._named: dict[str, int] = {}  # key: how many pointers name it
         self._freed_s: dict[str, float] = {}  # key: when its last pointer was taken
+        self._contents: dict[
+            tuple[str, int, int, int], tuple[int, int]
+        ] = {}  # by identity: where it ends, its checksum
         self._begins: dict[ReadPartition, int] = {}  # as it was when it was looked at the last time
         self.cold = ColdRules(self.logs, objects, self.fetch, now)
 
@@ -199,6 +202,7 @@ class Checker:
     def _append(self, log: ReadLog, entry: LogEntry, partition: ReadPartition) -> None:
         self._name(entry)
         self._check_ranges(entry)
+        self._check_identity(entry)
         self.reports.landed(entry, partition)
         log.entries.append(entry)
         for delivered in log.reader.take(entry):
@@ -221,6 +225,17 @@ class Checker:
             ranges = named.get(block.source[1])
             if ranges is None or not ranges.covers(block.first, block.following):
                 raise FindingError(f"block {block.first} to {block.following} of {block.source} is not in its ranges")
+
+    def _check_identity(self, entry: LogEntry) -> None:
+        """Check that blocks of one identity have the same bytes: producers send the same again, and owners compare."""
+        for block in entry.blocks:
+            identity = (entry.pointer.topic_id, *block.source, block.first)
+            known = self._contents.setdefault(identity, (block.following, block.checksum))
+            if known != (block.following, block.checksum):
+                raise FindingError(
+                    f"block {block.first} to {block.following} of {block.source} has checksum {block.checksum:08x},"
+                    f" another one there, up to {known[0]}, {known[1]:08x}"
+                )
 
     # ---- what others look at ---------------------------------------------------------------------
 

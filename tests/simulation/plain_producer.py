@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from memq.client.link import Link, connect_link
-from memq.errors import MemqError, TimedOutError, TooOldError
+from memq.errors import IdentityConflictError, MemqError, TimedOutError, TooOldError
 from memq.format.block import scope_of
 from memq.format.builder import BlockBuilder
 from memq.network import Address, Runtime, parse_address
@@ -52,7 +52,7 @@ class Block:
 class Session:
     """One connection with its one stream; `wrong` is set when it must be given up."""
 
-    def __init__(self, acked: Callable[[int], None], too_old: Callable[[int], None]) -> None:
+    def __init__(self, acked: Callable[[int], None], condemned: Callable[[int], None]) -> None:
         self.wrong = asyncio.Event()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.open = False
@@ -60,7 +60,7 @@ class Session:
         self.error: MemqError | None = None
         self.to = ""  # where a redirect or an error sends
         self._acked = acked
-        self._too_old = too_old
+        self._condemned = condemned
 
     def stream_frame(self, frame: Frame) -> None:
         """See `LinkOwner`."""
@@ -78,8 +78,8 @@ class Session:
         if frame.api in (Api.NACK, Api.ERROR):
             self.error = error_of(decode_message(frame.body, Nack))
             self.to = getattr(self.error, "address", "")
-            if isinstance(self.error, TooOldError):
-                self._too_old(frame.argument)
+            if isinstance(self.error, (TooOldError, IdentityConflictError)):
+                self._condemned(frame.argument)
         self.wrong.set()
 
     def draining(self) -> None:
@@ -98,12 +98,18 @@ class PlainProducer:
     """Sends to one partition with ack=all. `send` waits for room; `flush` until nothing is open."""
 
     def __init__(
-        self, runtime: Runtime, brokers: list[Address], topic: Topic, partition: int, outcomes: Outcomes
+        self,
+        runtime: Runtime,
+        brokers: list[Address],
+        topic: Topic,
+        partition: int,
+        outcomes: Outcomes,
+        producer_id: int = 0,
     ) -> None:
         self.runtime = runtime
         self.topic = topic
         self.partition = partition
-        self.producer_id = runtime.random.getrandbits(62) + 1
+        self.producer_id = producer_id or runtime.random.getrandbits(62) + 1
         self.blocks: deque[Block] = deque()
         self._brokers = brokers
         self._outcomes = outcomes
@@ -155,7 +161,7 @@ class PlainProducer:
     async def _talk(self, address: str) -> str:
         """Hold one session until it ends; return where to go next, "" for anywhere."""
         target = parse_address(address) if address else self.runtime.random.choice(self._brokers)
-        session = Session(self._acked, self._too_old)
+        session = Session(self._acked, self._condemned)
         link = await connect_link(self.runtime, session, target, timeout_s=2.0)
         try:
             owner = await self._owner(link)
@@ -232,16 +238,19 @@ class PlainProducer:
                 self._outcomes.ack(value)
         self._changed.set()
 
-    def _too_old(self, first: int) -> None:
-        if self.blocks and self.blocks[0].first == first:
-            self._drop_oldest()
+    def _condemned(self, first: int) -> None:
+        for block in self.blocks:
+            if block.first == first:
+                self._drop(block)
+                return
 
     def _give_up_old(self) -> None:
         horizon = self.runtime.clock.monotonic() - self.topic.settings.delivery_timeout_ms / 1000
         while self.blocks and 0 <= self.blocks[0].sent_s < horizon:
-            self._drop_oldest()
+            self._drop(self.blocks[0])
 
-    def _drop_oldest(self) -> None:
-        for value in self.blocks.popleft().values:
+    def _drop(self, block: Block) -> None:
+        self.blocks.remove(block)
+        for value in block.values:
             self._outcomes.give_up(value)
         self._changed.set()

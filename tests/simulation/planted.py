@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.simulation.bug import Planted
 from tests.simulation.cold_bugs import COLD_BUGS
+from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.keeping_bugs import KEEPING_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
 from tests.simulation.scenario import run_plan
@@ -243,6 +244,7 @@ BUGS = (
     ),
     *KEEPING_BUGS,
     *COLD_BUGS,
+    *IDENTITY_BUGS,
 )
 
 

@@ -31,6 +31,7 @@ class LogBlock:
     following: int
     record_index: int
     values: tuple[bytes, ...]
+    checksum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def read_entry(offset: int, time_ms: int, pointer: Pointer, fetch: Fetch) -> Log
                 raise FindingError(f"block {header.first_sequence} at {offset} belongs to another partition")
             values = tuple(value or b"" for value in block.values())
             source = (pointer.partition, header.producer_id)
-            blocks.append(LogBlock(source, header.first_sequence, header.next_sequence, records, values))
+            spans = (header.first_sequence, header.next_sequence)
+            blocks.append(LogBlock(source, *spans, records, values, header.checksum))
         records += block.count
         number += 1
         at += length

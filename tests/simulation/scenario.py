@@ -236,9 +236,12 @@ class Scenario:
 
     def _start_producer(self, name: str) -> None:
         kind = self.plan.producers[int(name.rpartition("-")[2])]
-        main = {"plain": self._plain_main, "named": self._named_main, "staged": self._staged_main}.get(
-            kind, self._product_main
-        )
+        main = {
+            "plain": self._plain_main,
+            "clone": self._plain_main,
+            "named": self._named_main,
+            "staged": self._staged_main,
+        }.get(kind, self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
 
@@ -264,8 +267,9 @@ class Scenario:
 
     async def _plain_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
         cluster = self.cluster
+        clone = self.plan.producers[int(node.name.rpartition("-")[2])] == "clone"  # all of them have one identity
         producers = [
-            PlainProducer(runtime, cluster.addresses(), cluster.topic, number, self.checker)
+            PlainProducer(runtime, cluster.addresses(), cluster.topic, number, self.checker, number + 1 if clone else 0)
             for number in range(self.plan.shape.partitions)
         ]
         async with Running([producer.run for producer in producers]):
@@ -370,17 +374,23 @@ class Running:
 
 
 class LogWatch(logging.Handler):
-    """An exception that is none of memq's own ends the run when the product logs it: a broken assertion above all."""
+    """Ends a run for what the product logs: an exception that is none of memq's own, a broken assertion above all.
 
-    def __init__(self, world: World) -> None:
+    So does a block in conflict with another one of its identity, unless producers are `clones`.
+    """
+
+    def __init__(self, world: World, *, clones: bool) -> None:
         super().__init__(logging.ERROR)
         self._world = world
+        self._clones = clones
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take one record."""
         cause = record.exc_info[1] if record.exc_info else None
         if cause is not None and not isinstance(cause, MemqError):
             self._world.fail(f"logged {record.getMessage()}", cause)
+        if "identity-conflict" in record.getMessage() and not self._clones:
+            self._world.fail(f"logged {record.getMessage()}")
 
 
 def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report:
@@ -389,7 +399,7 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
     Raises: SimulationError.
     """
     with World(plan.seed, echo=echo) as world:
-        watch = LogWatch(world)
+        watch = LogWatch(world, clones="clone" in plan.producers)
         logger = logging.getLogger("memq")
         logger.addHandler(watch)
         try:

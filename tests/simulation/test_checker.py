@@ -198,6 +198,13 @@ def block_cut_anew(log: Log) -> None:
     log.batch([block(1, values[1:])], 1)
 
 
+def other_bytes_under_one_identity(log: Log) -> None:
+    values = log.send(0, 1)
+    log.open(2)
+    log.batch([block(0, values)], 0, epoch=2)
+    log.batch([block(0, values[::-1])], 0)  # a late pointer of the owner before
+
+
 def batches_out_of_order(log: Log) -> None:
     log.batch([block(0, log.send(0))], 1)
 
@@ -368,6 +375,7 @@ def object_left(log: Log) -> None:
         (other_partition, "belongs to another partition"),
         (same_record_in_other_sequences, "is delivered twice"),
         (block_cut_anew, "was seen in part"),
+        (other_bytes_under_one_identity, "another one there, up to 2"),
         (batches_out_of_order, "comes before 0"),
         (epoch_opened_twice, "is opened by b and again by other, process 0"),
         (epoch_of_another_broker, "which it has not opened"),

@@ -1,0 +1,41 @@
+"""Planted bugs of identities: a copy that is none, a producer that cuts anew."""
+
+from __future__ import annotations
+
+from tests.simulation.bug import Planted
+
+IDENTITY_BUGS = (
+    Planted(
+        "copy acked without a comparison",
+        "memq.format.block",
+        "StoredBlock.is_copied_by",
+        "if header.checksum == self.checksum or",
+        "return True\n    if header.checksum == self.checksum or",
+        level="calm",
+        producers=("clone",),
+    ),
+    Planted(
+        "block that overlaps taken for a new one",
+        "memq.broker.known_blocks",
+        "KnownBlocks.holds",
+        "if ring.overlaps(*claim):",
+        "if False:",
+        level="calm",
+        producers=("clone",),
+    ),
+    Planted(
+        "producer cuts anew after a reconnect",
+        "memq.client.partition_sender",
+        "PartitionSender._write",
+        "link.write(",
+        "from awscrt.checksums import crc32c\n"
+        "    if block.writes > 1:\n"
+        "        data = bytearray(block.data)\n"
+        "        data[64] ^= 1\n"
+        "        data[4:8] = crc32c(bytes(data[8:])).to_bytes(4, 'little')\n"
+        "        block.data = data\n"
+        "    link.write(",
+        seed=1_020,
+        producers=("product",),
+    ),
+)
