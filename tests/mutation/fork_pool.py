@@ -109,7 +109,9 @@ def _run(task: Task, writer: int, folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
         def send(message: dict[str, Any]) -> None:
-            os.write(writer, msgspec.json.encode(message) + b"\n")
+            left = msgspec.json.encode(message) + b"\n"
+            while left:  # a signal may end a write early
+                left = left[os.write(writer, left) :]
 
         try:
             task.call(send)

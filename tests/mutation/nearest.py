@@ -7,6 +7,7 @@ is traced again. Without a map the nearest tests are those of the files that nam
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -101,6 +102,13 @@ def hash_of(file: str) -> str:
     return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file as a whole or not at all: runs are ended at any time."""
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_bytes(data)
+    fresh.replace(path)
+
+
 def load_map(path: Path = FOLDER / "tests.json") -> TestMap:
     """Return the map as it was kept; an empty one when there is none."""
     return msgspec.json.decode(path.read_bytes(), type=TestMap) if path.exists() else TestMap()
@@ -110,7 +118,7 @@ def store_map(found: TestMap, path: Path = FOLDER / "tests.json") -> None:
     """Keep the map."""
     path.parent.mkdir(exist_ok=True)
     (path.parent / ".gitignore").write_text("*\n")
-    path.write_bytes(msgspec.json.encode(found))
+    replace_file(path, msgspec.json.encode(found))
 
 
 @contextmanager

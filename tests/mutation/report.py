@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tests.mutation.mutant import BY_HAND
+from tests.mutation.nearest import replace_file
 from tests.mutation.scope import part_of
 
 TARGET = 0.95
@@ -94,7 +95,7 @@ def store(verdicts: list[Verdict], path: Path) -> None:
     """Write all verdicts as JSON, survivors first."""
     path.parent.mkdir(exist_ok=True)
     ordered = sorted(verdicts, key=lambda verdict: (verdict.outcome != "survived", verdict.path, verdict.line))
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1))
+    replace_file(path, msgspec.json.format(msgspec.json.encode(ordered), indent=1))
 
 
 def load(path: Path) -> list[Verdict]:

@@ -12,6 +12,7 @@ from memq.broker.forwarding import Forwarder
 from memq.broker.held import HeldBlocks
 from memq.broker.opening import _publish_opened
 from memq.broker.ownership import Ownership
+from memq.broker.publishing import Publisher
 from memq.broker.slabs import Slab
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.segments import Segment
@@ -20,14 +21,14 @@ from memq.format.block import parse_header
 from memq.format.pointer import Pointer, encode_pointer
 from memq.format.spool import SpoolEntry
 from memq.limits import MIB
-from memq.notification import Entry, Publication
+from memq.notification import Entries, Entry, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import MetadataRequest, encode_message
-from memq.topic import PartitionSlots, Topic, TopicSettings
-from tests.brokers import BareClient, GatedStore, block_of, run, running_broker, until, write_frame
+from memq.topic import PartitionSlots, ReadPartition, Topic, TopicSettings
+from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, run, running_broker, until, write_frame
 from tests.contract.manual_clock import ManualClock
-from tests.unit.test_broker_epochs import READ, Owner
+from tests.unit.test_broker_epochs import READ, Owner, connected, gated, processor_of, until_sealed
 
 
 def foreign(owner: Owner) -> Publication:
@@ -59,6 +60,34 @@ def test_a_publish_is_no_proof_when_something_came_between() -> None:
         assert await owner.publisher.publish(owner.batch, 2)
         assert not unread()
         assert owner.own.proof_s == read_s
+
+    run(work())
+
+
+def test_the_queue_is_read_page_by_page_and_proves_as_of_the_last_page_s_request() -> None:
+    """The answer took 10 s: a higher epoch that came meanwhile would be dated too late."""
+
+    class Paged(MemoryQueue):
+        clock = ManualClock()
+
+        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            self.clock.advance(10_000)
+            return await super().read(partition, offset, 1)  # one entry: the least that an answer has
+
+    async def work() -> None:
+        owner = Owner()
+        queue = Paged(owner.clock)
+        queue.clock = owner.clock
+        await queue.create([READ], 30_000)
+        for _ in range(3):
+            await queue.publish(foreign(owner))
+        owner.own.unread = True
+        publisher = Publisher(replace(owner.publisher._services, queue=queue), owner.own, READ, patient=True)
+        start_s = owner.clock.monotonic()
+        await publisher.read_to_end()
+        assert owner.own.read_to == 3
+        assert not owner.own.unread
+        assert owner.own.proof_s == start_s + 30.0, "three pages, and then the request that showed no more"
 
     run(work())
 
@@ -114,6 +143,27 @@ def test_an_opening_whose_answer_takes_longer_than_a_pointer_may_be_old_does_not
         assert (await opened(30_000)).read_to == 1
         with pytest.raises(RetryableError, match="came after 30 s"):
             await opened(30_001)
+
+    run(work())
+
+
+def test_an_instance_of_a_named_producer_begins_behind_what_the_one_before_it_has_under_way() -> None:
+    """It is told from where to go on: a block that lands later would have the same sequences as its first one."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = gated(broker)
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            client.write(write_frame(block_of(topic, 0, [b"a", b"b"])))
+            processor = processor_of(broker, topic)
+            await until_sealed(processor)
+            begun = asyncio.create_task(processor.begin_producer(PRODUCER))
+            await asyncio.wait([begun], timeout=0.05)
+            assert not begun.done()
+            store.gate.set()
+            assert ((await begun).epoch, (await begun).last_sequence) == (1, 2)
+            await client.close()
 
     run(work())
 

@@ -25,9 +25,11 @@ from memq.broker.ring import (
     SlotState,
 )
 from memq.broker.slabs import Slab, SlabPool
+from memq.broker.staged import StagedBatch
 from memq.broker.streams import Producer, Stream
 from memq.broker.topic_processor import TopicProcessor
 from memq.errors import MemqError
+from memq.format.pointer import Location
 from memq.protocol.frames import AckLevel
 
 WORTH = 1000 // WORTH_SHARE
@@ -92,6 +94,22 @@ def test_a_batch_is_sealed_by_bytes_and_not_one_block_later() -> None:
     assert ring.append(stream, 1, 1, memory, 999, 1000, 0.0)
     assert ring.open is None
     assert [batch.bytes for batch in ring.batches] == [1000]
+
+
+def test_a_staged_batch_comes_behind_the_blocks_that_came_before_it() -> None:
+    ring, stream, memory = Ring(LIMITS), stream_of(), slab()
+    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    location = Location(store="main", key="k", offset=0, length=70)
+    staged = StagedBatch(location, (), 5, 70, 0, 0, (0, 0), 0, 0, (), lambda error: None)
+    assert ring.add_staged(staged, 1.0, 1_000)
+    assert ring.open is None
+    ring.append(stream, 1, 1, memory, 10, 20, 1.0)
+    assert [(slot.number, slot.records) for slot in ring] == [(0, 1), (1, 5), (2, 1)]
+    assert ring.plan(1.0).publish is None, "the first batch is not stored"
+    assert not any(slot.staged for slot in ring.plan(2.0).uploads)
+    while ring.add_staged(staged, 1.0, 1_000):
+        pass
+    assert len(ring) == LIMITS.slots
 
 
 def test_a_run_ends_where_sequences_are_missing() -> None:

@@ -12,7 +12,9 @@ from memq.broker.broker import Broker
 from memq.broker.spool.files import ASIDE, SpoolFiles, look_at_spool, sizes_in
 from memq.cli.doctor import _spool as spool_findings
 from memq.errors import InvalidRequestError, InvalidSettingError, SpoolError
+from memq.format.pointer import decode_pointer
 from memq.format.spool import HEAD, decode_segment
+from memq.notification import Publication
 from memq.protocol.frames import AckLevel, Api
 from memq.protocol.messages import Nack, Throttle, decode_message
 from memq.settings import load_settings
@@ -34,9 +36,11 @@ class GatedDisk(SpoolFiles):
         self.gate.set()
         self.called = asyncio.Event()
         self.fails = False
+        self.names: dict[str, None] = {}
 
     async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
         self.called.set()
+        self.names[name] = None
         await self.gate.wait()
         if self.fails:
             raise SpoolError("the disk is full", hint="free space")
@@ -180,12 +184,38 @@ def test_a_failing_disk_refuses_acks_of_level_1_and_comes_back(tmp_path: Path) -
             assert (frame.api, frame.stream, frame.flags) == (Api.ACK, 2, AckLevel.ALL)
             disk.fails = False
             await until(lambda: one.services.spool.refusal is None)
+            failed = list(disk.names)
             await client.open(topic, acks=AckLevel.ONE)
             client.write(write_frame(block_of(topic, 0, [b"a"])) + write_frame(block_of(topic, 1, [b"b"])))
             while (await client.frame()).argument < 2:
                 pass
+            assert failed == list(disk.names)[:-1], "what lies in a segment that failed is unknown: it gets no more"
             await one.drain()
             assert sum(count for _, count in await records(cluster, topic)) == 3
+            await client.close()
+
+    asyncio.run(work())
+
+
+def test_what_lies_on_disk_stays_until_its_pointer_is_in_the_queue(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            publish, called, gate = one.services.queue.publish, asyncio.Event(), asyncio.Event()
+
+            async def slow(publication: Publication) -> int:
+                if decode_pointer(publication.body).kind == "data":
+                    called.set()
+                    await gate.wait()
+                return await publish(publication)
+
+            one.services.queue.publish = slow  # type: ignore[method-assign]  # the store is quick, the queue is not
+            _, client = await taken(one)
+            await called.wait()
+            (segment,) = one.services.spool.segments._all.values()
+            assert segment.tickets
+            gate.set()
+            await until(lambda: not segment.tickets)
             await client.close()
 
     asyncio.run(work())

@@ -10,9 +10,10 @@ from msgspec import Struct
 
 from memq.client.consumer_settings import ConsumerSettings
 from memq.client.fetcher import Fetcher
+from memq.client.flow import PartitionFlow
 from memq.client.membership import MemberState
 from memq.client.opener import Opener
-from memq.client.reading import Reading
+from memq.client.reading import Assigned, Reading
 from memq.clock import SystemClock
 from memq.errors import InvalidRequestError, NotFoundError, QueueError
 from memq.format.block import Buffer
@@ -115,6 +116,13 @@ AWAY_AND_BACK = (Membership(2, (SLOW,), (MOVED,)), Membership(3, (SLOW,)), Membe
 def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used() -> None:
     async def work() -> None:
         member = Member()
+        opened, add = list[Position](), member.reading.add
+
+        def noted(flow: PartitionFlow, topic: Topic, grant: int = 0) -> Assigned:
+            opened.append(flow.position)
+            return add(flow, topic, grant)
+
+        member.reading.add = noted  # type: ignore[method-assign]  # what is read, if only for a moment
         member.store(100)
         member.heard(Membership(1, (SLOW, MOVED)))
         await skip(1)
@@ -124,6 +132,7 @@ def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used() -
         member.answers.slow.set()
         await skip(1)
         assert member.position == Position(1, 200)
+        assert Position(1, 100) not in opened
         await member.tasks.stop()
 
     run_skipping(work())

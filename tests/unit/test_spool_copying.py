@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memq.broker.broker import Broker
+from memq.broker.spool import SpoolDisk
 from memq.broker.spool.files import SpoolFiles, sizes_in
 from memq.errors import SpoolError
 from memq.limits import MIB
@@ -121,6 +122,54 @@ def test_what_is_copied_goes_when_it_is_published(tmp_path: Path) -> None:
             await one.drain()
             assert not sizes_in(tmp_path)
             assert sum(each.records for each in await pointers(cluster, held.topic)) == ROUNDS
+            await held.client.close()
+            await passing.client.close()
+
+    asyncio.run(work())
+
+
+def test_what_could_not_be_copied_is_kept_where_it_was(tmp_path: Path) -> None:
+    """The disk fails under the copy: the first one is the only one, as long as the other is not synced."""
+
+    class FailingDisk(SpoolFiles):
+        fails = False
+        failed = False
+
+        async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
+            if self.fails:
+                self.failed = True
+                raise SpoolError("the disk is full")
+            await super().append(name, buffers)
+
+    async def work() -> None:
+        async with rig() as cluster:
+            disk = FailingDisk(tmp_path)
+            one = await cluster.start("one", spool=disk)
+            gate, spool = stuck(cluster), one.services.spool
+            copy_forward = spool._copy_forward
+
+            async def failing(disk: SpoolDisk) -> bool:
+                assert isinstance(disk, FailingDisk)
+                disk.fails = True  # the copy's append, and no other
+                try:
+                    return await copy_forward(disk)
+                finally:
+                    disk.fails = False
+
+            spool._copy_forward = failing  # type: ignore[method-assign]
+            held, passing = await Sender.of(one, "stuck"), await Sender.of(one, "passing")
+            await held.send(b"held")
+            segment = next(iter(spool.segments._all.values()))
+            while not disk.failed:  # then blocks are refused, for a while
+                passing.client.write(write_frame(block_of(passing.topic, passing.sent, [WORD, WORD])))
+                passing.sent += 2
+                await passing.client.frame()
+            assert segment.tickets, "nothing else has its blocks"
+            assert segment.name in sizes_in(tmp_path)
+            spool._copy_forward = copy_forward  # type: ignore[method-assign]
+            gate.set()
+            await one.drain()
+            assert sum(each.records for each in await pointers(cluster, held.topic)) == 1
             await held.client.close()
             await passing.client.close()
 

@@ -1,0 +1,127 @@
+"""What a consumer stores: each position once, one request at a time, and again what the group has not answered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from memq.client.committer import Committer
+from memq.client.group_session import GroupSession
+from memq.client.handouts import Handouts
+from memq.client.ledger import CommitLedger
+from memq.client.reading import Reading
+from memq.errors import QueueError
+from memq.logs import EventLog
+from memq.network import Runtime
+from memq.topic import Committed, Position, ReadPartition
+from tests.contract.manual_clock import ManualClock
+
+HERE = ReadPartition("clicks", "0" * 32, 0)
+THERE = ReadPartition("clicks", "0" * 32, 1)
+
+
+@dataclass
+class Read:
+    """A partition that is read, as the committer sees it."""
+
+    ledger: CommitLedger = field(default_factory=CommitLedger)
+    tally: None = None
+
+
+class Parts:
+    """Reading, group and handouts in one: commits wait for `gate`, and fail while `fails`."""
+
+    def __init__(self) -> None:
+        self.assigned = {HERE: Read(), THERE: Read()}
+        self.stored: dict[ReadPartition, Committed] = {}
+        self.requests: list[dict[ReadPartition, Committed]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.called = asyncio.Event()
+        self.fails = False
+
+    def settle(self) -> None:
+        """Nothing was handed out that is not done."""
+
+    async def commit(self, positions: dict[ReadPartition, Committed]) -> None:
+        self.requests.append(positions)
+        self.called.set()
+        await self.gate.wait()
+        if self.fails:
+            raise QueueError("not now")
+
+    def done(self, partition: ReadPartition, offset: int) -> Committed:
+        behind = Committed(Position(partition.partition, offset))
+        self.assigned[partition].ledger.passed(behind)
+        return behind
+
+    def committer(self) -> Committer:
+        clock = ManualClock()
+        return Committer(
+            cast(Reading, self),
+            cast(GroupSession, self),
+            cast(Handouts, self),
+            Runtime(clock, random.Random(1)),
+            EventLog(clock),
+        )
+
+
+def test_all_partitions_go_with_one_request_and_nothing_that_is_stored_goes_again() -> None:
+    async def work() -> None:
+        parts = Parts()
+        committer = parts.committer()
+        await committer.commit()
+        here, there = parts.done(HERE, 5), parts.done(THERE, 7)
+        await committer.commit()
+        await committer.commit()
+        later = parts.done(THERE, 9)
+        await committer.commit([HERE])
+        await committer.commit([THERE])
+        assert parts.requests == [{HERE: here, THERE: there}, {THERE: later}]
+        assert parts.stored == {HERE: here, THERE: later}
+        assert committer.commits == 2
+
+    asyncio.run(work())
+
+
+def test_what_was_not_stored_goes_again() -> None:
+    async def work() -> None:
+        parts = Parts()
+        committer, here = parts.committer(), parts.done(HERE, 5)
+        parts.fails = True
+        with pytest.raises(QueueError):
+            await committer.commit()
+        assert (parts.stored, committer.commits) == ({}, 0)
+        await committer.commit_quietly()
+        parts.fails = False
+        await committer.commit()
+        assert parts.requests == [{HERE: here}] * 3
+        assert parts.stored == {HERE: here}
+
+    asyncio.run(work())
+
+
+def test_commits_go_one_after_another() -> None:
+    """Of two at once the older one could be stored last, and the group would stand before what is done."""
+
+    async def work() -> None:
+        parts = Parts()
+        committer, first = parts.committer(), parts.done(HERE, 5)
+        parts.gate.clear()
+        one = asyncio.create_task(committer.commit())
+        await parts.called.wait()
+        second = parts.done(HERE, 6)
+        two = asyncio.create_task(committer.commit())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert parts.requests == [{HERE: first}]
+        parts.gate.set()
+        await asyncio.gather(one, two)
+        assert parts.requests == [{HERE: first}, {HERE: second}]
+        assert parts.stored == {HERE: second}
+
+    asyncio.run(work())
