@@ -63,7 +63,8 @@ class Forwarder:
         if self._tasks.stopped:
             _let_go_of_all(held)
             return
-        task = self._work[held] = self._tasks.start(self._forward(held), f"forward {held.name}")
+        work = f"forward {held.topic.name}/{held.partition} {held.epoch}"
+        task = self._work[held] = self._tasks.start(self._forward(held), work)
         task.add_done_callback(lambda _: self._done(held))
 
     def describe(self) -> list[str]:

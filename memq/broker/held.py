@@ -50,6 +50,7 @@ class HeldBlocks:
         self.read_to = read_to
         self.known_from = read_to  # of the blocks' own time nothing lies before it, but what the lost epoch knew
         self.settled_s = settled_s
+        self.epoch = 0  # the lost one; 0: they come from the spool
         self.blocks: dict[HeldBlock, None] = {}
         self.tickets: list[Ticket] = []
         self.given_up = 0
@@ -62,6 +63,7 @@ class HeldBlocks:
     ) -> HeldBlocks:
         """Return what the ring of a lost epoch held that was acked with 1."""
         held = cls(topic, partition, own.read_to, own.handed_over_s + own.stale_publish_s, release)
+        held.epoch = own.epoch
         for slot in slots:
             held._keep(slot, own)
         return held

@@ -368,7 +368,8 @@ class TopicProcessor:
         for slot in plan.uploads:
             self._uploads[slot.number] = self._tasks.start(self._upload(slot), f"upload {slot.number}")
         if self._publishing is None and (plan.publish is not None or self._ends or self._restate):
-            self._publishing = self._tasks.start(self._publish(plan.publish), f"publish {self.own.epoch}")
+            work = f"publish {self.topic.name}/{self.partition} {self.own.epoch}"
+            self._publishing = self._tasks.start(self._publish(plan.publish), work)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -15,6 +15,7 @@ from tests.simulation.calls import Caller
 from tests.simulation.coordinator import SimCoordinator
 from tests.simulation.faults import CallFaults, Faults
 from tests.simulation.node import Node
+from tests.simulation.ownership_monitor import OwnershipMonitor
 from tests.simulation.queue import QueueObserver, SimQueue
 from tests.simulation.store import Sickness, SimStore
 from tests.simulation.world import World
@@ -64,6 +65,7 @@ class Cloud:
         self.queue = MemoryQueue(self.node.clock, refuse)
         self.cluster = MemoryCluster("sim", self.node.clock)
         self.sickness = Sickness()
+        self.monitor = OwnershipMonitor(world.fail, refuse)
         self._callers: list[Caller] = []
 
     def doors(self, node: Node) -> Doors:
@@ -72,11 +74,15 @@ class Cloud:
         queue = self._caller(node, "queue", self.faults.queue, QueueError)
         coordinator = self._caller(node, "coordinator", self.faults.coordinator, UnreachableError)
         return Doors(
-            SimStore(store, self.handler, self.observer.stored, self.observer.deleted, self.sickness),
-            SimQueue(queue, self.queue, self.observer),
-            SimCoordinator(coordinator, self.cluster),
+            SimStore(store, self.handler, self._stored, self.observer.deleted, self.sickness),
+            SimQueue(queue, self.queue, self.observer, self.monitor),
+            SimCoordinator(coordinator, self.cluster, self.monitor),
             (store, queue, coordinator),
         )
+
+    def _stored(self, key: str) -> None:
+        self.monitor.stored(key, self.world.now)
+        self.observer.stored(key)
 
     def change_faults(self, faults: Faults) -> None:
         """Let all calls from now on meet other faults."""

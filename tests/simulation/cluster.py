@@ -84,7 +84,11 @@ class SimCluster:
             settings=shape.settings.check(),
             partitions=equal_slots(shape.partitions),
         )
+        self.cloud.monitor.key_s = shape.sweep_age_ms / 2000
         self.read_partitions = [ReadPartition("t", TOPIC_ID, number) for number in range(shape.partitions)]
+        for partition in (ReadPartition("t", TOPIC_ID, number) for number in range(WRITE_PARTITIONS_MAX)):
+            self.cloud.monitor.log(partition).stale_s = shape.settings.stale_publish_ms / 1000
+            self.cloud.monitor.log(partition).window_s = shape.settings.dedup_window_ms / 1000
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
         self.counters: list[Counters] = []  # of each life of a broker
         self._stops: dict[str, asyncio.Event] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from memq.errors import UnreachableError
@@ -11,12 +12,15 @@ from memq.governor.watchers import Watchers
 from memq.logs import EventLog
 from memq.topic import Topic
 from tests.simulation.calls import Caller
+from tests.simulation.loop import SimTask
+from tests.simulation.ownership_monitor import OwnershipMonitor
 
 
 class SimCoordinator:
     """See `memq.governor.Coordinator`. Watchers are called in the node's loop, a latency after the change."""
 
-    def __init__(self, caller: Caller, shared: MemoryCluster) -> None:
+    def __init__(self, caller: Caller, shared: MemoryCluster, monitor: OwnershipMonitor) -> None:
+        self._monitor = monitor
         self._caller = caller
         self._shared = shared
         self._inner = MemoryCoordinator(shared)
@@ -84,11 +88,20 @@ class SimCoordinator:
         return await self._caller.call(f"assignment {partition}", lambda: self._inner.assignment(topic_id, partition))
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
-        """See `Coordinator.set_assignment`."""
-        return await self._caller.call(
-            f"assign {assignment.partition} epoch {assignment.epoch} to '{assignment.broker}'",
-            lambda: self._inner.set_assignment(assignment, term=term),
-        )
+        """See `Coordinator.set_assignment`. A broker that enters its own session claims the epoch."""
+        node, task = self._caller.node, asyncio.current_task()
+        claims = bool(assignment.session) and not term
+        if claims and isinstance(task, SimTask):
+            self._monitor.claiming((node.index, task.number))
+
+        async def land() -> Assignment:
+            stored = await self._inner.set_assignment(assignment, term=term)
+            if claims:
+                self._monitor.claimed(stored.topic_id, stored.partition, stored.epoch, node.index)
+            return stored
+
+        what = f"assign {assignment.partition} epoch {assignment.epoch} to '{assignment.broker}'"
+        return await self._caller.call(what, land)
 
     async def govern(self, broker: BrokerEntry) -> int:
         """See `Coordinator.govern`."""

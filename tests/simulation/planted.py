@@ -17,6 +17,7 @@ from tests.simulation.bug import Planted
 from tests.simulation.cold_bugs import COLD_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.keeping_bugs import KEEPING_BUGS
+from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
 from tests.simulation.scenario import run_plan
 from tests.simulation.world import SimulationError
@@ -242,6 +243,7 @@ BUGS = (
         "self._run >= 0",
         seed=1055,
     ),
+    *OWNERSHIP_BUGS,
     *KEEPING_BUGS,
     *COLD_BUGS,
     *IDENTITY_BUGS,

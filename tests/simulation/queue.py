@@ -1,9 +1,7 @@
 """One node's view of the notification queue: the in-memory queue behind calls that fail, hang and come late.
 
-It also watches how owners use it (DESIGN's rule of publishing): one publish in flight, and after one that went wrong
-none before the queue was read to its end. What owners have read goes with their pointers to the checker: they must
-leave out what they know. Owners are told from consumers' polls, and one epoch from the next, by the names of their
-tasks: one opens, and says its epoch with the first pointer; those that publish have the epoch in their name.
+It tells the monitor of ownership what each task hands over, what happens of it, and what comes back; what owners have
+read goes with their pointers to the observer: they must leave out what they know.
 """
 
 from __future__ import annotations
@@ -12,14 +10,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from memq.format.pointer import decode_pointer
 from memq.notification import Entries, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.topic import Committed, Position, ReadPartition
 from tests.simulation.calls import Caller
-from tests.simulation.node import Node
+from tests.simulation.loop import SimTask
+from tests.simulation.node import EPOCH_MS, Node
+from tests.simulation.ownership_monitor import OwnershipMonitor, Task
 
-Owner = tuple[ReadPartition, int, int]  # read partition, write partition, epoch
-Reading = asyncio.Task[object] | int  # who reads as an owner: a task that opens, or an epoch
+NO_TASK: Task = (-1, -1)
 
 
 class QueueObserver(Protocol):
@@ -45,15 +45,11 @@ class QueueObserver(Protocol):
 class SimQueue:
     """See `memq.notification.NotificationQueue`. `observer` is told what happens there."""
 
-    def __init__(self, caller: Caller, queue: MemoryQueue, observer: QueueObserver) -> None:
+    def __init__(self, caller: Caller, queue: MemoryQueue, observer: QueueObserver, monitor: OwnershipMonitor) -> None:
         self._caller = caller
         self._queue = queue
         self._observer = observer
-        self._in_flight: dict[Owner, None] = {}
-        self._unread: dict[Owner, int] = {}  # when a publish went wrong, counted in calls
-        self._read_to: dict[tuple[ReadPartition, Reading], int] = {}  # what the owners here have read
-        self._opening: dict[asyncio.Task[object], int] = {}  # which epoch a task has opened last
-        self._calls = 0
+        self._monitor = monitor
 
     # ---- pointers ----------------------------------------------------------------------------
 
@@ -64,62 +60,56 @@ class SimQueue:
 
     async def publish(self, publication: Publication) -> int:
         """See `PointerWriter.publish`."""
-        where = publication.partition
-        what = f"publish {where.topic}/{publication.write_partition} epoch {publication.epoch}"
-        owner = (where, publication.write_partition, publication.epoch)
-        self._begin(owner, what)
-        task = _reading()
-        if isinstance(task, asyncio.Task) and (where, task) in self._read_to:
-            self._opening[task] = publication.epoch
-            self._note_read(where, publication.epoch, self._read_to[where, task])
-        read_to, handed_over_s = self._read_to.get((where, publication.epoch), 0), self._caller.node.world.now
+        where, world, process = publication.partition, self._caller.node.world, self._caller.node.index
+        pointer = decode_pointer(publication.body)
+        publish = self._monitor.publishes(process, self._task(where), publication, pointer, world.now)
 
         async def land() -> int:
             offset = await self._queue.publish(publication)
-            self._observer.published(publication, offset, self._caller.node, read_to, handed_over_s)
+            self._monitor.lands(publish, publication, offset, EPOCH_MS + world.now * 1000, world.now)
+            node, read_to = self._caller.node, publish.read_to
+            self._observer.published(publication, offset, node, read_to, publish.handed_over_s)
             return offset
 
+        what = f"publish {where.topic}/{publication.write_partition} epoch {publication.epoch}"
         try:
-            return await self._caller.call(what, land)
+            offset = await self._caller.call(what, land)
         except BaseException:
-            self._calls += 1
-            self._unread[owner] = self._calls
+            self._monitor.fails(publish, world.now)
             raise
-        finally:
-            self._in_flight.pop(owner, None)
-
-    def _begin(self, owner: Owner, what: str) -> None:
-        node = self._caller.node
-        if owner in self._in_flight and node.alive:
-            node.world.fail(f"{node.name} has two of '{what}' in flight")
-        if owner in self._unread and node.alive:
-            node.world.fail(f"{node.name} does '{what}' after an error, without reading to the end")
-        self._in_flight[owner] = None
+        self._monitor.answers(publish, offset, world.now)
+        return offset
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
-        self._calls += 1
-        begun = self._calls
-        entries = await self._caller.call(
-            f"read {partition.topic}/{partition.partition} {offset}",
-            lambda: self._queue.read(partition, offset, bytes_max),
-        )
-        reading = _reading()
-        if entries and reading is not None:
-            self._note_read(partition, reading, entries[-1].offset + 1)
-            if isinstance(reading, asyncio.Task) and reading in self._opening:
-                self._note_read(partition, self._opening[reading], entries[-1].offset + 1)
-        if not entries:
-            for owner in [one for one, when in self._unread.items() if one[0] == partition and when < begun]:
-                del self._unread[owner]
+        now_s, task = self._caller.node.world.now, self._task(partition)
+        reading = self._monitor.reads(task, partition, offset, now_s)
+
+        async def happen() -> Entries:
+            self._monitor.happens(reading)
+            return await self._queue.read(partition, offset, bytes_max)
+
+        entries = await self._caller.call(f"read {partition.topic}/{partition.partition} {offset}", happen)
+        self._monitor.shows(reading, entries, self._caller.node.world.now)
         return entries
 
-    def _note_read(self, partition: ReadPartition, reading: Reading, before: int) -> None:
-        key = (partition, reading)
-        self._read_to[key] = max(self._read_to.get(key, 0), before)
+    def _task(self, partition: ReadPartition) -> Task:
+        """Return the running task; those that publish or forward name their epoch, whatever comes of it."""
+        task = asyncio.current_task()
+        if not isinstance(task, SimTask):
+            return NO_TASK
+        number, (work, *of) = (self._caller.node.index, task.number), task.get_name().split(" ")
+        if work in ("publish", "forward"):
+            write_partition, epoch = int(of[0].rpartition("/")[2]), int(of[1])
+            if work == "publish":
+                self._monitor.works_for(number, partition, write_partition, epoch)
+            else:
+                self._monitor.forwards(number, partition, write_partition, epoch, self._caller.node.world.now)
+        return number
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
+        self._monitor.asked(self._task(partition), partition, self._caller.node.world.now)
         return await self._caller.call(
             f"span {partition.topic}/{partition.partition}", lambda: self._queue.span(partition)
         )
@@ -201,6 +191,8 @@ class SimQueue:
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
         """See `PartitionAdmin.create`."""
         wanted = tuple(partitions)
+        for partition in wanted:
+            self._monitor.log(partition).stale_s = stale_publish_ms / 1000
         await self._caller.call(f"create {len(wanted)}", lambda: self._queue.create(wanted, stale_publish_ms))
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
@@ -208,6 +200,7 @@ class SimQueue:
 
         async def land() -> None:
             await self._queue.trim(partition, before)
+            self._monitor.trims(partition, before)
             self._observer.trimmed(partition, before)
 
         await self._caller.call(f"trim {partition.topic} {before}", land)
@@ -223,12 +216,3 @@ class SimQueue:
 
     async def close(self) -> None:
         """See `NotificationQueue.close`."""
-
-
-def _reading() -> Reading | None:
-    """Return who reads or publishes now: the epoch of a task that publishes, a task that opens, None for others."""
-    task = asyncio.current_task()
-    name = "" if task is None else task.get_name()
-    if name.startswith("publish "):
-        return int(name.rpartition(" ")[2])
-    return task if name.startswith("open ") else None
