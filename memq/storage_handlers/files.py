@@ -86,7 +86,10 @@ class ObjectFiles:
             except FileExistsError:
                 if not same_content(path, size, checksum):
                     raise ObjectExistsError(f"another object lies under key '{key}'") from None
-            sync_folder(f"{self.root}/{folder}")  # also of one that was there: its own put may not have come this far
+                # The put that named it may have met an error in the sync below. A sync that follows on a failed one
+                # may return without an error, and have written nothing: only a name that is new is written.
+                os.rename(temporary, path)
+            sync_folder(f"{self.root}/{folder}")
 
     def delete(self, key: str) -> None:
         """Remove the file and the folders that it leaves empty.

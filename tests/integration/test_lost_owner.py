@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+
 import pytest
 
 from localstack.servers import Server
@@ -16,11 +19,14 @@ STALE_PUBLISH_MS = [30_000, 2_000] if SOAKING else [30_000]
 
 @pytest.mark.soak
 def test_owners_that_are_killed_lose_and_double_nothing(brokers: list[BrokerProcess]) -> None:
-    """Each new owner costs a partition one epoch; how long writing stands still is told, not asserted."""
+    """Each new owner costs a partition one epoch.
+
+    The time from the kill to acks on all partitions is reported, not asserted: its bound is for an idle machine.
+    """
     clock, gaps_s = SystemClock(), list[float]()
     create(brokers)
     with Sender(brokers) as one, Sender(brokers) as two:
-        for number in range(repetitions(few=2, many=20)):
+        for number in range(repetitions(few=2, many=50)):
             victim, witness, before, lost = next_victim(number, one, brokers)
             killed_s = clock.monotonic()
             victim.kill()
@@ -33,9 +39,11 @@ def test_owners_that_are_killed_lose_and_double_nothing(brokers: list[BrokerProc
             report(f"kill {number + 1}: '{victim.name}' owned {lost}; writing stood still for {max(gaps_s[-2:]):.2f} s")
             victim.start()
     ordered = sorted(gaps_s)
-    p50_s, p95_s = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95))
+    p50_s, p95_s, p99_s = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95, 0.99))
     bound_s = SESSION_TIMEOUT_MS / 1000 + 2
-    report(f"writing stood still: p50 {p50_s:.2f} s, p95 {p95_s:.2f} s; session timeout + 2 s is {bound_s:.1f} s")
+    verdict = "holds" if p99_s <= bound_s else f"missed at a load of {os.getloadavg()[0]:.0f}"
+    report(f"kill to acks on all partitions, {len(ordered)} times: p50 {p50_s:.2f}, p95 {p95_s:.2f}, p99 {p99_s:.2f} s")
+    report(f"the bound, session timeout + 2 s, is {bound_s:.1f} s: {verdict}")
     check_read(brokers, one, two)
 
 

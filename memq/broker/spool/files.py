@@ -95,7 +95,9 @@ class SpoolFiles:
         self._close_open(name)
         aside = self._folder / ASIDE
         aside.mkdir(exist_ok=True)
-        (self._folder / name).replace(aside / name)
+        with suppress(FileNotFoundError):  # moved by an earlier try, whose sync failed
+            (self._folder / name).replace(aside / name)
+        (aside / name).stat()
         sync_folder(aside)
         sync_folder(self._folder)
         return str(aside / name)

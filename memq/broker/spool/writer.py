@@ -317,7 +317,7 @@ class Spool:
                     await disk.remove(segment.name)
             except SpoolError as error:
                 self._events.error("spool-failed", str(error))
-                return
+                continue
             self.segments.forget(segment)
 
 
