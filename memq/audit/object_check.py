@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from memq.errors import CorruptDataError, MemqError
 from memq.format.block import BlockHeader
+from memq.format.cold import decode_cold_manifest, decode_cold_part
 from memq.format.columns import BlockReader, open_block
+from memq.format.manifest import decode_manifest
 from memq.format.object import BlockEntry, ObjectIndex, open_object, scan_object
+from memq.format.packed_file import KIND_AT, KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, MAGIC
+from memq.format.sweep_list import decode_sweep_list
 from memq.format.verify import verify_block
+
+_PACKED: dict[int, Callable[[bytes], object]] = {
+    KIND_MANIFEST: decode_cold_manifest,
+    KIND_PART: decode_cold_part,
+    KIND_SWEEP_LIST: decode_sweep_list,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,25 @@ def check_object(data: memoryview) -> Verdict:
         else:
             verdict.blocks += 1
             verdict.records += entry.count
+    return verdict
+
+
+def check_file(name: str, data: memoryview) -> Verdict:
+    """Check a whole file of a store: an object, or one of the files beside them, by how it begins or what it is called.
+
+    Nothing is raised: what is wrong is in the verdict.
+    """
+    if bytes(data[: len(MAGIC)]) == MAGIC:
+        decode = _PACKED.get(data[KIND_AT] if len(data) > KIND_AT else 0, decode_cold_manifest)
+    elif "/commits/" in name:
+        decode = decode_manifest
+    else:
+        return check_object(data)
+    verdict = Verdict()
+    try:
+        decode(bytes(data))
+    except MemqError as error:
+        verdict.add(0, error)
     return verdict
 
 

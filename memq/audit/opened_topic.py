@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from memq.client.any_broker import AnyBroker
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.stores import OpenStores
-from memq.errors import MemqError
+from memq.errors import CorruptDataError, DeniedError, MemqError
 from memq.format.block import Buffer
 from memq.format.key import shared_prefix, topic_prefix
 from memq.format.pointer import Location
@@ -30,27 +30,61 @@ class OpenedTopic:
     """A topic with what reads its pointers and objects; `through` says how objects are read."""
 
     topic: Topic
+    cluster: str
     queue: RemoteQueue
     read: ReadObject
     through: str
 
 
 @asynccontextmanager
-async def opened_topic(brokers: str, name: str, runtime: Runtime | None = None) -> AsyncIterator[OpenedTopic]:
-    """Open a topic of the cluster at `brokers`. Raises: UnreachableError, NotFoundError."""
+async def opened_topic(
+    brokers: str,
+    name: str,
+    runtime: Runtime | None = None,
+    *,
+    direct: bool = False,
+    s3: Mapping[str, object] | None = None,
+) -> AsyncIterator[OpenedTopic]:
+    """Open a topic of the cluster at `brokers`; `direct`: only with a way to its stores, whatever they hold.
+
+    `s3` has the section `[s3]`; without it that of this process.
+    Raises: UnreachableError, NotFoundError; DeniedError without such a way.
+    """
     runtime = runtime or Runtime()
     pool = LinkPool(runtime, bootstrap_addresses(brokers))
     metadata = ClusterMetadata(runtime, pool)
-    stores = OpenStores(metadata, runtime)
+    stores = OpenStores(metadata, runtime, s3)
     try:
         topic = (await metadata.topic(name, timeout_s=METADATA_S_MAX)).topic
         any_broker = AnyBroker(pool)
-        source, through = await _source(metadata, stores, topic, any_broker)
-        yield OpenedTopic(topic, RemoteQueue(any_broker), source, through)
+        if direct:
+            source, through = _direct_source(metadata, stores), THROUGH_STORE
+        else:
+            source, through = await _source(metadata, stores, topic, any_broker)
+        yield OpenedTopic(topic, metadata.cluster, RemoteQueue(any_broker), source, through)
     finally:
         await metadata.close()
         await stores.close()
         await pool.close()
+
+
+def _direct_source(metadata: ClusterMetadata, stores: OpenStores) -> ReadObject:
+    direct: dict[str, StorageHandler] = {}
+    for store in metadata.stores:
+        opened = stores(store.name)
+        if opened is None:
+            raise DeniedError(f"there is no way from here to the store '{store.name}' at '{store.url}'")
+        direct[store.name] = opened
+
+    async def read(location: Location, *, whole: bool) -> Buffer:
+        store = direct.get(location.store)
+        if store is None:
+            raise CorruptDataError(f"the cluster has no store '{location.store}'")
+        if whole:
+            return await store.get(location.key, checked=False)
+        return await store.get_range(location.key, location.offset, location.length)
+
+    return read
 
 
 async def _source(

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from memq.broker.broker import Broker
 from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits
+from memq.broker.pointers import LogReading
 from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.retention import sweep
 from memq.broker.spool.files import SpoolFiles
+from memq.errors import CorruptDataError
+from memq.format.key import sweep_prefix
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.network import Runtime
@@ -74,6 +77,7 @@ async def _serve(
             broker.services.events.warning("swept-at-start", f"{files} and {unnamed} of an earlier run")
 
     try:
+        await check_objects(folder, store, queue)
         temporary = await store.sweep_temp()
         return await run_broker(broker, settings, runtime, ready, clean, companion)
     finally:
@@ -81,3 +85,22 @@ async def _serve(
         await store.close()
         await coordinator.close()
         await spool.close()
+
+
+async def check_objects(folder: DataFolder, store: FilesystemHandler, queue: SqliteQueue) -> None:
+    """Refuse a folder that lost all objects though its queue names some: readers would find nothing, and say so late.
+
+    Raises: CorruptDataError, as store and queue.
+    """
+    async for entry in store.list(f"{folder.cluster}/"):
+        if not entry.key.startswith(sweep_prefix(folder.cluster)):
+            return
+    for partition in await queue.held_partitions():
+        async for _, pointer in LogReading(queue, partition, lambda text: None).entries():
+            if pointer is not None and pointer.locations:
+                raise CorruptDataError(
+                    f"data folder '{folder.path}' has no objects of cluster '{folder.cluster}', but its queue names"
+                    f" some, the first is '{pointer.locations[0].key}' of topic '{pointer.topic}'",
+                    hint=f"put '{folder.objects}' back from a copy ('memq verify {folder.path}' names what is missing);"
+                    " to begin without these records, start with another folder",
+                )

@@ -44,6 +44,11 @@ def find_objects(target: str, section: Section) -> Target:
     return Target(str(path), path.is_dir(), tuple(Found(str(file), _reader(file)) for file in files))
 
 
+def is_data_folder(target: str | Path) -> bool:
+    """Whether a path is the data folder of a memq dev, as far as its `cluster.json` says."""
+    return (Path(target) / "cluster.json").is_file()
+
+
 def _path_of(target: str, scheme: str) -> Path:
     if scheme and scheme != "file":
         raise InvalidRequestError(
@@ -53,7 +58,7 @@ def _path_of(target: str, scheme: str) -> Path:
     path = Path(unquote(urlsplit(target).path)) if scheme else Path(target)
     if not target or not path.exists():
         raise NotFoundError(f"no file or folder '{target[:120]}'", hint="check the path")
-    if (path / "cluster.json").is_file() and (path / "objects").is_dir():
+    if is_data_folder(path) and (path / "objects").is_dir():
         return path / "objects"
     return path
 

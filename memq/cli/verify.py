@@ -1,21 +1,26 @@
-"""`memq verify`: whether objects hold what they say, byte for byte."""
+"""`memq verify`: whether objects hold what they say, byte for byte, and whether every pointer has its object."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
-from memq.audit.object_check import Verdict, check_object
-from memq.cli.object_files import Found, find_objects
+from memq.audit.named_objects import NamedBatch, NamedObjects
+from memq.audit.object_check import Verdict, check_file
+from memq.cli.object_files import Found, find_objects, is_data_folder
 from memq.cli.options import broker_options, brokers_of, json_option, section_values, settings_of
 from memq.cli.output import count_text, print_json, talk
-from memq.errors import CorruptDataError, DeniedError
+from memq.errors import CorruptDataError, DeniedError, QueueError
+from memq.format.block import Buffer
+from memq.format.pointer import Location
 from memq.settings import Value
+from memq.topic import ReadPartition, read_partitions
 
 READS_MAX = 4  # further readings of an object that seems to be damaged
 
@@ -28,6 +33,7 @@ class Tally:
     objects: int = 0
     blocks: int = 0
     records: int = 0
+    pointers: int = 0  # whose objects were compared with them
     findings: list[dict[str, object]] = field(default_factory=list)
 
     @property
@@ -51,22 +57,30 @@ def verify(
 ) -> None:
     """Check objects from end to end: trailer, index, every block's checksum and columns.
 
-    A URI is file:///PATH or s3://BUCKET/KEY?endpoint=URL. A folder is checked with all that is below it; of a memq data
-    folder that is its objects. A name without a path is a topic: it is read from its beginning as a consumer does. What
-    was acked and is not there is no damage of an object: memq audit finds it.
+    A URI is file:///PATH or s3://BUCKET/KEY?endpoint=URL. A folder is checked with all that is below it. Of the data
+    folder of a memq dev, and of a topic, which is a name without a path, every pointer of the queue is compared with
+    the store: its object is there, and is the one that the pointer names. What was acked and has no pointer is no
+    damage of an object: memq audit finds it.
     """
     tally = Tally(quiet=as_json)
     topics = [target for target in targets if _is_topic(target)]
     settings = settings_of(config, profile)
     section = settings.parts().section("s3")
-    objects = [one for target in targets if target not in topics for one in find_objects(target, section).objects]
+    folders = [Path(target) for target in targets if target not in topics and is_data_folder(target)]
+    for folder in filter(_lacks_objects, folders):
+        tally.find(str(folder / "objects"), {}, CorruptDataError.code, "the folder of the objects is missing")
+    paths = [target for target in targets if target not in topics and not _lacks_objects(target)]
+    objects = [one for target in paths for one in find_objects(target, section).objects]
     try:
         with _progress(objects) as moving:
             for one in moving:
                 _verify_object(one, tally)
+        for folder in folders:
+            asyncio.run(_verify_folder(folder, tally))
         for topic in topics:
             try:
-                _verify_topic(brokers_of(config, profile, flags), topic, section_values(settings, "s3"), tally)
+                s3 = section_values(settings, "s3")
+                asyncio.run(_verify_topic(brokers_of(config, profile, flags), topic, s3, tally))
             except DeniedError as error:
                 hint = "memq verify reads the store itself: give it keys and a way there; memq audit asks a broker"
                 raise DeniedError(str(error), hint=hint) from error
@@ -81,38 +95,106 @@ def _is_topic(target: str) -> bool:
     return not any(mark in target for mark in "/\\:") and not Path(target).exists()
 
 
+def _lacks_objects(target: str | Path) -> bool:
+    return is_data_folder(target) and not (Path(target) / "objects").is_dir()
+
+
 def _verify_object(one: Found, tally: Tally) -> None:
-    verdict = _verdict(one)
     tally.objects += 1
-    tally.blocks += verdict.blocks
-    tally.records += verdict.records
+    _take_verdict(one.name, _verdict(one), tally)
+
+
+def _take_verdict(name: str, verdict: Verdict, tally: Tally, *, counts: bool = True) -> None:
+    if counts:
+        tally.blocks += verdict.blocks
+        tally.records += verdict.records
     for finding in verdict.findings:
-        tally.find(one.name, {"offset": finding.offset}, finding.code, finding.text)
+        tally.find(name, {"offset": finding.offset}, finding.code, finding.text)
 
 
 def _verdict(one: Found) -> Verdict:
     """Check an object; one that seems to be damaged is read again until two readings agree: bits flip on the way."""
-    verdict = check_object(one.read())
+    verdict = check_file(one.name, one.read())
     for _ in range(READS_MAX):
         if not verdict.findings:
             break
-        last, verdict = verdict, check_object(one.read())
+        last, verdict = verdict, check_file(one.name, one.read())
         if verdict.findings == last.findings:
             break
     return verdict
 
 
-def _verify_topic(brokers: str, topic: str, s3: Mapping[str, object], tally: Tally) -> None:
-    from memq.client.consumer import Consumer  # a file is verified without a network
+async def _verify_folder(folder: Path, tally: Tally) -> None:
+    """Compare every pointer of a data folder's queue with its objects; a broker may run on it meanwhile."""
+    from memq.cold.files import ColdFiles  # a file is verified without a queue
+    from memq.cold.reader import ColdReader
+    from memq.governor.data_folder import cluster_of
+    from memq.network import Runtime
+    from memq.notification.sqlite import SqliteQueue
+    from memq.storage_handlers.filesystem import FilesystemHandler
 
-    # Directly: a broker would answer from its memory for a store that is damaged.
-    with Consumer(brokers, [topic], end="end", on_damaged="skip", on_expired="skip", read="direct", s3=s3) as consumer:
-        for batch in consumer:
-            tally.records += sum(1 for _ in batch)  # reads every column
-            tally.objects += 1
-            for damage in batch.damaged:
-                place: dict[str, object] = {"position": str(damage.position), "block": damage.block}
-                tally.find(damage.object_key, place, damage.cause.code, str(damage.cause))
+    file, runtime = folder / "queue.sqlite", Runtime()
+    if not file.is_file() or not file.stat().st_size:
+        text = "the queue is missing or empty, so nothing says which objects there should be; see memq restore"
+        tally.find(str(file), {}, CorruptDataError.code, text)
+        return
+    cluster, objects = cluster_of(folder), folder / "objects"
+    store = FilesystemHandler(objects, folder / "tmp")
+    queue = SqliteQueue(file, runtime.clock)
+    try:
+        reader = ColdReader(queue, ColdFiles(cluster, store), runtime.clock)
+        named = NamedObjects(cluster, reader, lambda location: store.get(location.key, checked=False))
+        for partition in await queue.held_partitions():
+            await _verify_named(named, partition, tally, lambda key: str(objects / key))
+    finally:
+        await queue.close()
+        await store.close()
+
+
+async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally: Tally) -> None:
+    """Compare every pointer of a topic with its objects, and check these from end to end.
+
+    Directly: a broker would answer from its memory for a store that is damaged.
+    """
+    from memq.audit.opened_topic import opened_topic
+
+    async with opened_topic(brokers, name, direct=True, s3=s3) as opened:
+
+        async def read(location: Location) -> Buffer:
+            return await opened.read(location, whole=True)
+
+        named, last = NamedObjects(opened.cluster, opened.queue, read), ""
+        for partition in read_partitions(opened.topic):
+            async for batch in _verified(named, partition, tally, lambda key: key):
+                tally.records += batch.records
+                if batch.data is None or batch.key == last:
+                    continue
+                tally.objects, last = tally.objects + 1, batch.key
+                if not batch.findings:
+                    _take_verdict(batch.key, check_file(batch.key, memoryview(batch.data)), tally, counts=False)
+
+
+async def _verify_named(
+    named: NamedObjects, partition: ReadPartition, tally: Tally, name: Callable[[str], str]
+) -> None:
+    async for _ in _verified(named, partition, tally, name):
+        pass
+
+
+async def _verified(
+    named: NamedObjects, partition: ReadPartition, tally: Tally, name: Callable[[str], str]
+) -> AsyncIterator[NamedBatch]:
+    """Check one read partition, note what is wrong, and yield each batch."""
+    log = f"topic '{partition.topic}' partition {partition.partition}"
+    try:
+        async for batch in named.check(partition):
+            tally.pointers += bool(batch.key)
+            for found in batch.findings:
+                place: dict[str, object] = {"partition": partition.partition, "pointer": found.offset}
+                tally.find(name(found.key) if found.key else log, place, found.error.code, str(found.error))
+            yield batch
+    except (CorruptDataError, QueueError) as error:
+        tally.find(log, {}, error.code, str(error))
 
 
 def _report(tally: Tally, *, as_json: bool) -> None:
@@ -120,14 +202,19 @@ def _report(tally: Tally, *, as_json: bool) -> None:
     damaged = tally.damaged
     if as_json:
         counts: dict[str, object] = {"objects": tally.objects, "blocks": tally.blocks, "records": tally.records}
+        counts |= {"pointers": tally.pointers} if tally.pointers else {}
         print_json({**counts, "damaged": damaged, "findings": tally.findings})
     else:
         blocks = f", {count_text(tally.blocks, 'block')}" if tally.blocks else ""
-        verdict = f"{damaged} damaged" if damaged else "all hold"
+        verdict = f"{damaged} damaged or missing" if damaged else "all hold"
         records = count_text(tally.records, "record")
-        click.echo(f"{count_text(tally.objects, 'object')}{blocks}, {records}: {verdict}")
+        pointers = f", {count_text(tally.pointers, 'pointer')}" if tally.pointers else ""
+        click.echo(f"{count_text(tally.objects, 'object')}{blocks}, {records}{pointers}: {verdict}")
     if damaged:
-        raise CorruptDataError(f"{damaged} of {tally.objects:,} objects damaged", hint="see what is said above")
+        text = f"{damaged} of {tally.objects:,} objects damaged"
+        if tally.pointers:
+            text = f"{damaged} objects damaged or missing, of {tally.objects:,} and of {tally.pointers:,} pointers"
+        raise CorruptDataError(text, hint="see what is said above")
 
 
 @contextlib.contextmanager

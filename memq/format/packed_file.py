@@ -18,6 +18,7 @@ MAGIC = b"mqC1"
 # magic, checksum | version, kind, codec, 0 | raw length
 HEAD = struct.Struct("<4sI BBB1x I")
 KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST = 1, 2, 3
+KIND_AT = 9  # the byte that says the kind
 CHECKED_FROM = 8  # the checksum covers the file from here to its end
 
 

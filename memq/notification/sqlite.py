@@ -88,6 +88,10 @@ class SqliteQueue:
         """See `TopicFinder.partitions`."""
         return await self._read(sqlite_log.partitions, topic)
 
+    async def held_partitions(self) -> list[ReadPartition]:
+        """Return the read partitions of all topics, also of those that the coordinator does not know."""
+        return await self._read(sqlite_log.held_partitions)
+
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""
         number, waiter = self._waiters.add(ends)

@@ -63,6 +63,12 @@ def partitions(connection: sqlite3.Connection, topic: str) -> list[ReadPartition
     return [ReadPartition(topic, topic_id, number) for topic_id, number in found]
 
 
+def held_partitions(connection: sqlite3.Connection) -> list[ReadPartition]:
+    """Return all read partitions that are there."""
+    found = connection.execute("SELECT topic, topic_id, partition FROM partitions WHERE dropped = 0 ORDER BY id")
+    return [ReadPartition(*each) for each in found]
+
+
 def partition_row(connection: sqlite3.Connection, partition: ReadPartition) -> Row:
     """Return the partition's row, or raise NotFoundError."""
     found = connection.execute(

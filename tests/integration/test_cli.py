@@ -137,7 +137,7 @@ def test_files(memq: Memq, tmp_path: Path) -> None:
 def test_objects_are_verified_by_folder_and_by_topic(memq: Memq, folder: Path) -> None:
     memq("produce", "held", stdin="x\ny\n")
     assert json.loads(memq("verify", str(folder), "--json").stdout)["damaged"] == 0
-    assert memq("verify", "held").stdout == "1 object, 2 records: all hold\n"
+    assert memq("verify", "held").stdout == "1 object, 2 records, 1 pointer: all hold\n"
     [path] = [found for found in (folder / "objects").glob("*/topics/held/**/*") if found.is_file()]
     data = bytearray(path.read_bytes())
     data[72] ^= 1

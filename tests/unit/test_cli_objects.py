@@ -163,8 +163,11 @@ def test_of_a_data_folder_the_objects_are_verified(made: Made, capsys: pytest.Ca
     (folder / "objects" / "memq").mkdir(parents=True)
     (folder / "cluster.json").write_text("{}")
     (folder / "objects" / "memq" / "one").write_bytes(made.data)
-    assert run(["verify", str(folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["objects"] == 1
+    assert run(["verify", str(folder), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["objects"], told["blocks"]) == (1, 2)
+    [finding] = told["findings"]
+    assert "the queue is missing or empty" in finding["text"]
 
 
 def test_verify_finds_a_header_that_hides_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
