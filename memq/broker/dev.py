@@ -95,7 +95,7 @@ async def check_objects(folder: DataFolder, store: FilesystemHandler, queue: Sql
     async for entry in store.list(f"{folder.cluster}/"):
         if not entry.key.startswith(sweep_prefix(folder.cluster)):
             return
-    for partition in await queue.held_partitions():
+    for partition in await queue.partitions():
         async for _, pointer in LogReading(queue, partition, lambda text: None).entries():
             if pointer is not None and pointer.locations:
                 raise CorruptDataError(

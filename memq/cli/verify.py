@@ -144,7 +144,7 @@ async def _verify_folder(folder: Path, tally: Tally) -> None:
     try:
         reader = ColdReader(queue, ColdFiles(cluster, store), runtime.clock)
         named = NamedObjects(cluster, reader, lambda location: store.get(location.key, checked=False))
-        for partition in await queue.held_partitions():
+        for partition in await queue.partitions():
             await _verify_named(named, partition, tally, lambda key: str(objects / key))
     finally:
         await queue.close()

@@ -84,13 +84,9 @@ class SqliteQueue:
         """See `PointerReader.seek_time`."""
         return await self._read(sqlite_log.seek_time, partition, time_ms)
 
-    async def partitions(self, topic: str) -> list[ReadPartition]:
-        """See `TopicFinder.partitions`."""
+    async def partitions(self, topic: str | None = None) -> list[ReadPartition]:
+        """See `TopicFinder.partitions`; None: of all topics, also of those that the coordinator does not know."""
         return await self._read(sqlite_log.partitions, topic)
-
-    async def held_partitions(self) -> list[ReadPartition]:
-        """Return the read partitions of all topics, also of those that the coordinator does not know."""
-        return await self._read(sqlite_log.held_partitions)
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""

@@ -57,15 +57,12 @@ class Row(NamedTuple):
         return self.id << _OFFSET_BITS | offset
 
 
-def partitions(connection: sqlite3.Connection, topic: str) -> list[ReadPartition]:
-    """Return the read partitions of all topics of this name."""
-    found = connection.execute("SELECT topic_id, partition FROM partitions WHERE topic = ? AND dropped = 0", (topic,))
-    return [ReadPartition(topic, topic_id, number) for topic_id, number in found]
-
-
-def held_partitions(connection: sqlite3.Connection) -> list[ReadPartition]:
-    """Return all read partitions that are there."""
-    found = connection.execute("SELECT topic, topic_id, partition FROM partitions WHERE dropped = 0 ORDER BY id")
+def partitions(connection: sqlite3.Connection, topic: str | None) -> list[ReadPartition]:
+    """Return the read partitions of all topics of this name; of all names for None."""
+    found = connection.execute(
+        "SELECT topic, topic_id, partition FROM partitions WHERE (? IS NULL OR topic = ?) AND dropped = 0 ORDER BY id",
+        (topic, topic),
+    )
     return [ReadPartition(*each) for each in found]
 
 
