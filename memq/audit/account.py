@@ -131,12 +131,15 @@ class Account:
     seen_ms: int = 0
     copies: int = 0
 
-    def deliver(self, first: int, next_: int, time_ms: int) -> Fate:
-        """Take a whole block that readers come to at this queue time (Unix ms), and say what they do with it."""
+    def deliver(self, first: int, next_: int, time_ms: int, *, differs: bool = False) -> Fate:
+        """Take a whole block that readers come to at this queue time (Unix ms), and say what they do with it.
+
+        They drop what they remember, unless the block `differs` from the one of the same sequences.
+        """
         self._see(first, time_ms)
         fate = Fate.NEW
         if self.delivered.overlaps(first, next_):
-            fate = Fate.COPY if self.recent.holds(first, next_, time_ms) else Fate.DOUBLED
+            fate = Fate.COPY if self.recent.holds(first, next_, time_ms) and not differs else Fate.DOUBLED
         if fate is Fate.DOUBLED:
             for piece in common([(first, next_)], self.delivered):
                 self.doubled.add(*piece)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, Tail
 from memq.audit.batch_check import NO_NUMBER, BatchCheck, BlockCheck
 from memq.audit.checked import Checked
+from memq.audit.contents import Contents
 from memq.audit.minutes import Met, Minutes, active_ms, late_ms, window_ms
 from memq.audit.totals import RunningTotals
 from memq.audit.verdict import (
@@ -27,6 +28,7 @@ from memq.audit.verdict import (
     Verdict,
 )
 from memq.errors import CorruptDataError, MemqError, TooLargeError
+from memq.format.block import BlockHeader
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Span
@@ -34,6 +36,7 @@ from memq.topic import Position, Topic
 
 ACCOUNTS_MAX = 1 << 20  # (write partition, producer) pairs; each takes about 2 KiB
 EPOCHS_MAX = 1 << 16
+OTHER_BYTES = "same sequences, other bytes"
 
 
 @dataclass(slots=True)
@@ -94,6 +97,7 @@ class Auditor:
         self._reads: dict[int, PartitionCoverage] = {}
         self._unread: dict[int, None] = {}  # read partitions where something that may hold any sequence was not read
         self._writes: dict[int, _WritePartition] = {}
+        self._contents = Contents()
         self._accounts: dict[tuple[int, int], Account] = {}
         self._tallies: dict[Kind, _Tally] = {}
 
@@ -165,7 +169,7 @@ class Auditor:
             elif block.number in skip:
                 self._drop(met)
             else:
-                self._deliver(met, place)
+                self._deliver(met, place, block.header)
 
     # ---- the verdict -------------------------------------------------------------------------------
 
@@ -263,10 +267,14 @@ class Auditor:
             if self._minutes is not None:
                 self._minutes.miss(met)
 
-    def _deliver(self, met: Met, place: Place) -> None:
-        account = self._account(*met.stream)
+    def _deliver(self, met: Met, place: Place, header: BlockHeader | None) -> None:
+        account, partition = self._account(*met.stream), met.stream[0]
         delivered, doubled = account.delivered.total, account.doubled.total
-        fate = account.deliver(met.first, met.next, met.time_ms)
+        differs = False
+        if header is not None:
+            differs = account.delivered.covers(met.first, met.next) and self._contents.differs(partition, header)
+            self._contents.add(partition, header)
+        fate = account.deliver(met.first, met.next, met.time_ms, differs=differs)
         if fate is Fate.COPY:
             self._drop(met)
             return
@@ -274,7 +282,7 @@ class Auditor:
         doubled = account.doubled.total - doubled
         if fate is Fate.DOUBLED:
             # A record that is delivered a third time was counted already; its place is named all the same.
-            self._find(Kind.DOUBLED, doubled, place)
+            self._find(Kind.DOUBLED, doubled, replace(place, cause=OTHER_BYTES) if differs else place)
         if self._minutes is not None:
             self._minutes.deliver(met, new=account.delivered.total - delivered, doubled=doubled)
 

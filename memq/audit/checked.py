@@ -8,6 +8,7 @@ import msgspec
 
 from memq.audit.batch_check import BatchCheck, BlockCheck
 from memq.errors import CorruptDataError, MemqError, NotFoundError, UnsupportedFormatError
+from memq.format.block import BlockHeader
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry
 
@@ -39,6 +40,7 @@ class _BlockRow(msgspec.Struct, array_like=True, frozen=True):
     next: int
     cause: str | None
     unread: bool
+    header: tuple[int, ...] | None = None
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True):
@@ -57,7 +59,7 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Row)
 
 
 def encode_checked(checked: Checked) -> bytes:
-    """Return the entry as bytes for another process of the same version; the headers of blocks stay behind."""
+    """Return the entry as bytes for another process of the same version."""
     entry, check = checked.entry, checked.check
     row = _Row(entry.offset, entry.time_ms, bytes(entry.body), checked.object_bytes)
     if checked.expired:
@@ -86,11 +88,12 @@ def decode_checked(data: bytes) -> Checked:
 
 def _block_row(block: BlockCheck) -> _BlockRow:
     cause = None if block.cause is None else str(block.cause)
-    return _BlockRow(block.number, block.producer, block.first, block.next, cause, block.unread)
+    return _BlockRow(block.number, block.producer, block.first, block.next, cause, block.unread, block.header)
 
 
 def _block_check(row: _BlockRow) -> BlockCheck:
     cause: MemqError | None = None
     if row.cause is not None:
         cause = UnsupportedFormatError(row.cause) if row.unread else CorruptDataError(row.cause)
-    return BlockCheck(row.number, row.producer, row.first, row.next, cause)
+    header = None if row.header is None else BlockHeader(*row.header)
+    return BlockCheck(row.number, row.producer, row.first, row.next, cause, header)

@@ -315,7 +315,7 @@ class Connection(asyncio.BufferedProtocol):
             spool = stream.processor.spool if stream.acks == AckLevel.ONE else None
             if spool is not None and spool.refusal is not None:
                 raise spool.refusal
-            if first < stream.producer.next and stream.processor.duplicate(stream, header, slab.view[start:stop]):
+            if first < stream.producer.next and stream.processor.duplicate(stream, header):
                 stream.expected = next_
                 if spool is not None:
                     spool.take(stream, [(slab, start, stop)], first, next_)

@@ -59,7 +59,7 @@ async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end:
     waiter = _Waiter()
     stream = processor.open_stream(0, waiter, header.producer_id, AckLevel.ALL, first)
     try:
-        if not (first < stream.producer.next and processor.duplicate(stream, header, slab.view[start:end])):
+        if not (first < stream.producer.next and processor.duplicate(stream, header)):
             if not processor.ring.append(stream, first, header.count, slab, start, end, now_s):
                 raise ThrottledError("the ring of the partition is full", retry_after_ms=FULL_RETRY_MS)
             stream.producer.next = max(stream.producer.next, next_)

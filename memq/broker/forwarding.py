@@ -183,7 +183,7 @@ class Forwarder:
             found = await search.find([claim_of(header) for header in shown.values()], begin, held.read_to)
         for block, header in shown.items():
             copies = found.get(claim_of(header), Copies())
-            if copies.differ_from(block.view, header):
+            if copies.differ_from(header):
                 self._services.counters.conflicting_blocks += 1
                 error = conflict_of(header, copies.blocks)
                 self._services.events.error("identity-conflict", f"{held.name}: {error}")

@@ -58,7 +58,7 @@ class KnownBlocks:
 
     # ---- a block comes in ------------------------------------------------------------------------
 
-    def holds(self, producer: Producer, header: BlockHeader, block: memoryview) -> tuple[bool, Slot | None]:
+    def holds(self, producer: Producer, header: BlockHeader) -> tuple[bool, Slot | None]:
         """Whether a block is here or in the queue already, and the slot that has it, None when the queue does.
 
         Raises: IdentityConflictError when something else is there; ThrottledError while that is looked up.
@@ -69,16 +69,16 @@ class KnownBlocks:
         if slot is not None:
             copy = slot.block(producer.id, header.first_sequence)
             stored = stored_block(parse_header(copy)) if copy is not None else None
-            if stored is None or not stored.is_copied_by(block, header):
+            if stored is None or not stored.is_copied_by(header):
                 raise self.conflict(header, () if stored is None else (stored,))
             return True, slot
         if producer.queued.overlaps(*claim[1:]):
-            return self._queued(producer, header, block), None
+            return self._queued(producer, header), None
         if ring.overlaps(*claim):
             raise self.conflict(header, ())
         return False, None
 
-    def _queued(self, producer: Producer, header: BlockHeader, block: memoryview) -> bool:
+    def _queued(self, producer: Producer, header: BlockHeader) -> bool:
         """Whether the queue holds a block, some of whose sequences it shows; false when that copy can't be read."""
         claim = claim_of(header)
         if not producer.queued.covers(*claim[1:]):
@@ -90,7 +90,7 @@ class KnownBlocks:
             raise ThrottledError(text, retry_after_ms=LOOK_UP_MS)
         if not copies.blocks:
             del self._answers[claim]  # what can't be read now may be there when it is sent once more
-        if copies.differ_from(block, header) or not (copies.blocks or copies.unread):
+        if copies.differ_from(header) or not (copies.blocks or copies.unread):
             raise self.conflict(header, copies.blocks)
         return bool(copies.blocks)
 
@@ -141,7 +141,7 @@ class KnownBlocks:
         copies = self._known(claim_of(header))
         if copies is None or not copies.blocks:
             return False
-        if copies.differ_from(sealed.blocks[number], header):
+        if copies.differ_from(header):
             self.conflict(header, copies.blocks)
             return False
         return True

@@ -286,14 +286,14 @@ class TopicProcessor:
         if self._streams.pop(stream, stream) is None:
             stream.producer.streams -= 1
 
-    def duplicate(self, stream: Stream, header: BlockHeader, block: memoryview) -> bool:
+    def duplicate(self, stream: Stream, header: BlockHeader) -> bool:
         """Judge a block that starts below what its producer sent already: True when it is here or in the queue.
 
         A duplicate is acked only when the copy that it duplicates is in the queue, and never before
         the blocks that came on its stream before it. Raises: IdentityConflictError for a block with other content;
         ThrottledError while that is looked up.
         """
-        known, waits_for = self.known.holds(stream.producer, header, block)
+        known, waits_for = self.known.holds(stream.producer, header)
         if not known:
             return False
         self.services.counters.duplicate_blocks += 1

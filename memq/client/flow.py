@@ -521,7 +521,7 @@ class PartitionFlow:
             return None
         copies = (slot.stored or {}).get(claim, Copies())
         stored = (*copies.blocks, *(stored_block(each) for each in here if claim_of(each) == claim))
-        if stored and not any(each.is_copied_by(piece.data, header) for each in stored):
+        if stored and not any(each.is_copied_by(header) for each in stored):
             self.counts.conflicting_blocks += 1
             place = Position(self.partition.partition, slot.offset, piece.first)
             self._seen.conflicts.append(Conflict(place, pointer, conflict_of(header, stored)))

@@ -10,13 +10,14 @@ import struct
 import zlib
 from typing import Any, NamedTuple
 
-from awscrt.checksums import crc32c
+from awscrt.checksums import combine_crc32c, crc32c
 
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
 from memq.limits import (
     BLOCK_HEADER_BYTES,
     BLOCK_RAW_BYTES_MAX,
     BLOCK_RECORDS_MAX,
+    FORMAT_VERSION,
     FORMAT_VERSIONS,
     PRODUCER_ID_END,
     SEQUENCE_END,
@@ -61,20 +62,17 @@ class StoredBlock(NamedTuple):
     checksum: int
     least_ms: int
 
-    def is_copied_by(self, block: Buffer, header: BlockHeader) -> bool:
-        """Whether `block`, which is sound, holds the same records under the same sequences.
+    def is_copied_by(self, header: BlockHeader) -> bool:
+        """Whether a sound block with this header holds the same records under the same sequences.
 
         Records without a timestamp of their own have that of their block, which is when it was sealed. Whoever seals
-        the same records once more makes the same block but for that time: so its checksum is taken with the time of
-        the stored one in its place.
+        the same records once more makes the same block but for that time, which is no difference.
         """
         if (header.producer_id, header.first_sequence, header.next_sequence) != self[:3]:
             return False
         if header.checksum == self.checksum or header.flags & TIMESTAMP:
             return header.checksum == self.checksum
-        view = memoryview(block)
-        resealed = crc32c(_BASE.pack(self.least_ms), crc32c(view[CHECKED_FROM:BASE_AT]))
-        return bool(crc32c(view[BASE_AT + _BASE.size :], resealed) == self.checksum)
+        return header.checksum_at(self.least_ms) == self.checksum
 
 
 class BlockHeader(NamedTuple):
@@ -121,6 +119,20 @@ class BlockHeader(NamedTuple):
         if self.max_delta_ms == DELTA_SATURATED:
             return TIME_MS_END - 1
         return min(self.base_ms + self.max_delta_ms, TIME_MS_END - 1)
+
+    def checksum_at(self, base_ms: int) -> int:
+        """Return the checksum that the block had with another base timestamp, without its payload.
+
+        The crc of two pieces is that of the first, carried over the length of the second, xor that of the second.
+        """
+        behind = BLOCK_HEADER_BYTES - BASE_AT - _BASE.size + self.payload_length
+        return self.checksum ^ self._carried(self.base_ms, behind) ^ self._carried(base_ms, behind)
+
+    def _carried(self, base_ms: int, behind: int) -> int:
+        """Return what the header up to a base timestamp adds to the crc of all, `behind` bytes later."""
+        tail = UNPREFIXED.pack(FORMAT_VERSION, *self._replace(base_ms=base_ms)[1:])
+        carried: int = combine_crc32c(crc32c(tail[: BASE_AT + _BASE.size - CHECKED_FROM]), 0, behind)
+        return carried
 
     def describe(self) -> str:
         """Name the block in messages: producer and sequences."""

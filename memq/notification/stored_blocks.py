@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from memq.errors import IdentityConflictError, MemqError, RetryableError
-from memq.format.block import BlockHeader, Buffer, StoredBlock
+from memq.format.block import BlockHeader, StoredBlock
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.logs import EventLog
@@ -52,9 +52,9 @@ class Copies:
     blocks: tuple[StoredBlock, ...] = ()
     unread: bool = False
 
-    def differ_from(self, block: Buffer, header: BlockHeader) -> bool:
-        """Whether one of them holds something else than `block` does."""
-        return any(not stored.is_copied_by(block, header) for stored in self.blocks)
+    def differ_from(self, header: BlockHeader) -> bool:
+        """Whether one of them holds something else than a sound block with this header."""
+        return any(not stored.is_copied_by(header) for stored in self.blocks)
 
 
 class BlockSearch:

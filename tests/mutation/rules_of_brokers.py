@@ -191,19 +191,19 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         KNOWN,
         "other content under the same sequences counts as a copy",
-        "if copies.differ_from(block, header) or not (copies.blocks or copies.unread):",
+        "if copies.differ_from(header) or not (copies.blocks or copies.unread):",
         "if not (copies.blocks or copies.unread):",
     ),
     (
         KNOWN,
         "a block of the ring with other content counts as a copy",
-        "if stored is None or not stored.is_copied_by(block, header):",
+        "if stored is None or not stored.is_copied_by(header):",
         "if stored is None:",
     ),
     (
         KNOWN,
         "readers are told to pass over a block with other content",
-        "if copies.differ_from(sealed.blocks[number], header):",
+        "if copies.differ_from(header):",
         "if not copies.blocks:",
     ),
     (

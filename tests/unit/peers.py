@@ -53,7 +53,7 @@ class HoldingPartition:
         self.own: Ownership | None = None
         self.ring = Ring(RingLimits(1 << 20, 200_000, 7, 1.0, seal_when_idle=True, uploads_in_flight_max=1))
 
-    def duplicate(self, stream: Stream, header: BlockHeader, block: memoryview) -> bool:
+    def duplicate(self, stream: Stream, header: BlockHeader) -> bool:
         raise AssertionError("nobody sends twice here")
 
     def pump_soon(self) -> None: ...

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memq.audit.account import BURNED_RANGES_CUT, Account, Balance, Evidence, Fate, RecentRanges, Tail, apart, common
+from memq.audit.contents import Contents
+from memq.format.block import BlockHeader
+from memq.format.builder import BlockBuilder
 from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
 
@@ -131,3 +134,32 @@ def test_common_and_apart_share_the_pieces() -> None:
     ranges = RangeSet([(2, 4), (6, 8)])
     assert common([(0, 7), (7, 9)], ranges) == [(2, 4), (6, 7), (7, 8)]
     assert apart([(0, 7), (7, 9)], ranges) == [(0, 2), (4, 6), (8, 9)]
+
+
+# ---- contents ------------------------------------------------------------------------------------
+
+
+def sealed(values: list[bytes], now_ms: int = 1, first: int = 0) -> BlockHeader:
+    builder = BlockBuilder()
+    builder.extend(list(values))
+    return builder.seal(producer_id=7, first_sequence=first, scope=0, now_ms=now_ms, codec="none").header
+
+
+def test_a_block_differs_from_the_first_of_its_sequences_or_not() -> None:
+    contents = Contents()
+    for header in (sealed([b"a", b"b"]), sealed([b"x", b"y"])):
+        contents.add(0, header)
+    assert not contents.differs(0, sealed([b"a", b"b"], now_ms=9))  # sealed once more
+    assert contents.differs(0, sealed([b"x", b"y"]))
+    assert contents.differs(0, sealed([b"a"]))
+    assert contents.differs(0, sealed([b"b"], first=1))
+    assert contents.differs(1, sealed([b"a", b"b"]))  # of another partition nothing was met
+
+
+def test_what_is_forgotten_is_judged_by_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memq.audit.contents.BLOCKS_MAX", 2)
+    contents = Contents()
+    for first in range(3):
+        contents.add(0, sealed([b"a"], first=first))
+    assert not contents.differs(0, sealed([b"other"], first=0))
+    assert contents.differs(0, sealed([b"other"], first=2))

@@ -274,6 +274,29 @@ def test_a_copy_behind_the_window_is_doubled() -> None:
     assert (verdict.outcome, verdict.finding(Kind.DOUBLED).count) == (Outcome.DOUBLED, 3)
 
 
+@pytest.mark.parametrize("number", [2, 5])
+def test_other_bytes_under_the_same_sequences_are_doubled_not_dropped(number: int) -> None:
+    """Readers deliver what is no copy: so the audit names it, and says why."""
+
+    async def damage(world: World) -> None:
+        _, pointer = world.data[number]
+        location = pointer.locations[0]
+        body = bytearray(await world.store.get(location.key))
+        block = body[location.offset : location.offset + location.length]
+        block[-1] ^= 1
+        block[4:8] = crc32c(bytes(block[8:])).to_bytes(4, "little")
+        body[location.offset : location.offset + location.length] = block
+        key = location.key[:-1] + "9"
+        await world.store.put(key, [bytes(body)], crc32c(bytes(body)))
+        await world.append(msgspec.structs.replace(pointer, locations=(msgspec.structs.replace(location, key=key),)))
+
+    verdict = run(damage)
+    assert (verdict.outcome, verdict.finding(Kind.DOUBLED).count) in ((Outcome.DOUBLED, 3), (Outcome.DAMAGED, 3))
+    (place,) = verdict.finding(Kind.DOUBLED).places
+    assert place.cause == "same sequences, other bytes"
+    assert verdict.coverage.copies_dropped == 0
+
+
 def test_a_pointer_that_states_what_is_not_so_is_a_contradiction() -> None:
     async def damage(world: World) -> None:
         offset, pointer = world.data[1]
