@@ -8,6 +8,7 @@
 | `F topic partition first` | a producer begins at number `first` of its name |
 | `D topic partition first next ranges` | a reader got a batch: positions, ranges `worker:first-last` in order |
 | `C topic partition next begun ended` | a commit up to `next` returned; monotonic times in ms |
+| `R code` | a call failed with an error after which a user tries again; nothing was passed over |
 | `X text` | something that must not happen |
 | `E` | the client ended in order: everything that it sent is settled |
 """

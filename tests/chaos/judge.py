@@ -229,6 +229,8 @@ def read_journals(folder: Path, verdict: Verdict) -> tuple[Acks, dict[str, Group
                 verdict.find(f"{path.name}: {' '.join(words[1:])}")
             elif words[0] == "U":
                 verdict.counts["blocks with unknown outcome"] += 1
+            elif words[0] == "R":
+                verdict.counts[f"calls tried again after {words[1]}"] += 1
             elif words[0] == "E":
                 acks.ended.add(path.name)
             elif words[0] == "A":

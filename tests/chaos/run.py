@@ -16,6 +16,7 @@ from typing import Any
 
 import memq
 from localstack import guard
+from localstack.launch import NotReadyError
 from localstack.s3 import BUCKET
 from memq.clock import SystemClock
 from tests.chaos.journal import lines_of
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CLOCK = SystemClock()
 SIZE = 100  # bytes of a value
 TOPICS = {"all": 4, "quick": 3, "jobs": 2, "staged": 2}
+STARTS_MAX = 3
 STATUS_S = 10.0
 CLIENTS_END_S = 300.0
 LAG_S = 180.0
@@ -87,7 +89,7 @@ class ChaosRun:
         """Run the plan to its end and return the findings, those of the judge among them."""
         try:
             self.say(f"seed {self.seed}, {self.seconds:.0f} s, {len(self.plan)} faults; starting the servers")
-            self.stack.start()
+            self._start_servers()
             os.environ["AWS_ACCESS_KEY_ID"] = self.stack.s3.access_key  # of this process and its clients
             os.environ["AWS_SECRET_ACCESS_KEY"] = self.stack.s3.secret_key
             self._create_topics()
@@ -115,6 +117,20 @@ class ChaosRun:
         """Note a broken promise."""
         self.findings.append(text)
         self.say(f"FOUND {text}")
+
+    def _start_servers(self) -> None:
+        """Start the stack; again on other ports when another program was quicker at one of them."""
+        for attempt in range(1, STARTS_MAX + 1):
+            try:
+                self.stack.start()
+            except NotReadyError as error:
+                if not error.port_taken or attempt == STARTS_MAX:
+                    raise
+                self.stack.close()
+                shutil.rmtree(self.folder / f"start-{attempt}", ignore_errors=True)
+                self.stack = Stack(self.folder / f"start-{attempt}", self.seed, ROOT, self._before)
+            else:
+                return
 
     # ---- begin ---------------------------------------------------------------------------------
 

@@ -95,6 +95,7 @@ class Stack:
     """Three of each: Kafka, ZooKeeper, brokers; one S3 server. `before` is the tree that the brokers start from."""
 
     def __init__(self, folder: Path, seed: int, tree: Path, before: Path | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.links = Links(seed)
         self.tree = tree

@@ -17,7 +17,15 @@ import memq
 from memq.client.arguments import runtime_of
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.clock import SystemClock
-from memq.errors import FencedError, MemqError, NotFoundError, OutcomeUnknownError, RetryableError
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    FencedError,
+    MemqError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryableError,
+)
 from memq.storage_handlers.s3 import open_store
 from tests.chaos.journal import Journal, value_of
 
@@ -25,6 +33,9 @@ CLOCK = SystemClock()
 END_S = 240.0  # what a client has to come to its end in a healed world
 DELIVERY_MS = 30_000
 CHURN_RECORDS = 200
+# Errors after which a user tries again. A store that denies or misses its objects for seconds ends a call by
+# DeniedError, NotFoundError or CorruptDataError: that is no loss, as long as nothing is passed over.
+PASSING = (RetryableError, OutcomeUnknownError, DeniedError, NotFoundError, CorruptDataError)
 
 
 def now_ms() -> int:
@@ -113,7 +124,8 @@ def consume(worker: Worker) -> None:
     while not worker.ending.is_set():
         try:
             consume_once(worker)
-        except RetryableError:
+        except PASSING as error:
+            worker.journal.write("R", error.code)
             worker.ending.wait(0.5)
 
 
@@ -203,7 +215,8 @@ def again(worker: Worker, work: Callable[[], object], *fine: type[MemqError]) ->
             work()
         except fine:
             return True
-        except (RetryableError, OutcomeUnknownError):
+        except PASSING as error:
+            worker.journal.write("R", error.code)
             if worker.ending.wait(0.3):
                 return False
         else:
@@ -238,7 +251,8 @@ async def stage_all(worker: Worker) -> None:
                         await store.close()
                 worker.journal.write("A", worker.topic, -1, "staged", batch * CHURN_RECORDS, CHURN_RECORDS, now_ms())
                 break
-            except (RetryableError, OutcomeUnknownError, NotFoundError):  # the store denied an object for seconds
+            except PASSING as error:
+                worker.journal.write("R", error.code)
                 await asyncio.to_thread(worker.ending.wait, 0.3)
         else:
             return
