@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -18,11 +17,12 @@ import memq
 from localstack import guard
 from localstack.launch import NotReadyError
 from localstack.s3 import BUCKET
+from memq.broker.spool.files import sizes_in
 from memq.clock import SystemClock
 from tests.chaos.journal import lines_of
 from tests.chaos.plan import Fault, draw_plan
 from tests.chaos.report import write_report
-from tests.chaos.stack import PREFIX, TOPIC, Stack
+from tests.chaos.stack import PREFIX, TOPIC, ChaosBroker, Stack
 from tests.memq_process import MemqProcess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +30,7 @@ CLOCK = SystemClock()
 SIZE = 100  # bytes of a value
 TOPICS = {"all": 4, "quick": 3, "jobs": 2, "staged": 2}
 STARTS_MAX = 3
+TEXT_MAX = 600  # of a finding
 STATUS_S = 10.0
 CLIENTS_END_S = 300.0
 LAG_S = 180.0
@@ -82,6 +83,7 @@ class ChaosRun:
         self._rate = rate
         self._before = before
         self._begun_s = 0.0
+        self._struck: list[str] = []  # what a fault has in its hands; a name may be there more than once
         self._over = threading.Event()  # ends every wait
         self._acked = dict[Path, tuple[int, int]]()  # bytes read and records acked, by journal
 
@@ -115,6 +117,7 @@ class ChaosRun:
 
     def find(self, text: str) -> None:
         """Note a broken promise."""
+        text = text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX // 2]} ... {text[-TEXT_MAX // 2 :]}"
         self.findings.append(text)
         self.say(f"FOUND {text}")
 
@@ -179,13 +182,15 @@ class ChaosRun:
                 self._over.wait(0.05)
             self._look_for_dead()
         for thread in threads:
-            thread.join(HEAL_S)
+            thread.join(2 * HEAL_S)
             if thread.is_alive():
                 self.find("a fault does not come to its end")
 
     def _one(self, fault: Fault) -> None:
         self.say(f"{fault.kind} {fault.target} for {fault.lasts_s:.1f} s")
         self.moments.append((CLOCK.monotonic(), f"{fault.kind} {fault.target}"))
+        struck = [*self.stack.brokers] if fault.target == "brokers" else [fault.target]
+        self._struck += struck
         try:
             if fault.target in self.clients:
                 self._strike_client(fault)
@@ -195,6 +200,9 @@ class ChaosRun:
             self.stack.end(fault)
         except Exception as error:  # noqa: BLE001 - what a broker does when it is stopped and started is judged, too
             self.find(f"{fault.kind} {fault.target}: {error!r}")
+        finally:
+            for name in struck:
+                self._struck.remove(name)
 
     def _strike_client(self, fault: Fault) -> None:
         client = self.clients[fault.target]
@@ -204,19 +212,28 @@ class ChaosRun:
 
     def _upgrade(self, name: str) -> None:
         self.say(f"upgrade {name}")
+        self._struck.append(name)
         try:
             self.stack.upgrade(name)
         except Exception as error:  # noqa: BLE001 - as above
             self.find(f"upgrade of {name}: {error!r}")
+        finally:
+            self._struck.remove(name)
 
     def _look_for_dead(self) -> None:
-        """A broker or client that ended by itself is a finding."""
-        struck = {fault.target for fault in self.plan if fault.kind.endswith(("kill", "restart"))}
-        for name, process in {**self.stack.brokers, **self.clients}.items():
-            held = process._process  # its state is read, nothing is waited for
-            code = held.poll() if held is not None and held.returncode is None else None
-            if code not in (None, 0, -signal.SIGKILL) and (name not in struck or code > 0):
-                self.find(f"{name} ended by itself with {code}; see {process.log}")
+        """A broker or client that ended without a fault is a finding; it is started again."""
+        for broker in self.stack.brokers.values():
+            if self._ended(broker.name, broker):
+                broker.come_back()
+        for client in self.clients.values():
+            if self._ended(client.name, client):
+                client.begin()
+
+    def _ended(self, name: str, process: MemqProcess) -> bool:
+        if name in self._struck or process.process.poll() is None:
+            return False
+        self.find(f"{name} ended by itself with {process.process.returncode}; see {process.log}")
+        return True
 
     def _count_acked(self) -> int:
         """Return how many records are acked so far, by what journals hold beyond the last look."""
@@ -236,6 +253,7 @@ class ChaosRun:
         self.say(f"healed; {self._count_acked()} records acked; clients end")
         writers = [client for client in self.clients.values() if client.kind != "consume"]
         self._end(writers)
+        self._wait_for_spools()
         reader = Client(self.folder, "reader", "read", ",".join(TOPICS), self.stack.addresses)
         self.clients["reader"] = reader
         reader.begin()
@@ -263,6 +281,20 @@ class ChaosRun:
             return
         if code:
             self.find(f"{client.name} ended with {code}: {client.log.read_text()[-600:]}")
+
+    def _wait_for_spools(self) -> None:
+        """Wait until brokers have published what they acked with 1."""
+        until_s = CLOCK.monotonic() + LAG_S
+        while left := {name: sum(sizes_in(broker.spool / "spool").values()) for name, broker in self._spooling()}:
+            if not any(left.values()):
+                return
+            if CLOCK.monotonic() > until_s:
+                self.find(f"spools hold bytes after {LAG_S:.0f} s in a healed world: {left}")
+                return
+            self._over.wait(1.0)
+
+    def _spooling(self) -> list[tuple[str, ChaosBroker]]:
+        return list(self.stack.brokers.items())
 
     def _wait_for_members(self) -> None:
         """Wait until the group has read to the end."""

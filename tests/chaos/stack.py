@@ -16,11 +16,15 @@ from localstack.kafka import SMALL
 from localstack.launch import Launch, Server
 from localstack.ports import HOST, free_ports
 from localstack.servers import S3Server, start_kafka, start_s3
+from memq.clock import SystemClock
 from tests.chaos.links import Links
 from tests.chaos.plan import BROKERS, KAFKAS, ZOOKEEPERS, Fault
 from tests.memq_process import BrokerServer
 
 SESSION_TIMEOUT_MS = 3_000
+COME_BACK_S = 90.0
+REFUSALS = (1, 4, 5, 6)  # exit codes of a start that a part refused: failed, denied, unreachable, timeout
+CLOCK = SystemClock()
 SPOOL_MIB = 24  # of a broker's disk, where it has one of its own
 PREFIX = "chaos."
 TOPIC = {
@@ -70,6 +74,18 @@ class ChaosBroker(BrokerServer):
     def environment(self) -> dict[str, str]:
         """Return the environment, with the source tree that it runs from."""
         return {**os.environ, "PYTHONPATH": str(self.tree)}
+
+    def come_back(self) -> None:
+        """Start again, as a supervisor does, until it is ready: a start in bad weather is refused with a reason."""
+        until_s = CLOCK.monotonic() + COME_BACK_S
+        while True:
+            self.launch()
+            assert self.process.stdout is not None
+            if self.process.stdout.readline().startswith(self.ready):
+                return
+            code = self.wait()
+            if code not in REFUSALS or CLOCK.monotonic() > until_s:
+                raise AssertionError(f"{self.name} ended at its start with {code}: {self.log.read_text()[-600:]}")
 
     def step_clock(self, seconds: float) -> None:
         """Set the wall clock of the process off by so many seconds, at once."""
@@ -216,12 +232,14 @@ class Stack:
         kind, target = fault.kind, fault.target
         if kind in ("broker-kill", "broker-restart", "broker-pause"):
             broker = self.brokers[target]
-            {"broker-kill": broker.kill, "broker-restart": broker.stop, "broker-pause": broker.pause}[kind]()
+            if kind == "broker-restart":
+                drain(broker)
+            else:
+                broker.kill() if kind == "broker-kill" else broker.pause()
         elif kind == "rolling-restart":
             for broker in self.brokers.values():
-                broker.stop()
-                broker.launch()
-                broker.wait_ready()
+                drain(broker)
+                broker.come_back()
         elif kind == "clock-step":
             self.brokers[target].step_clock(fault.amount)
         elif kind == "disk-full":
@@ -238,8 +256,7 @@ class Stack:
         """Heal what a fault did."""
         kind, target = fault.kind, fault.target
         if kind in ("broker-kill", "broker-restart"):
-            self.brokers[target].launch()
-            self.brokers[target].wait_ready()
+            self.brokers[target].come_back()
         elif kind == "broker-pause":
             self.brokers[target].resume()
         elif kind == "clock-step":
@@ -256,10 +273,9 @@ class Stack:
     def upgrade(self, name: str) -> None:
         """Drain one broker and start it again from the present tree."""
         broker = self.brokers[name]
-        broker.stop()
+        drain(broker)
         broker.tree = self.tree
-        broker.launch()
-        broker.wait_ready()
+        broker.come_back()
 
     def _links_of(self, target: str) -> list[str]:
         broker, _, part = target.partition(":")
@@ -279,6 +295,12 @@ class Stack:
         self.links.close()
         for folder in self._mounted:
             subprocess.run(["umount", str(folder)], check=False)
+
+
+def drain(broker: ChaosBroker) -> None:
+    """Stop a broker by SIGTERM. Raises: AssertionError when it does not drain, TimeoutExpired when it does not end."""
+    code = broker.stop()
+    assert code == 0, f"{broker.name} drained with {code}: {broker.log.read_text()[-600:]}"
 
 
 def zookeeper_launch(folder: Path, number: int, port: int, quorum: str) -> Launch:

@@ -92,7 +92,8 @@ def produce(worker: Worker) -> None:
     producer = worker.until_ready(begin)
     counts = [0] * worker.partitions
     if name:
-        counts = [stood_at(worker, producer).get(partition, 0) for partition in range(worker.partitions)]
+        stood = stood_at(worker, producer)
+        counts = [stood.get(partition, 0) for partition in range(worker.partitions)]
         for partition, count in enumerate(counts):
             worker.journal.write("F", worker.topic, partition, count)
     begun_s, sent = CLOCK.monotonic(), 0
@@ -116,7 +117,7 @@ def stood_at(worker: Worker, producer: memq.Producer) -> dict[int, int]:
             return producer.stood(worker.topic)
         except (RetryableError, FencedError):
             if worker.ending.wait(0.2):
-                raise
+                return {}  # nothing is sent any more
 
 
 def consume(worker: Worker) -> None:
