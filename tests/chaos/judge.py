@@ -16,6 +16,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from tests.chaos.journal import lines_of, value_of
 read_object: Any = importlib.import_module("examples.read_object")  # it needs nothing of memq
 
 FINDINGS_MAX = 1_000
+FETCHES_AT_ONCE = 8
+FETCHES_AHEAD = 64
 KAFKA_S = 60.0
 LATE_READER = "reader"  # the worker that reads everything at the end
 Place = tuple[str, int, str]  # topic, partition, producer id or worker
@@ -288,6 +291,21 @@ def pointers_of(bootstrap: str, kafka_topic: str) -> Iterator[dict[str, Any]]:
         consumer.close()
 
 
+def fetched(
+    pointers: Iterator[dict[str, Any]], fetch: Callable[[str], bytes]
+) -> Iterator[tuple[dict[str, Any], dict[str, Future[bytes]]]]:
+    """Yield data pointers in order, each with its objects by key; those of the next ones are fetched meanwhile."""
+    ahead: collections.deque[tuple[dict[str, Any], dict[str, Future[bytes]]]] = collections.deque()
+    with ThreadPoolExecutor(FETCHES_AT_ONCE) as pool:
+        for pointer in pointers:
+            if pointer["kind"] == "data":
+                keys = [location["key"] for location in pointer["locations"]]
+                ahead.append((pointer, {key: pool.submit(fetch, key) for key in keys}))
+            if len(ahead) > FETCHES_AHEAD:
+                yield ahead.popleft()
+        yield from ahead
+
+
 def blocks_of(pointer: dict[str, Any], fetch: Callable[[str], bytes]) -> Iterator[list[Record]]:
     """Yield the records of each block that a pointer names and does not skip. Raises: RefusedError, struct.error."""
     for location in pointer["locations"]:
@@ -319,21 +337,21 @@ def judge(folder: Path) -> Verdict:
     rules = LogRules(verdict, acks, run["size"])
     store = boto3.client(
         "s3", endpoint_url=run["endpoint"], region_name=run["region"], aws_access_key_id=run["access_key"],
-        aws_secret_access_key=run["secret_key"], config=Config(s3={"addressing_style": "path"}),
+        aws_secret_access_key=run["secret_key"],
+        config=Config(s3={"addressing_style": "path"}, max_pool_connections=FETCHES_AT_ONCE),
     )  # fmt: skip
 
     def fetch(key: str) -> bytes:
-        verdict.counts["objects"] += 1
         body: bytes = store.get_object(Bucket=run["bucket"], Key=f"{run['folder']}/{key}")["Body"].read()
         return body
 
     for kafka_topic in run["kafka_topics"]:
-        for pointer in pointers_of(run["bootstrap"], kafka_topic):
+        for pointer, objects in fetched(pointers_of(run["bootstrap"], kafka_topic), fetch):
             verdict.counts["pointers"] += 1
-            if pointer["kind"] != "data":
-                continue
             try:
-                for records in blocks_of(pointer, fetch):
+                verdict.counts["objects"] += len(objects)
+                found = {key: future.result() for key, future in objects.items()}
+                for records in blocks_of(pointer, found.__getitem__):
                     rules.take(pointer["topic"], pointer["partition"], records)
             except Exception as error:  # noqa: BLE001 - whatever a batch fails with is a finding, and the next is read
                 place = f"{pointer['topic']} {pointer['partition']}, epoch {pointer['epoch']}"

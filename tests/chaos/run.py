@@ -254,12 +254,15 @@ class ChaosRun:
         writers = [client for client in self.clients.values() if client.kind != "consume"]
         self._end(writers)
         self._wait_for_spools()
+        self.say("every producer has ended and every spool is empty; a last reader reads")
         reader = Client(self.folder, "reader", "read", ",".join(TOPICS), self.stack.addresses)
         self.clients["reader"] = reader
         reader.begin()
         self._await(reader, CLIENTS_END_S)
+        self.say("members catch up")
         self._wait_for_members()
         self._end([client for client in self.clients.values() if client.kind == "consume"])
+        self.say("memq audits")
         for topic in TOPICS:
             done = self._memq("audit", topic)
             if done.returncode:

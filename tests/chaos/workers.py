@@ -18,6 +18,7 @@ from memq.client.arguments import runtime_of
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.clock import SystemClock
 from memq.errors import (
+    ClosedError,
     CorruptDataError,
     DeniedError,
     FencedError,
@@ -73,11 +74,24 @@ class Worker:
             self.journal.write("A", *place, outcome.first_sequence, outcome.records, now_ms())
         else:
             self.journal.write("U", self.topic, -1, outcome.code)
-            if not isinstance(outcome, OutcomeUnknownError | RetryableError | FencedError):
+            if not isinstance(outcome, OutcomeUnknownError | RetryableError | FencedError | ClosedError):
                 self.journal.write("X", f"a block of {self.name} failed: {outcome!r}")
 
 
 def produce(worker: Worker) -> None:
+    """Produce; a named producer that ended with a block of unknown outcome begins again where its name ends."""
+    while True:
+        try:
+            return produce_once(worker)
+        except ClosedError as error:
+            worker.journal.write("R", error.code)
+            if not worker.options.named:
+                raise
+            if worker.ending.is_set():
+                return None
+
+
+def produce_once(worker: Worker) -> None:
     """Send numbered records to all partitions in turn at a steady rate, and note each ack."""
     options = worker.options
     name = worker.name if options.named else ""

@@ -1,0 +1,33 @@
+"""A chaos run on real servers: three minutes in `make check`, an hour for each of three seeds in `make soak`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.soak import repetitions, report, seconds
+
+RECORDS_LEAST = 5_000  # far fewer than a calm run acks; a run in which nothing works must not pass
+RECORDS_S = 300
+SEED = 3
+SERVERS_AND_JUDGE_S = 600
+
+
+@pytest.mark.soak
+def test_nothing_acked_is_lost_doubled_or_reordered_whatever_fails(tmp_path: Path) -> None:
+    minutes = seconds(few=3, many=60)
+    for seed in range(SEED, SEED + repetitions(few=1, many=3)):
+        folder = tmp_path / str(seed)
+        command = [sys.executable, "-m", "tests.chaos.run", "--minutes", str(minutes), "--seed", str(seed)]
+        command += ["--rate", str(RECORDS_S), "--folder", str(folder)]
+        limit_s = minutes * 60 + SERVERS_AND_JUDGE_S
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+        assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-2_000:]
+        counts = json.loads((folder / "verdict.json").read_text())["counts"]
+        assert counts["records acked"] >= RECORDS_LEAST, counts
+        assert counts["commits"] > 0, counts
+        report(f"chaos, seed {seed}, {minutes:g} minutes: {counts['records acked']} records acked, no finding")
