@@ -1,0 +1,107 @@
+"""Identities that are made again: of a named producer, of an import, of staged batches; other content is never lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from memq.broker.broker import Broker
+from memq.broker.named import NamedProducers
+from memq.client.aio_consumer import AsyncConsumer
+from memq.client.aio_producer import AsyncProducer
+from memq.client.arguments import runtime_of
+from memq.client.copier import Copier
+from memq.client.fields import Fields
+from memq.client.import_plan import Cut, Cutter
+from memq.client.link_pool import bootstrap_addresses
+from memq.errors import IdentityConflictError
+from memq.format.pointer import NamedProducer
+from memq.topic import TopicSettings
+from tests.brokers import run, running_broker, until
+
+
+async def values_of(broker: Broker) -> list[bytes]:
+    async with AsyncConsumer(broker.address, ["clicks"], start="beginning", end="end") as consumer:
+        return [record.value or b"" async for batch in consumer for record in batch]
+
+
+# ---- an import -----------------------------------------------------------------------------------
+
+
+def cut_of(first: int, values: list[bytes]) -> Cut:
+    cutter = Cutter()
+    for number, value in enumerate(values):
+        fields = Fields(value, None, None, 1_000 + number, None)
+        cutter.add(first + number, fields, fields.size)
+    cut = cutter.end()
+    assert cut is not None
+    return cut
+
+
+async def copy(broker: Broker, *cuts: Cut) -> None:
+    copier = Copier(bootstrap_addresses(broker.address), runtime_of(None), "clicks", 0, 0x77, 0)
+    try:
+        for cut in cuts:
+            await copier.put(cut)
+        await copier.drain()
+        await copier.close()
+    finally:
+        await copier.abandon()
+
+
+def test_an_import_from_a_log_that_was_cut_and_grew_again_fails_and_loses_nothing_in_silence() -> None:
+    """After an election of a replica that lagged, Kafka gives offsets to other records than before."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            await broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            await copy(broker, cut_of(10, [b"a", b"b"]), cut_of(12, [b"c"]))
+            await copy(broker, cut_of(10, [b"a", b"b"]), cut_of(12, [b"c"]))  # as a run that was killed is repeated
+            with pytest.raises(IdentityConflictError, match="sequences 12 to 12 of producer 0000000000000077"):
+                await copy(broker, cut_of(10, [b"a", b"b"]), cut_of(12, [b"x"]))
+            assert await values_of(broker) == [b"a", b"b", b"c"]
+
+    run(work())
+
+
+# ---- a named producer ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("owner", ["same", "next"])
+def test_a_name_that_is_set_back_is_refused(owner: str) -> None:
+    """An instance that believes in a position of its own, as after a restore of its machine, sends below the log's."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            async with AsyncProducer(broker.address, name="job") as first:
+                for number in range(3):
+                    await (await first.send("clicks", b"%d" % number))
+            if owner == "next":
+                processor = broker.partitions.processors[topic.id, 0]
+                processor._fence(IdentityConflictError("in a test"))
+                await until(lambda: processor.own is not None and processor.own.epoch == 2)
+                await processor.ready()
+            async with AsyncProducer(broker.address, name="job") as second:
+                assert await second.stood("clicks") == {0: 3}
+                route = second._core.buffer.route("clicks")
+                assert route is not None
+                route.buffers[0].first_sequence = route.buffers[0].next_sequence = 0
+                delivery = await second.send("clicks", b"other")
+                with pytest.raises(IdentityConflictError):
+                    await delivery
+            assert await values_of(broker) == [b"0", b"1", b"2"]
+
+    run(work())
+
+
+def test_a_clock_that_goes_back_takes_no_instance_and_no_sequence_back() -> None:
+    names = NamedProducers()
+    names.learn(NamedProducer(producer=7, epoch=2, last_sequence=10), 9_000)
+    names.learn(NamedProducer(producer=7, epoch=1, last_sequence=4), 1_000)
+    known = names.get(7)
+    assert known is not None
+    assert (known.epoch, known.last_sequence, known.last_seen_ms) == (2, 10, 9_000)
+    names.learn(NamedProducer(producer=7, epoch=3, last_sequence=10), 500)  # the next instance, at an older queue time
+    known = names.get(7)
+    assert known is not None
+    assert (known.epoch, known.last_sequence, known.last_seen_ms) == (3, 10, 9_000)
