@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeVar
 
 from memq.client.joined_reads import JoinedReads, RangeReader
 from memq.client.pieces import (
+    NumberedEntry,
     Piece,
     cut_batch,
     cut_run,
@@ -80,6 +81,14 @@ class _Cut:
     pieces: Sequence[Piece]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some blocks of a batch, and the entries of those that lie before them and were not fetched."""
+
+    pieces: Sequence[Piece]
+    before: Sequence[NumberedEntry]
+
+
 class Fetcher:
     """Fetches batches by their pointers, each from the first copy and by the first way that works.
 
@@ -123,12 +132,36 @@ class Fetcher:
         """
 
         async def fetch_runs(reader: RangeReader, location: Location) -> Sequence[Piece]:
-            return await _fetch_runs(reader, location, pointer, await self._read_index(reader, location), wanted)
+            entries = numbered_entries(await self._read_index(reader, location))
+            return await _fetch_runs(reader, location, pointer, entries, lambda item: wanted(item.entry))
 
         try:
             return await self._confirmed.read(self._ways(pointer, fetch_runs), is_whole, _same_pieces)
         except (CorruptDataError, NotFoundError):
             return await self.fetch(pointer)  # what is damaged is told by who reads all of it
+
+    async def fetch_records(self, pointer: Pointer, low: int, high: int) -> Part:
+        """Return the blocks that hold the records `low` up to, not with, `high` of a batch, by its index.
+
+        Without an index to go by, all come. Raises: as `fetch`.
+        """
+
+        async def fetch_part(reader: RangeReader, location: Location) -> Part:
+            entries = numbered_entries(await self._read_index(reader, location))
+            before = [item for item in entries if item.first + item.entry.count <= low]
+            pieces = await _fetch_runs(
+                reader, location, pointer, entries[len(before) :], lambda item: item.first < high
+            )
+            return Part(pieces, before)
+
+        try:
+            return await self._confirmed.read(
+                self._ways(pointer, fetch_part),
+                lambda part: is_whole(part.pieces),
+                lambda one, other: _same_pieces(one.pieces, other.pieces) and one.before == other.before,
+            )
+        except (CorruptDataError, NotFoundError):
+            return Part(await self.fetch(pointer), [])
 
     def _ways(self, pointer: Pointer, read: Callable[[RangeReader, Location], Awaitable[T]]) -> list[Way[T]]:
         """Return the ways to each copy of a batch. Raises: DeniedError; NotFoundError when there is no copy."""
@@ -207,12 +240,12 @@ async def _fetch_runs(
     reader: RangeReader,
     location: Location,
     pointer: Pointer,
-    entries: Sequence[BlockEntry],
-    wanted: Callable[[BlockEntry], bool],
+    entries: Sequence[NumberedEntry],
+    wanted: Callable[[NumberedEntry], bool],
 ) -> list[Piece]:
     """Fetch the wanted blocks, each run of neighbours at once; numbers and record indexes are those in the batch."""
     pieces: list[Piece] = []
-    for is_wanted, run in groupby(numbered_entries(entries), lambda item: wanted(item.entry)):
+    for is_wanted, run in groupby(entries, wanted):
         if not is_wanted:
             continue
         items = list(run)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from memq.client.batch import Slice
 from memq.client.expiry import Gap, expired_error
 from memq.client.lookback import Lookback, Verdict
-from memq.client.pieces import Piece, is_whole
+from memq.client.pieces import NumberedEntry, Piece, is_whole
 from memq.client.progress import Progress
 from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
 from memq.format.block import BlockHeader
@@ -37,6 +37,7 @@ from memq.topic import Committed, Position, ReadPartition, Totals
 # One delivery's unpacked bytes, about. Values that stay in the processor's caches, in memory that the allocator keeps,
 # are read at half the price of a whole batch's (65 against 150 ns at 100 B); below this the handing over costs more.
 DELIVERY_BYTES = 512 * KIB
+PART_BYTES_MIN = 512 * KIB  # of a batch of which less is fetched where a start or an end lies in it: two requests more
 SLOTS_MAX = 256  # pointers that are known but not delivered; a pointer has at most 64 KiB
 
 
@@ -85,6 +86,7 @@ class Slot:
     cause: MemqError | None = None  # the pointer itself can't be read
     pieces: Sequence[Piece] | None = None
     fetching: bool = False
+    part: tuple[int, int] | None = None  # which records are wanted of it; None for all
     gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
     damaged: bool = False  # its pointer, or some of its pieces
     judged: int = 0  # pieces before this one were delivered or passed over
@@ -224,7 +226,7 @@ class PartitionFlow:
         return incomplete
 
     def note_index(self, pointer: Pointer, blocks: Iterable[BlockEntry]) -> None:
-        """Take the blocks of a batch that `look_back` returned: they were seen."""
+        """Take blocks that were seen: of a batch that `look_back` returned, or before a start inside of a batch."""
         for entry in blocks:
             self._lookback.note(pointer.partition, entry.producer_id, entry.first_sequence, entry.next_sequence)
 
@@ -284,13 +286,19 @@ class PartitionFlow:
         """Note that the batch is being fetched: its bytes count as held from here on."""
         assert self._unfetched[0] is slot, f"slot {slot.offset} is fetched twice, or not in its turn"
         self._unfetched.popleft()
-        slot.fetching = True
+        slot.fetching, slot.part = True, self._part_of(slot)
         self.held_bytes += slot.bytes
 
-    def fetched(self, slot: Slot, pieces: Sequence[Piece]) -> None:
-        """Take the pieces of a batch that was being fetched; what was dropped meanwhile stays dropped."""
+    def fetched(self, slot: Slot, pieces: Sequence[Piece], before: Sequence[NumberedEntry] = ()) -> None:
+        """Take the pieces of a batch that was being fetched; what was dropped meanwhile stays dropped.
+
+        `before` are blocks before the start that were not fetched: what they hold was seen.
+        """
         if slot.fetching:
             slot.fetching, slot.pieces, slot.damaged = False, pieces, not is_whole(pieces)
+            if before and slot.pointer is not None:
+                skip = frozenset(slot.pointer.skip)
+                self.note_index(slot.pointer, [item.entry for item in before if item.number not in skip])
 
     def expire(self, slot: Slot, first: int) -> None:
         """Note that a batch that was being fetched is gone, with its pointer; the first that is left is `first`."""
@@ -366,6 +374,14 @@ class PartitionFlow:
         self._slots.append(slot)
         if not slot.ready:
             self._unfetched.append(slot)
+
+    def _part_of(self, slot: Slot) -> tuple[int, int] | None:
+        """Return which records of a large batch are wanted when the start or the end lies in it; None for all of it."""
+        if slot.bytes < PART_BYTES_MIN or slot.pointer is None:
+            return None
+        low = self.position.record_index if self.position.pointer_offset == slot.offset else 0
+        end = self._end_index(slot.offset)
+        return (low, slot.pointer.records if end is None else end) if low or end is not None else None
 
     def _is_behind_end(self, offset: int) -> bool:
         return self.end is not None and Position(self.partition.partition, offset) >= self.end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from memq.backoff import backoff_s
 from memq.client.fetcher import Fetcher
 from memq.client.flow import Counts, Delivery, FlowState, PartitionFlow, Slot
 from memq.client.ledger import CommitLedger
-from memq.client.pieces import missing_batch
+from memq.client.pieces import NumberedEntry, missing_batch
 from memq.client.places import Places, window_ms
 from memq.client.read_tally import ReadTally
 from memq.client.record import TopicPartition, place_of
@@ -343,8 +343,13 @@ class Reading:
     async def _fetch_once(self, assigned: Assigned, slot: Slot) -> None:
         pointer = slot.pointer
         assert pointer is not None
+        before: Sequence[NumberedEntry] = ()
         try:
-            pieces = await self._fetcher.fetch(pointer)
+            if slot.part is None:
+                pieces = await self._fetcher.fetch(pointer)
+            else:
+                part = await self._fetcher.fetch_records(pointer, *slot.part)
+                pieces, before = part.pieces, part.before
         except NotFoundError as error:
             ahead = await self._queue.read(assigned.flow.partition, slot.offset, 1)
             if not ahead or ahead[0].offset != slot.offset:
@@ -357,7 +362,7 @@ class Reading:
             if assigned.flow.move(slot, ahead[0]):
                 return
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
-        assigned.flow.fetched(slot, pieces)
+        assigned.flow.fetched(slot, pieces, before)
 
 
 def _first_of(entries: Entries) -> int:

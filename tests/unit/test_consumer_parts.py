@@ -1,0 +1,115 @@
+"""A read from or up to a place inside of a large batch fetches the blocks that it needs, by the batch's index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from memq.client.fetcher import Fetcher
+from memq.client.flow import PART_BYTES_MIN, FlowState, PartitionFlow
+from memq.client.pieces import Piece
+from memq.client.reading import Reading
+from memq.errors import CorruptDataError
+from memq.format.block import Buffer, parse_header
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.logs import EventLog
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
+from memq.tasks import TaskOwner
+from memq.topic import Position
+from tests.skipping_loop import run_skipping, skip, skipping_runtime
+from tests.unit.queue_model import PARTITION, TOPIC_ID, WINDOW_MS, Block, Log
+from tests.unit.test_consumer_lies import TOPIC, MomentaryLies
+
+BLOCKS = 200
+RECORDS = 400  # of each block
+INDEX_BYTES_MAX = 20_000
+
+
+def large_log() -> tuple[Log, bytes]:
+    """Return a log whose first batch is large, with a copy of its second block behind it, and the batch's object."""
+    blocks = [Block(1, RECORDS * number, RECORDS) for number in range(BLOCKS)]
+    log = Log()
+    log.batch(*blocks)
+    log.batch(blocks[1], Block(2, 0, 1))
+    entries, at = [], 0
+    for block in blocks:
+        entries.append(BlockEntry.from_header(parse_header(block.data()), at))
+        at += entries[-1].length
+    meta = ObjectMeta(cluster="test", broker="b", topics=(ObjectTopic("clicks", TOPIC_ID),), created_ms=1)
+    batch = BatchEntry(0, at, 1, 0, BLOCKS * RECORDS, 0, BLOCKS, 0, 1)
+    assert at > PART_BYTES_MIN
+    return log, log.bodies[0] + encode_index(meta, [batch], entries, at)
+
+
+LOG, OBJECT = large_log()
+
+
+def read(start: Position, end: Position | None, body: bytes = OBJECT) -> tuple[list[tuple[int, int]], int]:
+    """Return producer and sequence of what is read, and how many bytes were fetched of the object."""
+    fetched = 0
+
+    async def work() -> list[tuple[int, int]]:
+        runtime, queue = skipping_runtime(), MomentaryLies(LOG)
+        tasks = TaskOwner(lambda error: None, EventLog(runtime.clock))
+
+        async def get(store: str, key: str, offset: int, length: int) -> Buffer:
+            nonlocal fetched
+            found = body if key == "o/0" else LOG.bodies[1]
+            if offset + length > len(found):
+                raise CorruptDataError(f"object '{key}' has {len(found)} bytes")
+            fetched += length * (key == "o/0")
+            return found[offset : offset + length]
+
+        fetcher = Fetcher("broker", get, lambda store: None, ConfirmedReads())
+        reading = Reading(runtime, queue, fetcher, tasks, 64 << 20, lambda: None)
+        flow = PartitionFlow(PARTITION, start, window_ms=WINDOW_MS, end=end)
+        reading.start()
+        reading.add(flow, TOPIC)
+        found: list[tuple[int, int]] = []
+        while flow.state is not FlowState.ENDED:
+            await skip(0.1)
+            while (one := reading.deliver()) is not None:
+                assert one[1].failure is None
+                found += sequences([part.piece for part in one[1].slices], [part[1:] for part in one[1].slices])
+        await tasks.stop()
+        return found
+
+    return run_skipping(work()), fetched
+
+
+def sequences(pieces: Sequence[Piece], slices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [
+        (piece.header.producer_id, piece.header.first_sequence + number)
+        for piece, (low, high) in zip(pieces, slices, strict=True)
+        if piece.header is not None
+        for number in range(low, high)
+    ]
+
+
+@pytest.mark.parametrize("index", [0, 1, RECORDS - 1, RECORDS, 77 * RECORDS + 5, BLOCKS * RECORDS - 1])
+def test_one_record_costs_one_block_and_the_index(index: int) -> None:
+    found, fetched = read(Position(0, 0, index), Position(0, 0, index + 1))
+    assert found == [(1, index)]
+    assert fetched <= len(OBJECT) // BLOCKS * 2 + INDEX_BYTES_MAX, f"{fetched} bytes of {len(OBJECT)}"
+
+
+def test_records_across_blocks_come_once_and_in_order() -> None:
+    low, high = 3 * RECORDS + 7, 5 * RECORDS + 2
+    found, fetched = read(Position(0, 0, low), Position(0, 0, high))
+    assert found == [(1, number) for number in range(low, high)]
+    assert fetched < len(OBJECT) // 10
+
+
+def test_what_lies_before_the_start_was_seen_though_it_is_not_fetched() -> None:
+    found, fetched = read(Position(0, 0, 150 * RECORDS), Position(0, 2))
+    assert found == [*((1, number) for number in range(150 * RECORDS, BLOCKS * RECORDS)), (2, 0)], "no copy of block 1"
+    assert fetched < len(OBJECT) // 2
+
+
+def test_without_an_index_all_is_fetched() -> None:
+    spoilt = bytearray(OBJECT)
+    spoilt[len(LOG.bodies[0]) + 40] ^= 1
+    found, fetched = read(Position(0, 0, RECORDS), Position(0, 0, RECORDS + 1), bytes(spoilt))
+    assert found == [(1, RECORDS)]
+    assert fetched >= len(LOG.bodies[0])
