@@ -61,11 +61,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 CALLS: dict[str, Callable[[S3Handler, str], Awaitable[object]]] = {
     "put": lambda store, role: store.put(f"by/{role}", [BODY], crc32c(BODY)),
+    "note": lambda store, role: store.put(f"CLUSTER/sweep/pending/{role}", [BODY], crc32c(BODY)),
     "get": lambda store, role: store.get_range("there", 0, len(BODY)),
     "list": lambda store, role: anext(store.list("by/"), None),
     "delete": lambda store, role: store.delete(f"gone/{role}"),
 }
-MAY = {"producer": (), "consumer": ("get",), "broker": ("put", "get"), "sweeper": ("get", "list", "delete")}
+MAY = {
+    "producer": (),
+    "consumer": ("get",),
+    "broker": ("put", "note", "get"),
+    "sweeper": ("note", "get", "list", "delete"),
+}
 
 
 @pytest.mark.parametrize("role", ROLES)
