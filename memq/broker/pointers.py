@@ -17,6 +17,7 @@ from memq.notification import Entry, PointerReader, Span
 from memq.topic import ReadPartition
 
 READ_BYTES = 1 << 20
+READINGS_MAX = 3  # of one log, when retention takes entries meanwhile
 
 
 class LogReading:
@@ -86,8 +87,12 @@ async def whole_log(
 
     Raises: QueueError when the reading was not whole; as `LogReading.entries`.
     """
-    reading = LogReading(queue, partition, damaged)
-    known = [item async for item in reading.entries()]
+    tries = 0
+    while True:
+        reading, tries = LogReading(queue, partition, damaged), tries + 1
+        known = [item async for item in reading.entries()]
+        if not reading.cut or tries == READINGS_MAX:
+            break
     if reading.fault:
         raise QueueError(f"topic '{partition.topic}' partition {partition.partition}: {reading.fault}")
     return Span(reading.begin, known[-1][0].offset + 1 if known else reading.begin), known

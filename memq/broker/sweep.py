@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memq.broker.forgotten import Forgotten
-from memq.broker.pointers import LogReading, keys_of
+from memq.broker.pointers import READINGS_MAX, LogReading, keys_of
 from memq.broker.shown_log import ShownLog
 from memq.broker.sweep_lists import SweepLists
 from memq.broker.unaccounted import Claim, Place, Unaccounted, forgotten_topic
@@ -39,7 +39,6 @@ from memq.notification import PointerReader
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 
-READINGS_MAX = 3  # of one log, when retention takes entries meanwhile
 SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are looked at together; about 30 MB
 
 UNNAMED = "no pointer names it"
