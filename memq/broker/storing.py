@@ -8,7 +8,7 @@ from collections.abc import Callable
 from memq.backoff import backoff_s
 from memq.broker.batch import ObjectBody
 from memq.broker.services import Services
-from memq.errors import MemqError, ObjectExistsError
+from memq.errors import ObjectExistsError
 from memq.settings import BrokerSettings
 
 BACKOFF_S_MAX = 0.5  # how many requests a sick store gets is up to its breaker
@@ -31,10 +31,10 @@ async def store_object(
                 await services.store.put(body.key, body.buffers, body.checksum)
         except ObjectExistsError:
             raise
-        except (MemqError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - the ring holds the only copy: no error may let go of it
             tries += 1
             counters.store_retries += 1
-            services.events.warning("store-retry", f"{name}, try {tries}: {error}")
+            services.events.warning("store-retry", f"{name}, try {tries}: {str(error) or repr(error)}")
             await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
             continue
         counters.stored_objects += 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from memq.broker import forwarding
@@ -23,6 +24,7 @@ from memq.errors import (
     InvalidRequestError,
     MovedError,
     NotFoundError,
+    ObjectExistsError,
     OutOfSequenceError,
     ProtocolError,
     QueueError,
@@ -32,7 +34,8 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.notification import Entries
-from memq.protocol.frames import AckLevel
+from memq.protocol.frames import AckLevel, Api
+from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition, Topic
 from tests.brokers import BareClient, block_of, write_frame
 from tests.unit.test_broker_cluster import Rig, rig
@@ -210,6 +213,55 @@ def test_blocks_that_no_owner_takes_are_named(
             assert "topic 'clicks' partition 0, of a lost epoch: producer" in caplog.text
             assert "sequences 0 to 2, acks=one" in caplog.text
             assert found.one.services.counters.given_up_blocks == 1
+
+    asyncio.run(work())
+
+
+# ---- the store -----------------------------------------------------------------------------------
+
+
+def test_a_put_is_tried_again_whatever_the_store_answers() -> None:
+    async def work(case: tuple[type[Exception], bool]) -> None:
+        error, shared = case
+        async with rig() as cluster:
+            put, left = cluster.store.put, [error("no"), error("no")]
+
+            async def refusing(key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+                if left:
+                    raise left.pop()
+                await put(key, buffers, checksum)
+
+            cluster.store.put = refusing  # type: ignore[method-assign]  # a store that lies
+            one = await cluster.start("one")
+            settings = msgspec.structs.replace(QUICK, shared_objects=shared)
+            topic = await one.partitions.create("clicks", 1, settings, exist_ok=False)
+            client = await BareClient.connect(one)
+            await client.open(topic, acks=AckLevel.ALL)
+            client.write(write_frame(block_of(topic, 0, [b"a"])))
+            assert ((await client.frame()).argument, left, error) == (1, [], error)
+            assert one.services.counters.openings == 1
+            await client.close()
+
+    at_once(work, product(REFUSALS, [False, True]))
+
+
+def test_a_key_that_the_store_calls_taken_ends_the_epoch_and_loses_nothing() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            put, taken = cluster.store.put, [ObjectExistsError("another object lies there")]
+
+            async def lying(key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+                if taken:
+                    raise taken.pop()
+                await put(key, buffers, checksum)
+
+            cluster.store.put = lying  # type: ignore[method-assign]  # a store that lies
+            topic, client = await held_at(one, AckLevel.ONE)
+            assert (await client.frame()).api == Api.REDIRECT
+            await one.drain()
+            assert [each.records for each in await pointers(cluster, topic) if each.records] == [3]
+            await client.close()
 
     asyncio.run(work())
 
