@@ -35,6 +35,7 @@ spark-demo: $(SPARK)            ## the same records in Spark: delays in batch an
 
 check: tools lint types imports ## everything that CI runs
 	$(PYTEST) tests
+	@$(MUTATE) --fast --sample 24 --hand-sample 12 --seed $(COMMIT) --seconds 100 --jobs 2 --no-trace
 
 tools:                          ## what the tests want of apt, if root on Debian runs this
 	@.ci/tools

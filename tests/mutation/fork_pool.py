@@ -60,6 +60,7 @@ class _Child:
         self.started_s = now_s
         self.deadline_s = now_s + START_LIMIT_S
         self._rest = b""
+        self._starved_s = 0.0
         self.reader, writer = os.pipe()
         sys.stdout.flush()
         self.pid = os.fork()
@@ -78,7 +79,17 @@ class _Child:
             if "limit_s" in message:
                 self.ended.last = message
                 self.deadline_s = now_s + message["limit_s"]
+                self._starved_s = _starved_s(self.pid)
         return bool(data)
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether its time is up; that in which it was ready to run and had no core does not count."""
+        if now_s < self.deadline_s:
+            return False
+        starved_s = _starved_s(self.pid)
+        self.deadline_s += starved_s - self._starved_s
+        self._starved_s = starved_s
+        return now_s >= self.deadline_s
 
     def end(self, now_s: float) -> Ended:
         """Kill what is left of it and forget it."""
@@ -91,6 +102,14 @@ class _Child:
         self.ended.cpu_s = usage.ru_utime + usage.ru_stime
         self.ended.wall_s = now_s - self.started_s
         return self.ended
+
+
+def _starved_s(pid: int) -> float:
+    """Return for how long a process has waited for a core; 0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _run(task: Task, writer: int, folder: Path) -> None:
@@ -141,7 +160,7 @@ def run_tasks(tasks: Iterable[Task], jobs: int, seconds: float = math.inf) -> It
                 ready = selector.select(max(0.0, until_s - clock.monotonic()))
                 now_s = clock.monotonic()
                 gone = [running[key.fd] for key, _ in ready if not running[key.fd].take(now_s)]
-                late = [child for child in running.values() if now_s >= child.deadline_s and child not in gone]
+                late = [child for child in running.values() if child not in gone and child.is_late(now_s)]
                 for child in (*gone, *late):
                     child.ended.killed = child in late
                     selector.unregister(child.reader)

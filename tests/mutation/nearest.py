@@ -77,7 +77,7 @@ class TestMap(msgspec.Struct):
     def limit_s(self, node_id: str) -> float:
         """Return how long a test may take with a mutant."""
         test = self.tests.get(node_id)
-        return 20.0 + 5 * (test.wall_s if test else 5.0)
+        return 8.0 + 5 * (test.wall_s if test else 5.0)
 
 
 def by_name(mutant: Mutant, node_ids: list[str], texts: dict[str, str]) -> tuple[list[int], list[int]]:

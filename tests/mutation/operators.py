@@ -7,9 +7,11 @@ what cannot be are left as they are, and so are constants outside functions: tho
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
 from collections.abc import Callable, Iterator
 
+from memq import errors
 from tests.mutation.mutant import ROOT, Mutant
 
 LOOSER: dict[type[ast.cmpop], str] = {
@@ -63,7 +65,7 @@ class Finder:
 
     def walk(self, node: ast.AST) -> None:
         """Visit a node and all below it."""
-        if isinstance(node, LEFT_ALONE) or is_narration(node):
+        if isinstance(node, LEFT_ALONE) or is_narration(node) or is_wording(node):
             return
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             self._definition(node)
@@ -150,8 +152,16 @@ class Finder:
 
     def _handler(self, node: ast.AST) -> None:
         assert isinstance(node, ast.ExceptHandler)
-        if node.type is not None and name_of(node.type) not in ("Exception", "BaseException"):
-            self._emit("except widened", node.type, "Exception")
+        if node.type is None:
+            return
+        kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        wider = list(dict.fromkeys(wider_than(kind) or self._text(kind) for kind in kinds))
+        texts = [self._text(kind) for kind in kinds]
+        if wider != texts and ("MemqError" not in wider or b"MemqError" in self._data):  # else it is not imported
+            self._emit("except widened", node.type, wider[0] if len(wider) == 1 else f"({', '.join(wider)})")
+        for text in texts if len(texts) > 1 else ():
+            rest = [each for each in texts if each != text]
+            self._emit("except narrowed", node.type, f"({', '.join(rest)},)")
 
     def _constant(self, node: ast.AST) -> None:
         assert isinstance(node, ast.Constant)
@@ -240,6 +250,15 @@ class Finder:
         self.found.append(Mutant(self._path, function, line, operator, start, end, old, new, at))
 
 
+def wider_than(kind: ast.AST) -> str:
+    """Return the family of an error that is memq's or the operating system's, "" for another one."""
+    name = name_of(kind)
+    if name != "MemqError" and isinstance(getattr(errors, name, None), type):
+        return "MemqError"
+    builtin = getattr(builtins, name, None)
+    return "OSError" if isinstance(builtin, type) and issubclass(builtin, OSError) and builtin is not OSError else ""
+
+
 def name_of(node: ast.AST) -> str:
     """Return the last part of a dotted name, "" for anything else."""
     if isinstance(node, ast.Attribute):
@@ -262,6 +281,11 @@ def is_call(node: ast.AST) -> bool:
 def is_narration(node: ast.AST) -> bool:
     """Whether this writes a line of the log that asks nobody to act."""
     return isinstance(node, ast.Expr | ast.Call) and called(node) in NARRATION
+
+
+def is_wording(node: ast.AST) -> bool:
+    """Whether this chooses between parts of a message."""
+    return isinstance(node, ast.IfExp) and any(isinstance(each, ast.JoinedStr) for each in (node.body, node.orelse))
 
 
 def is_docstring(node: ast.AST) -> bool:

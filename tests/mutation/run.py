@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import random
 import sys
@@ -18,8 +19,8 @@ from tests.mutation.map_tests import complete_map
 from tests.mutation.mutant import BY_HAND, ROOT, Mutant
 from tests.mutation.nearest import FOLDER, by_name, load_map
 from tests.mutation.operators import mutants_of
-from tests.mutation.report import TARGET, Verdict, clearly_below, load, score, store, table
-from tests.mutation.scope import files_of
+from tests.mutation.report import FLOOR, Verdict, clearly_below, load, score, store, table
+from tests.mutation.scope import ON_SERVERS, files_of
 from tests.mutation.trial import SIMULATION_CPU_S, Course, try_mutant
 
 TESTS = ("tests/unit", "tests/contract")
@@ -46,8 +47,11 @@ class Session:
             complete_map(self._map, session.items, self._options.jobs)
         files = {node_id.partition("::")[0] for node_id in self._node_ids}
         self._texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in files}
+        mutants = choose(self._options)
+        for module in sorted({mutant.module for mutant in mutants}):
+            importlib.import_module(module)  # some are imported only where they are used
         self._live = LiveCode()
-        self.status = self._try_all(choose(self._options))
+        self.status = self._try_all(mutants)
         return True
 
     def _try_all(self, mutants: list[Mutant]) -> int:
@@ -86,7 +90,9 @@ class Session:
         found, count = score(verdicts)
         by_hand = [verdict for verdict in verdicts if verdict.operator == BY_HAND and verdict.outcome == "survived"]
         if clearly_below(found, count):
-            print(f"{found} of {count} found: clearly below {TARGET:.0%}")
+            print(
+                f"{found} of {count} found: clearly below {FLOOR:.0%}, which earlier samples reached; see docs/tests.md"
+            )
         for verdict in by_hand:
             print(f"the tests let this rule be broken: {verdict.reason} [{verdict.key}]")
         return 1 if by_hand or clearly_below(found, count) else 0
@@ -140,6 +146,8 @@ def keep(verdicts: list[Verdict]) -> None:
 def choose(options: argparse.Namespace) -> list[Mutant]:
     """Return the mutants to try: those of the files that were asked for, or a sample of them."""
     files = files_of(options.module)
+    if options.fast:
+        files = [path for path in files if not path.startswith(ON_SERVERS)]
     by_hand = [mutant for mutant in hand_made() if mutant.path in files]
     made = [] if options.by_hand else [mutant for path in files for mutant in mutants_of(path)]
     if options.only:
@@ -164,6 +172,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--seconds", type=float, default=1e9, help="what is not done by then is left out")
     parser.add_argument("--simulation", type=float, default=SIMULATION_CPU_S, help="CPU seconds of it for each mutant")
+    parser.add_argument("--fast", action="store_true", help="leave out what only real servers show")
     parser.add_argument("--by-hand", action="store_true", help="those made by hand alone")
     parser.add_argument(
         "--no-trace", action="store_true", help="take the map as it is; without one, the names in tests"

@@ -15,8 +15,8 @@ from memq.broker.held import HeldBlocks
 from memq.broker.peer import connect_peer
 from memq.broker.topic_processor import TopicProcessor
 from memq.errors import IdentityConflictError, MovedError, NotFoundError, ProtocolError, TooOldError
-from memq.format.pointer import Pointer, decode_pointer
-from memq.notification import Entries
+from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.notification import Entries, Publication
 from memq.protocol.forward import decode_forward, encode_forward
 from memq.protocol.frames import AckLevel, Api
 from memq.protocol.messages import Forward, Nack, decode_message
@@ -128,11 +128,16 @@ def test_what_is_absent_is_dated_when_the_last_read_began() -> None:
 
             async def noted(partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
                 asked_s.append(clock.monotonic())
-                return await read(partition, offset, bytes_max)
+                return await read(partition, offset, 1)  # a page of one entry
 
             one.services.queue.read = noted  # type: ignore[method-assign]  # the moments of its calls
             held = HeldBlocks(topic, 0, 0, 0.0, one.services.pool.release)
+            for _ in range(3):
+                opened = Pointer(kind="opened", cluster="c", topic="clicks", topic_id=topic.id, partition=0, epoch=1)
+                body = encode_pointer(opened)
+                await one.services.queue.publish(Publication(held.topic.read_partition_of(0), 0, 1, 1, body))
             assert await one.partitions.forwarder._read_on(held) <= asked_s[-1]
+            assert held.read_to == 3, "not the first page alone"
 
     asyncio.run(work())
 

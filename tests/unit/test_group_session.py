@@ -29,13 +29,17 @@ class Group:
         self.latency_ms = 0
         self.error: MemqError | None = None
         self.asked: list[str] = []
+        self.revoking: tuple[ReadPartition, ...] = ()
+        self.released: list[ReadPartition] = []
+        self.beaten = asyncio.Event()
 
     def _answer(self, what: str) -> Membership:
         self.asked.append(what)
         self.clock.advance(self.latency_ms)
         if self.error is not None:
             raise self.error
-        return Membership(1, (PARTITION,), ())
+        kept = [partition for partition in self.revoking if partition not in self.released]
+        return Membership(1, () if PARTITION in kept else (PARTITION,), tuple(kept))
 
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
@@ -45,6 +49,8 @@ class Group:
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
     ) -> Membership:
+        self.released += released
+        self.beaten.set()
         return self._answer("heartbeat")
 
     async def leave(self, group: str, member: str) -> None:
@@ -129,6 +135,22 @@ def test_a_member_joins_once_and_then_says_that_it_lives() -> None:
         assert member.group.asked == ["join", "heartbeat", "heartbeat"]
         await member.session.commit(HERE)
         assert member.group.asked[3:] == ["commit"]
+
+    run(work)
+
+
+def test_what_the_member_never_held_goes_back_at_once() -> None:
+    """Another member waits for it: not until the next heartbeat is due."""
+
+    async def work(member: Member) -> None:
+        other = ReadPartition("clicks", "0" * 32, 1)
+        member.group.revoking = (other,)
+        await member.exchange()
+        await member.group.beaten.wait()  # nobody kicks
+        assert member.group.released == [other]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert member.group.asked == ["join", "heartbeat"], "once is enough"
 
     run(work)
 

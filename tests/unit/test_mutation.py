@@ -19,7 +19,7 @@ from tests.mutation.report import Verdict, clearly_below, score, table
 from tests.mutation.scope import PARTS, files_of, part_of
 
 SOURCE = '''
-import ast
+from memq.errors import MemqError, QueueError
 
 LIMIT = 3
 
@@ -34,7 +34,7 @@ class Shelf:
             self.book.note(count, quick=True)
         try:
             self.sync()
-        except (KeyError, ValueError):
+        except (QueueError, TimeoutError, ValueError):
             raise OSError(f"no {count + 1}")
         return True
 '''
@@ -68,7 +68,10 @@ def test_each_operator_makes_its_mutants_and_leaves_constants_outside_functions_
         ),
         ("flag turned", "True", "False"),
         ("sync dropped", "self.sync()", "pass"),
-        ("except widened", "(KeyError, ValueError)", "Exception"),
+        ("except widened", "(QueueError, TimeoutError, ValueError)", "(MemqError, OSError, ValueError)"),
+        ("except narrowed", "(QueueError, TimeoutError, ValueError)", "(TimeoutError, ValueError,)"),
+        ("except narrowed", "(QueueError, TimeoutError, ValueError)", "(QueueError, ValueError,)"),
+        ("except narrowed", "(QueueError, TimeoutError, ValueError)", "(QueueError, TimeoutError,)"),
         ("answer turned", "True", "False"),
     }
 
@@ -164,10 +167,10 @@ def test_the_score_leaves_out_what_makes_no_difference() -> None:
 
 def test_a_sample_is_clearly_below_when_that_many_survivors_are_improbable() -> None:
     assert not clearly_below(0, 0)
-    assert not clearly_below(21, 24)
-    assert clearly_below(19, 24)
-    assert not clearly_below(950, 1_000)
-    assert clearly_below(900, 1_000)
+    assert not clearly_below(21, 24, 0.95)
+    assert clearly_below(19, 24, 0.95)
+    assert not clearly_below(950, 1_000, 0.95)
+    assert clearly_below(900, 1_000, 0.95)
 
 
 @pytest.mark.thorough

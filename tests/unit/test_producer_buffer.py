@@ -88,10 +88,11 @@ def test_the_io_side_is_woken_once_for_many_records() -> None:
     assert hands.wakes == 2
 
 
-def test_blocks_follow_on_each_other_and_memory_comes_back() -> None:
+@pytest.mark.parametrize("key", [None, b"k"])
+def test_blocks_follow_on_each_other_and_memory_comes_back(key: bytes | None) -> None:
     hands = Hands(block_bytes=4_096)
     for number in range(1_000):
-        hands.send(b"%d" % number * 10)
+        hands.send(b"%d" % number * 10, key)
     (readers,) = hands.collect().values()
     assert len(readers) > 5
     expected = 0
