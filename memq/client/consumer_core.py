@@ -34,12 +34,15 @@ from memq.logs import EventLog
 from memq.memory import keep_freed_blocks
 from memq.network import Address, Runtime
 from memq.notification.remote import RemoteQueue
+from memq.protocol.messages import TopicMetadata
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.tasks import TaskOwner
 from memq.topic import Position, ReadPartition, Topic, Totals, read_partitions
 
 START_S_MAX = 10.0
 REFRESH_S = 30.0
+GONE_TRIES = 2
+GONE_RETRY_S = 0.2  # doubled for each try
 CLOSE_S_MAX = 5.0
 AHEAD_SHARE = 16  # batches that are made ahead hold a sixteenth of what may be prefetched, and one more
 
@@ -475,6 +478,19 @@ class ConsumerCore:
             raise InvalidRequestError("a consumer without a group commits nothing", hint="pass group='…'")
         return self._committer
 
+    async def _look_up(self, name: str) -> TopicMetadata | None:
+        """Ask for a topic; None when brokers said three times that it is gone: one that has just come up may not know.
+
+        A consumer that believed it once would lose its place, and begin again where it was told to start.
+        """
+        found = await self._metadata.refresh(name)
+        for number in range(GONE_TRIES if name in self._topics else 0):
+            if found is not None:
+                break
+            await asyncio.sleep(GONE_RETRY_S * 2**number)
+            found = await self._metadata.refresh(name)
+        return found
+
     async def _refresh(self) -> None:
         """Learn of new partitions, of topics that were made again, and of those that are gone."""
         while True:
@@ -484,7 +500,7 @@ class ConsumerCore:
                     await self._stale.wait()
             for name in self.settings.topics:
                 try:
-                    found = await self._metadata.refresh(name)
+                    found = await self._look_up(name)
                 except MemqError:
                     continue  # the old knowledge holds until a broker answers
                 self._topics.pop(name, None)
