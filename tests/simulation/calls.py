@@ -11,8 +11,9 @@ import enum
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from memq.errors import MemqError
+from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueRefusedError
 from tests.simulation.faults import CallFaults
+from tests.simulation.lies import Liar
 from tests.simulation.node import Node
 
 T = TypeVar("T")
@@ -27,6 +28,16 @@ class Fate(enum.Enum):
     LATE = "late"
     HANG = "hang"
     STALL = "stall"
+
+
+# What a call meets that is answered with an error of the wrong kind: whether it happened, and the error.
+WRONG_ERRORS: dict[str, tuple[Fate, type[MemqError]]] = {
+    "denied": (Fate.BEFORE, DeniedError),
+    "invalid": (Fate.BEFORE, InvalidRequestError),
+    "not-found": (Fate.BEFORE, NotFoundError),
+    "denied-landed": (Fate.AFTER, DeniedError),
+    "refused-landed": (Fate.AFTER, QueueRefusedError),
+}
 
 
 class Payload(Protocol):
@@ -53,7 +64,13 @@ class Caller:
     """
 
     def __init__(
-        self, node: Node, service: Node, name: str, faults: CallFaults, error: Callable[[str], MemqError]
+        self,
+        node: Node,
+        service: Node,
+        name: str,
+        faults: CallFaults,
+        error: Callable[[str], MemqError],
+        liar: Liar | None = None,
     ) -> None:
         self.node = node
         self.service = service
@@ -61,6 +78,7 @@ class Caller:
         self.faults = faults
         self.error = error
         self.blocked_until = 0.0
+        self._liar = liar
         self._random = node.world.random(f"calls/{name}")
 
     async def call(
@@ -70,19 +88,28 @@ class Caller:
         *,
         payload: Payload | None = None,
         waits: bool = False,
+        lies: tuple[str, ...] = (),
     ) -> T:
         """Let `effect` happen at the service, once, never or late, and return its answer or raise.
 
-        `what` goes into the trace. A cancelled caller leaves the call on its way. An effect happens within one step,
-        unless it `waits`: then it is a task of the service.
+        `what` goes into the trace, `lies` are the wrong errors that it may meet. A cancelled caller leaves the call on
+        its way. An effect happens within one step, unless it `waits`: then it is a task of the service.
         """
         reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        flight = Flight(self, what, effect, reply, payload, self._draw_fate(), waits=waits)
+        lie = self.lie(*lies)
+        fate, error = WRONG_ERRORS[lie] if lie else (self._draw_fate(), self.error)
+        flight = Flight(self, what, effect, reply, payload, fate, error, waits=waits)
         flight.start()
         try:
             return await reply
         finally:
             flight.caller_left()
+
+    def lie(self, *possible: str) -> str:
+        """Return the lie that this call meets, of those that are possible; "" for the truth."""
+        if self._liar is None or not possible:
+            return ""
+        return self._liar.lie(self.node.name, self.node.world.now, possible)
 
     def _draw_fate(self) -> Fate:
         faults = self.faults
@@ -119,6 +146,7 @@ class Flight(Generic[T]):
         reply: asyncio.Future[T],
         payload: Payload | None,
         fate: Fate,
+        error: Callable[[str], MemqError],
         *,
         waits: bool,
     ) -> None:
@@ -128,6 +156,7 @@ class Flight(Generic[T]):
         self._reply = reply
         self._payload = payload
         self._fate = fate
+        self._error = error
         self._waits = waits
         self._world = caller.node.world
         self._back_s = 0.0
@@ -226,7 +255,7 @@ class Flight(Generic[T]):
     def _answer_error(self, why: str) -> None:
         caller = self._caller
         text = f"{caller.name} {self._what}: {why}"
-        self._answer(lambda: self._reply.set_exception(caller.error(text)))
+        self._answer(lambda: self._reply.set_exception(self._error(text)))
 
     def _answer(self, settle: Callable[[], None]) -> None:
         caller = self._caller

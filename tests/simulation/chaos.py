@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tests.simulation.cluster import SimCluster
 from tests.simulation.faults import ChaosFaults, calm
+from tests.simulation.lies import Liar
 from tests.simulation.node import Node
 from tests.simulation.store import SICK_SHARE
 
@@ -33,6 +35,8 @@ class Chaos:
         self._repeat(faults.jump_every_s, self._jump)
         self._repeat(faults.reshape_every_s, self._cluster.reshape)
         self._repeat(faults.sick_every_s, self._sicken)
+        for liar in self._cluster.cloud.liars.values():
+            self._repeat(liar.lies.every_s, partial(self._lie, liar))
 
     def end(self) -> None:
         """Let nothing new happen, heal links and doors, wake who is paused, and make all calls succeed."""
@@ -46,6 +50,8 @@ class Chaos:
             for caller in doors.callers:
                 caller.blocked_until = 0.0
         self._cluster.cloud.sickness.until_s = 0.0
+        for liar in self._cluster.cloud.liars.values():
+            liar.end()
         self._cluster.cloud.change_faults(faults)
         self._cluster.switch.faults = faults.network
 
@@ -132,3 +138,7 @@ class Chaos:
             return
         sickness.until_s = self._world.now + self._faults.sick_s_max * self._random.uniform(0.5, 1)
         sickness.remainder = self._random.randrange(SICK_SHARE)
+
+    def _lie(self, liar: Liar) -> None:
+        nodes = [node.name for node in self._world.nodes.values() if node is not self._cluster.cloud.node]
+        liar.begin_episode(self._world.now, nodes)

@@ -23,9 +23,10 @@ from memq.errors import MemqError
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC
-from memq.notification import Publication
+from memq.notification import Membership, Publication
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.cold_rules import ColdRules
+from tests.simulation.commit_rules import CommitRules
 from tests.simulation.group_rules import GroupRules
 from tests.simulation.lag import LagCheck
 from tests.simulation.node import FOREVER, Node
@@ -71,6 +72,7 @@ class Checker:
         self.given_up = 0
         self.retention: RetentionRules | None = None  # without: nothing may be taken
         self.groups = GroupRules(self.logs, fail, now, self._first_place)
+        self.commits = CommitRules(fail)
         self.reports = ReportRules(fail)
         self._objects = objects
         self._window_ms = window_ms
@@ -183,6 +185,20 @@ class Checker:
         """See `cloud.Observer`."""
         self.groups.committed(group, partition, position)
         self.reports.committed(group, partition, position)
+
+    def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
+        """See `cloud.Observer`."""
+        self.commits.granted(group, member, membership, joined=joined)
+
+    def asked(self, group: str, member: str, positions: list[tuple[ReadPartition, Position]]) -> None:
+        """See `cloud.Observer`."""
+        self.commits.asked(group, member, positions)
+
+    def stored_by(
+        self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]
+    ) -> None:
+        """See `cloud.Observer`."""
+        self.commits.stored(group, member, generation, positions)
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """See `cloud.Observer`."""

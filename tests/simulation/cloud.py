@@ -14,6 +14,7 @@ from memq.storage_handlers.memory import MemoryHandler
 from tests.simulation.calls import Caller
 from tests.simulation.coordinator import SimCoordinator
 from tests.simulation.faults import CallFaults, Faults
+from tests.simulation.lies import Liar, Lies
 from tests.simulation.node import Node
 from tests.simulation.ownership_monitor import OwnershipMonitor
 from tests.simulation.queue import QueueObserver, SimQueue
@@ -66,6 +67,11 @@ class Cloud:
         self.cluster = MemoryCluster("sim", self.node.clock)
         self.sickness = Sickness()
         self.monitor = OwnershipMonitor(world.fail, refuse)
+        self.met: dict[tuple[str, str], int] = {}  # calls that met a lie, by service and kind
+        self.liars = {
+            name: Liar(name, world.random(f"lies/{name}"), self._note, faults.lies.get(name, Lies()))
+            for name in ("store", "queue", "coordinator")
+        }
         self._callers: list[Caller] = []
 
     def doors(self, node: Node) -> Doors:
@@ -90,6 +96,9 @@ class Cloud:
         for caller in self._callers:
             caller.faults = {"store": faults.store, "queue": faults.queue}.get(caller.name, faults.coordinator)
 
+    def _note(self, service: str, lie: str) -> None:
+        self.met[service, lie] = self.met.get((service, lie), 0) + 1
+
     def _caller(
         self,
         node: Node,
@@ -97,7 +106,7 @@ class Cloud:
         faults: CallFaults,
         error: Callable[[str], StoreError | QueueError | UnreachableError],
     ) -> Caller:
-        caller = Caller(node, self.node, name, faults, error)
+        caller = Caller(node, self.node, name, faults, error, self.liars[name])
         self._callers.append(caller)
         return caller
 

@@ -70,6 +70,9 @@ class Reader:
                     await self._take(batch)
                     if not auto_commit and draw.random() < 0.5:
                         await consumer.commit(batch)
+                        self._cluster.checker.commits.returned(
+                            self._group, self._partition(batch.partition), batch.next
+                        )
                     await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
                 if wanders:
                     self._resume(consumer, loop.time())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar, cast
 
 from memq.errors import UnreachableError
 from memq.governor import Assignment, BrokerEntry, Load
@@ -14,6 +15,9 @@ from memq.topic import Topic
 from tests.simulation.calls import Caller
 from tests.simulation.loop import SimTask
 from tests.simulation.ownership_monitor import OwnershipMonitor
+
+WRITE_LIES = ("denied", "denied-landed")
+T = TypeVar("T")
 
 
 class SimCoordinator:
@@ -29,6 +33,8 @@ class SimCoordinator:
         self._watching = False
         self._dead = False
         self._ended: dict[str, None] = {}
+        self._entry: BrokerEntry | None = None
+        self._seen: dict[tuple[str, str], object] = {}  # the last true answer to each question
         caller.node.at_death(self._die)
 
     @property
@@ -38,7 +44,8 @@ class SimCoordinator:
 
     async def register(self, broker: BrokerEntry) -> None:
         """See `Coordinator.register`."""
-        await self._caller.call(f"register {broker.id}", lambda: self._register(broker))
+        self._entry = broker
+        await self._caller.call(f"register {broker.id}", lambda: self._register(broker), lies=WRITE_LIES)
 
     async def _register(self, broker: BrokerEntry) -> None:
         """Enter it, unless its session said farewell or its process died while this was on its way."""
@@ -53,11 +60,11 @@ class SimCoordinator:
 
     async def brokers(self) -> Sequence[BrokerEntry]:
         """See `Coordinator.brokers`."""
-        return await self._caller.call("brokers", self._inner.brokers)
+        return await self._read("brokers", self._inner.brokers)
 
     async def topics(self) -> Sequence[Topic]:
         """See `Coordinator.topics`."""
-        return await self._caller.call("topics", self._inner.topics)
+        return await self._read("topics", self._inner.topics)
 
     async def create_topic(self, topic: Topic) -> None:
         """See `Coordinator.create_topic`."""
@@ -65,7 +72,7 @@ class SimCoordinator:
 
     async def alter_topic(self, topic: Topic) -> Topic:
         """See `Coordinator.alter_topic`."""
-        return await self._caller.call(f"alter {topic.name}", lambda: self._inner.alter_topic(topic))
+        return await self._caller.call(f"alter {topic.name}", lambda: self._inner.alter_topic(topic), lies=WRITE_LIES)
 
     async def delete_topic(self, topic: Topic) -> None:
         """See `Coordinator.delete_topic`."""
@@ -81,11 +88,12 @@ class SimCoordinator:
 
     async def assignments(self) -> Sequence[Assignment]:
         """See `Coordinator.assignments`."""
-        return await self._caller.call("assignments", self._inner.assignments)
+        return await self._read("assignments", self._inner.assignments)
 
     async def assignment(self, topic_id: str, partition: int) -> Assignment:
         """See `Coordinator.assignment`."""
-        return await self._caller.call(f"assignment {partition}", lambda: self._inner.assignment(topic_id, partition))
+        what = f"assignment {partition}"
+        return await self._read(what, lambda: self._inner.assignment(topic_id, partition), of=topic_id)
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
         """See `Coordinator.set_assignment`. A broker that enters its own session claims the epoch."""
@@ -94,18 +102,22 @@ class SimCoordinator:
         if claims and isinstance(task, SimTask):
             self._monitor.claiming((node.index, task.number))
 
+        expires = self._caller.lie("expired")
+
         async def land() -> Assignment:
+            if expires and self._entry is not None:
+                self._shared.expire(self._entry)  # in the middle: it is entered again when it is next heard
             stored = await self._inner.set_assignment(assignment, term=term)
             if claims:
                 self._monitor.claimed(stored.topic_id, stored.partition, stored.epoch, node.index)
             return stored
 
         what = f"assign {assignment.partition} epoch {assignment.epoch} to '{assignment.broker}'"
-        return await self._caller.call(what, land)
+        return await self._caller.call(what, land, lies=WRITE_LIES)
 
     async def govern(self, broker: BrokerEntry) -> int:
         """See `Coordinator.govern`."""
-        return await self._caller.call(f"govern {broker.id}", lambda: self._inner.govern(broker))
+        return await self._caller.call(f"govern {broker.id}", lambda: self._inner.govern(broker), lies=WRITE_LIES)
 
     async def governor(self) -> str:
         """See `Coordinator.governor`."""
@@ -113,7 +125,7 @@ class SimCoordinator:
 
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         """See `Coordinator.report`."""
-        await self._caller.call(f"report {broker.id}", lambda: self._inner.report(broker, loads))
+        await self._caller.call(f"report {broker.id}", lambda: self._inner.report(broker, loads), lies=WRITE_LIES)
 
     async def loads(self) -> Sequence[Load]:
         """See `Coordinator.loads`."""
@@ -130,8 +142,18 @@ class SimCoordinator:
         if self._watching:
             self._stop = self._inner.watch(self._tell)
 
+    async def _read(self, what: str, ask: Callable[[], Coroutine[Any, Any, T]], *, of: str = "") -> T:
+        """Ask for what may be stale: then the answer is the one before it."""
+        stale = self._caller.lie("stale")
+        answer = await self._caller.call(what, ask, lies=("denied",))
+        before = cast("T", self._seen.get((what, of), answer))
+        self._seen[what, of] = answer
+        return before if stale else answer
+
     async def _tell(self) -> None:
         caller = self._caller
+        if caller.lie("no-watch"):
+            return
         blocked_s = max(0.0, caller.blocked_until - caller.node.world.now)
         caller.node.world.schedule(blocked_s + caller.draw_latency_s(), self._tell_node)
 

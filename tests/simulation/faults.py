@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tests.simulation.disk import DiskFaults
+from tests.simulation.lies import Lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Faults:
     coordinator: CallFaults = field(default_factory=CallFaults)
     disk: DiskFaults = field(default_factory=DiskFaults)
     chaos: ChaosFaults = field(default_factory=ChaosFaults)
+    lies: Mapping[str, Lies] = field(default_factory=dict)  # by service: store, queue, coordinator
 
 
 def calm() -> Faults:

@@ -6,6 +6,30 @@ from tests.simulation.bug import Planted
 
 KEEPING_BUGS = (
     Planted(
+        "positions stored for a member that was shut out",
+        "memq.notification.memory",
+        "MemoryQueue.commit",
+        "target.check_commit(member, generation, positions, self._now_ms())",
+        "pass",
+        level="sleepy",
+    ),
+    Planted(
+        "commit returns and stores nothing",
+        "memq.client.committer",
+        "Committer.commit",
+        "await self._group.commit({partition: committed for partition, (_, committed) in due.items()})",
+        "pass",
+        level="calm",
+    ),
+    Planted(
+        "a position of before is stored after a later one",
+        "memq.client.ledger",
+        "CommitLedger.stored",
+        "self._stored = committed",
+        "self._prefix, self._stored = self._stored, committed",
+        level="calm",
+    ),
+    Planted(
         "retention takes objects before pointers",
         "memq.broker.retention",
         "_retire_partition",

@@ -16,6 +16,7 @@ from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
 from tests.simulation.disk import DiskFaults
 from tests.simulation.faults import LEVELS, Faults
+from tests.simulation.lies import COORDINATOR_LIES, QUEUE_LIES, STORE_LIES, Lies
 
 ASPECTS = (
     "house",
@@ -30,6 +31,7 @@ ASPECTS = (
     "disk",
     "reports",
     "cold",
+    "lies",
 )
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
@@ -324,6 +326,17 @@ def _with_cold_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, rest_s=rest_s, active_s=active_s, wanders=True)
 
 
+def _with_lies(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Let one or two services give wrong answers, some kinds of them, for single calls and for up to minutes."""
+    known = {"store": STORE_LIES, "queue": QUEUE_LIES, "coordinator": COORDINATOR_LIES}
+    told: dict[str, Lies] = {}
+    for service in draw.sample(list(known), draw.choice([1, 1, 2])):
+        kinds = tuple(draw.sample(known[service], draw.randint(1, 3)))
+        rate = draw.choice([0.0, 0.01, 0.05])
+        told[service] = Lies(kinds, rate, draw.choice([5.0, 15.0, 40.0]), draw.choice([2.0, 20.0, 60.0]))
+    return replace(plan, faults=replace(plan.faults, lies=told))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -337,4 +350,5 @@ _CHANGES = {
     "disk": _with_disk,
     "reports": _with_reports,
     "cold": _with_cold_parts,
+    "lies": _with_lies,
 }

@@ -20,6 +20,10 @@ from tests.simulation.node import EPOCH_MS, Node
 from tests.simulation.ownership_monitor import OwnershipMonitor, Task
 
 NO_TASK: Task = (-1, -1)
+PUBLISH_LIES = ("denied", "not-found", "denied-landed", "refused-landed")
+READ_LIES = ("denied", "not-found")
+GROUP_LIES = ("denied", "denied-landed")
+OWNERS_WORK = ("open", "publish", "forward")
 
 
 class QueueObserver(Protocol):
@@ -37,6 +41,20 @@ class QueueObserver(Protocol):
         """A group has stored a position."""
         ...
 
+    def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
+        """A member is told what it holds."""
+        ...
+
+    def asked(self, group: str, member: str, positions: list[tuple[ReadPartition, Position]]) -> None:
+        """A member asks for positions to be stored."""
+        ...
+
+    def stored_by(
+        self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]
+    ) -> None:
+        """What a member asked for in a generation is stored."""
+        ...
+
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """Somebody asked where a group stands; None when it has stored nothing."""
         ...
@@ -50,6 +68,7 @@ class SimQueue:
         self._queue = queue
         self._observer = observer
         self._monitor = monitor
+        self._proven: dict[ReadPartition, int] = {}  # the greatest end that this process has seen
 
     # ---- pointers ----------------------------------------------------------------------------
 
@@ -66,6 +85,7 @@ class SimQueue:
 
         async def land() -> int:
             offset = await self._queue.publish(publication)
+            self._proven[where] = max(self._proven.get(where, 0), offset + 1)
             self._monitor.lands(publish, publication, offset, EPOCH_MS + world.now * 1000, world.now)
             node, read_to = self._caller.node, publish.read_to
             self._observer.published(publication, offset, node, read_to, publish.handed_over_s)
@@ -73,7 +93,7 @@ class SimQueue:
 
         what = f"publish {where.topic}/{publication.write_partition} epoch {publication.epoch}"
         try:
-            offset = await self._caller.call(what, land)
+            offset = await self._caller.call(what, land, lies=PUBLISH_LIES)
         except BaseException:
             self._monitor.fails(publish, world.now)
             raise
@@ -84,12 +104,17 @@ class SimQueue:
         """See `PointerReader.read`."""
         now_s, task = self._caller.node.world.now, self._task(partition)
         reading = self._monitor.reads(task, partition, offset, now_s)
+        short = self._ends_early()
+        if self._caller.lie("short-read"):
+            bytes_max = 1
 
         async def happen() -> Entries:
             self._monitor.happens(reading)
-            return await self._queue.read(partition, offset, bytes_max)
+            return await self._read(partition, offset, bytes_max, short=short)
 
-        entries = await self._caller.call(f"read {partition.topic}/{partition.partition} {offset}", happen)
+        what = f"read {partition.topic}/{partition.partition} {offset}"
+        entries = await self._caller.call(what, happen, lies=READ_LIES)
+        self._proven[partition] = max(self._proven.get(partition, 0), entries.next)
         self._monitor.shows(reading, entries, self._caller.node.world.now)
         return entries
 
@@ -110,15 +135,38 @@ class SimQueue:
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
         self._monitor.asked(self._task(partition), partition, self._caller.node.world.now)
-        return await self._caller.call(
-            f"span {partition.topic}/{partition.partition}", lambda: self._queue.span(partition)
-        )
+        short = self._ends_early()
+
+        async def ask() -> Span:
+            span = await self._queue.span(partition)
+            return Span(span.begin, self._early_end(partition, span)) if short else span
+
+        return await self._caller.call(f"span {partition.topic}/{partition.partition}", ask, lies=READ_LIES)
+
+    async def _read(self, partition: ReadPartition, offset: int, bytes_max: int, *, short: bool) -> Entries:
+        entries = await self._queue.read(partition, offset, bytes_max)
+        if not short:
+            return entries
+        end = max(offset, self._early_end(partition, await self._queue.span(partition)))
+        return Entries([entry for entry in entries if entry.offset < end], min(entries.next, end))
+
+    def _ends_early(self) -> bool:
+        """Whether a replica answers that lags. Not to owners: their own publish shows them a later end."""
+        task = asyncio.current_task()
+        works_for_owner = task is not None and task.get_name().split(" ")[0] in OWNERS_WORK
+        return not works_for_owner and bool(self._caller.lie("short-log"))
+
+    def _early_end(self, partition: ReadPartition, span: Span) -> int:
+        """Return an end that is too low, not below one that this process has seen: that is an error of the port."""
+        proven = self._proven.get(partition, span.begin)
+        return max(span.begin, min(span.end, max(proven, span.end - 3)))
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
         return await self._caller.call(
             f"seek {partition.topic}/{partition.partition} {time_ms}",
             lambda: self._queue.seek_time(partition, time_ms),
+            lies=READ_LIES,
         )
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
@@ -133,18 +181,26 @@ class SimQueue:
     ) -> Membership:
         """See `Groups.join`."""
         wanted = tuple(partitions)
-        return await self._caller.call(
-            f"join {group} {member}", lambda: self._queue.join(group, member, wanted, session_timeout_ms)
-        )
+
+        async def land() -> Membership:
+            membership = await self._queue.join(group, member, wanted, session_timeout_ms)
+            self._observer.granted(group, member, membership, joined=True)
+            return membership
+
+        return await self._caller.call(f"join {group} {member}", land, lies=GROUP_LIES)
 
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
     ) -> Membership:
         """See `Groups.heartbeat`."""
         given = tuple(released)
-        return await self._caller.call(
-            f"heartbeat {group} {member}", lambda: self._queue.heartbeat(group, member, generation, given)
-        )
+
+        async def land() -> Membership:
+            membership = await self._queue.heartbeat(group, member, generation, given)
+            self._observer.granted(group, member, membership, joined=False)
+            return membership
+
+        return await self._caller.call(f"heartbeat {group} {member}", land, lies=GROUP_LIES)
 
     async def leave(self, group: str, member: str) -> None:
         """See `Groups.leave`."""
@@ -153,13 +209,16 @@ class SimQueue:
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
         """See `Groups.commit`."""
         copied = dict(positions)
+        places = [(partition, committed.position) for partition, committed in copied.items()]
+        self._observer.asked(group, member, places)
 
         async def land() -> None:
             await self._queue.commit(group, member, generation, copied)
+            self._observer.stored_by(group, member, generation, places)
             for partition, committed in copied.items():
                 self._observer.committed(group, partition, committed.position)
 
-        await self._caller.call(f"commit {group} {member}", land)
+        await self._caller.call(f"commit {group} {member}", land, lies=GROUP_LIES)
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
@@ -172,7 +231,7 @@ class SimQueue:
                 self._observer.fetched(group, partition, None if found is None else found.position)
             return stored
 
-        return await self._caller.call(f"committed {group}", land)
+        return await self._caller.call(f"committed {group}", land, lies=("denied",))
 
     async def groups(self) -> Sequence[str]:
         """See `Groups.groups`."""
@@ -193,7 +252,9 @@ class SimQueue:
         wanted = tuple(partitions)
         for partition in wanted:
             self._monitor.log(partition).stale_s = stale_publish_ms / 1000
-        await self._caller.call(f"create {len(wanted)}", lambda: self._queue.create(wanted, stale_publish_ms))
+        await self._caller.call(
+            f"create {len(wanted)}", lambda: self._queue.create(wanted, stale_publish_ms), lies=GROUP_LIES
+        )
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
         """See `PartitionAdmin.trim`."""
@@ -203,7 +264,7 @@ class SimQueue:
             self._monitor.trims(partition, before)
             self._observer.trimmed(partition, before)
 
-        await self._caller.call(f"trim {partition.topic} {before}", land)
+        await self._caller.call(f"trim {partition.topic} {before}", land, lies=GROUP_LIES)
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
         """See `PartitionAdmin.drop`."""

@@ -68,6 +68,7 @@ class Scenario:
         self.plan = plan
         self.cluster = SimCluster(world, plan.faults, plan.shape)
         self.checker = self.cluster.checker
+        self.checker.commits.goes_back = plan.wanders
         if plan.faults == LEVELS["calm"]():
             self.checker.ack_s_max = CALM_ACK_S
         self.names = NamedRules(self.checker.logs, world.fail)

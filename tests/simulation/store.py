@@ -14,13 +14,16 @@ from dataclasses import dataclass
 
 from awscrt.checksums import crc32c
 
-from memq.errors import StoreError
+from memq.errors import CorruptDataError, StoreError
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from tests.simulation.calls import Caller
 from tests.simulation.node import Node
 
 SICK_SHARE = 4
+WRITE_LIES = ("denied", "denied-landed")
+READ_LIES = ("denied", "not-found")
+WRONG_ENTRY_RATE = 0.3  # of a listing that omits or repeats
 HEALED_AT_LISTING_RATE = 0.1
 
 
@@ -123,7 +126,7 @@ class SimStore:
             self._stored(key)
 
         try:
-            await self._caller.call(f"put {key}", land, payload=body)
+            await self._caller.call(f"put {key}", land, payload=body, lies=WRITE_LIES)
         finally:
             await _settled(body.settled)
 
@@ -134,21 +137,40 @@ class SimStore:
             await self._handler.delete(key)
             self._deleted(key)
 
-        await self._caller.call(f"delete {key}", land)
+        await self._caller.call(f"delete {key}", land, lies=WRITE_LIES)
 
     async def get(self, key: str, *, checked: bool = True) -> bytes:
         """See `ObjectReader.get`."""
-        return await self._caller.call(f"get {key}", lambda: self._handler.get(key))
+        body = await self._caller.call(f"get {key}", lambda: self._handler.get(key), lies=READ_LIES)
+        return self._on_the_way(key, body)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See `ObjectReader.get_range`."""
-        return await self._caller.call(
-            f"get {key} {offset}+{length}", lambda: self._handler.get_range(key, offset, length)
+        body = await self._caller.call(
+            f"get {key} {offset}+{length}", lambda: self._handler.get_range(key, offset, length), lies=READ_LIES
         )
+        arrived = self._on_the_way(key, body)
+        if len(arrived) < length:
+            raise CorruptDataError(f"object '{key}' ends after {len(arrived)} of {length} bytes from {offset}")
+        return arrived
+
+    def _on_the_way(self, key: str, body: bytes) -> bytes:
+        """Return what arrives of an object's bytes: flipped, too few, or those of another object."""
+        lie = self._caller.lie("flipped", "short", "foreign")
+        if not lie or not body:
+            return body
+        at = int(self._caller.draw() * len(body))
+        if lie == "short":
+            return body[:at]
+        if lie == "flipped":
+            return body[:at] + bytes([body[at] ^ 1 << int(self._caller.draw() * 8)]) + body[at + 1 :]
+        others = [each for each in self._handler.objects if each != key]
+        other = self._handler.objects[others[int(self._caller.draw() * len(others))]] if others else b""
+        return (other * (len(body) // len(other) + 1))[: len(body)] if other else body
 
     async def size(self, key: str) -> int:
         """See `ObjectReader.size`."""
-        return await self._caller.call(f"size {key}", lambda: self._handler.size(key))
+        return await self._caller.call(f"size {key}", lambda: self._handler.size(key), lies=READ_LIES)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
         """See `ObjectReader.list`."""
@@ -158,8 +180,13 @@ class SimStore:
                 self._sickness.until_s = 0.0  # the worst moment: what waited goes out while a sweep is at work
             return [entry async for entry in self._handler.list(prefix)]
 
-        for entry in await self._caller.call(f"list {prefix}", collect):
+        lie, draw = self._caller.lie("list-omits", "list-repeats"), self._caller.draw
+        for entry in await self._caller.call(f"list {prefix}", collect, lies=("denied",)):
+            if lie == "list-omits" and draw() < WRONG_ENTRY_RATE:
+                continue
             yield entry
+            if lie == "list-repeats" and draw() < WRONG_ENTRY_RATE:
+                yield entry
 
     async def check(self, *, deletes: bool = True) -> None:
         """See `StorageHandler.check`."""

@@ -13,7 +13,7 @@ from awscrt.checksums import crc32c
 from memq.errors import QueueError, StoreError
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.governor import BrokerEntry
-from memq.notification import Publication
+from memq.notification import Membership, Publication
 from memq.storage_handlers import Buffer
 from memq.topic import Position, ReadPartition
 from tests.simulation.cloud import Cloud, Doors
@@ -48,6 +48,17 @@ class Seen:
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         self.log.append((f"{group} {position}", self.world.now))
+
+    def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
+        """Not looked at here."""
+
+    def asked(self, group: str, member: str, positions: list[tuple[ReadPartition, Position]]) -> None:
+        """Not looked at here."""
+
+    def stored_by(
+        self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]
+    ) -> None:
+        """Not looked at here."""
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         self.log.append((f"{group}? {position}", self.world.now))

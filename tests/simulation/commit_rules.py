@@ -1,0 +1,56 @@
+"""What stored positions promise: only the holder of a partition moves them, and what `commit()` stored is there.
+
+It hears what the queue answers to each member, and believes nothing else: not the queue's own checks, not the members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from memq.notification import Membership
+from memq.topic import Position, ReadPartition
+
+Key = tuple[str, ReadPartition]  # group, partition
+
+
+class CommitRules:
+    """All groups of one run; `fail` is told each finding. `goes_back`: readers seek, so positions may go back."""
+
+    def __init__(self, fail: Callable[[str], None]) -> None:
+        self.goes_back = False
+        self._fail = fail
+        self._grants: dict[Key, tuple[str, int]] = {}  # who was told last that it holds it, and since which generation
+        self._stored: dict[Key, list[Position]] = {}
+        self._asked: dict[tuple[str, ReadPartition, str], Position] = {}  # what a member asked for last
+
+    def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
+        """The queue answers a member; one that joins gets all that it holds anew."""
+        for partition in membership.assigned:
+            holder, _ = self._grants.get((group, partition), ("", 0))
+            if joined or holder != member:
+                self._grants[group, partition] = (member, membership.generation)
+                self._asked.pop((group, partition, member), None)
+
+    def stored(
+        self, group: str, member: str, generation: int, positions: Iterable[tuple[ReadPartition, Position]]
+    ) -> None:
+        """The queue has stored what a member asked for in a generation."""
+        for partition, position in positions:
+            holder, since = self._grants.get((group, partition), ("", 0))
+            who = f"member '{member}' of generation {generation} stores {position} of group {group}"
+            if holder != member or generation < since:
+                self._fail(f"{who}, and member '{holder}' holds it since generation {since}")
+            self._stored.setdefault((group, partition), []).append(position)
+
+    def asked(self, group: str, member: str, positions: Iterable[tuple[ReadPartition, Position]]) -> None:
+        """A member asks for positions to be stored: such calls may land late, but none is asked for behind another."""
+        for partition, position in positions:
+            before = self._asked.get((group, partition, member), position)
+            if position < before and not self.goes_back:
+                self._fail(f"member '{member}' of group {group} asks for {position} of {partition} after {before}")
+            self._asked[group, partition, member] = position
+
+    def returned(self, group: str, partition: ReadPartition, position: Position) -> None:
+        """The commit of a batch that ends before a position has returned without an error."""
+        if not any(stored >= position for stored in self._stored.get((group, partition), ())):
+            self._fail(f"a commit of group {group} has returned, and {position} of {partition} was never stored")

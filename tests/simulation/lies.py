@@ -1,0 +1,78 @@
+"""Answers that are wrong: what a real store, queue, coordinator or disk was seen to say, for one call or for a while.
+
+A lie is an error of another kind than the fault that is behind it, or an answer that no error shows to be wrong. Where
+a port's contract rules a wrong answer out, its implementation makes an error of it; what is left is drawn here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+STORE_LIES = ("denied", "denied-landed", "not-found", "flipped", "foreign", "short", "list-omits", "list-repeats")
+QUEUE_LIES = ("denied", "denied-landed", "not-found", "refused-landed", "short-read", "short-log")
+COORDINATOR_LIES = ("denied", "denied-landed", "stale", "no-watch", "expired")
+WRONG_BYTES = frozenset({"flipped", "foreign", "short"})
+
+
+@dataclass(frozen=True, slots=True)
+class Lies:
+    """Which lies the calls of a service meet: a share of single calls, and all of an episode. Times in seconds."""
+
+    kinds: tuple[str, ...] = ()
+    rate: float = 0.0
+    every_s: float = 0.0  # mean time between episodes; 0: none
+    lasts_s_max: float = 0.0
+
+
+@dataclass(slots=True)
+class Episode:
+    """One lie that a service tells until `until_s` (virtual): to the process `node`, "" for all."""
+
+    kind: str
+    node: str
+    until_s: float
+
+
+@dataclass(slots=True)
+class Liar:
+    """What one service tells wrongly. `met` is told of each lie that a call met."""
+
+    name: str
+    draw: random.Random
+    met: Callable[[str, str], None]
+    lies: Lies = field(default_factory=Lies)
+    episode: Episode | None = None
+
+    def lie(self, node: str, now_s: float, possible: tuple[str, ...]) -> str:
+        """Return the lie that a call of `node` meets, of those that are possible; "" for the truth."""
+        if not self.lies.kinds:
+            return ""
+        kind = self._of_episode(node, now_s)
+        if kind not in possible:
+            kind = ""
+            if self.draw.random() < self.lies.rate:
+                kinds = [each for each in self.lies.kinds if each in possible]
+                kind = self.draw.choice(kinds) if kinds else ""
+        if kind:
+            self.met(self.name, kind)
+        return kind
+
+    def _of_episode(self, node: str, now_s: float) -> str:
+        episode = self.episode
+        if episode is None or now_s >= episode.until_s or episode.node not in ("", node):
+            return ""
+        return episode.kind
+
+    def begin_episode(self, now_s: float, nodes: list[str]) -> None:
+        """Begin an episode, for one process or for all, when none lasts. Wrong bytes for minutes are damage, no lie."""
+        kinds = [kind for kind in self.lies.kinds if kind not in WRONG_BYTES]
+        if kinds and (self.episode is None or now_s >= self.episode.until_s):
+            node = self.draw.choice(["", *nodes])
+            lasts_s = self.lies.lasts_s_max * self.draw.uniform(0.1, 1.0)
+            self.episode = Episode(self.draw.choice(kinds), node, now_s + lasts_s)
+
+    def end(self) -> None:
+        """Tell the truth from now on."""
+        self.lies, self.episode = Lies(), None
