@@ -152,14 +152,20 @@ class ConsumerCore:
     async def close(self, timeout_s: float = CLOSE_S_MAX) -> None:
         """Commit what is done when auto-commit is on, leave the group, and let go of everything; twice is fine.
 
-        The commit and the leave take at most `timeout_s` each.
+        The commit and the leave take at most `timeout_s` each. Raises: what the commit met that does not pass, when all
+        is let go: a member that stayed would hold its partitions, and read nothing.
         """
         if self._closed:
             return
         self._closed = True
         self._changed.set()
-        if self._committer is not None and self.settings.auto_commit and self._fatal is None:
-            await self._committer.commit_at_close(timeout_s)
+        try:
+            if self._committer is not None and self.settings.auto_commit and self._fatal is None:
+                await self._committer.commit_at_close(timeout_s)
+        finally:
+            await self._let_go(timeout_s)
+
+    async def _let_go(self, timeout_s: float) -> None:
         await self._tasks.stop()
         if self._group is not None and self._started:
             await self._group.leave(timeout_s)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from memq.backoff import backoff_s
 from memq.client.membership import MemberState
-from memq.errors import GenerationFencedError, MemqError, NotFoundError, RetryableError
+from memq.errors import GenerationFencedError, MemqError, RetryableError
 from memq.logs import EventLog
 from memq.network import Runtime
 from memq.notification import Groups
@@ -90,8 +90,8 @@ class GroupSession:
         await self._groups.commit(self.group, self.member, self.state.generation, positions)
 
     async def leave(self, timeout_s: float) -> None:
-        """Give everything back: others need not wait for the session to time out. Raises nothing that may pass."""
-        with suppress(TimeoutError, RetryableError, GenerationFencedError, NotFoundError):
+        """Give everything back: others need not wait for the session to time out. A failure is left to that."""
+        with suppress(TimeoutError, MemqError):
             async with asyncio.timeout(timeout_s):
                 await self._groups.leave(self.group, self.member)
         self.state.fenced()
