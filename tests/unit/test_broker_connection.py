@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from memq.protocol.frames import PREFIX, AckLevel, Api, encode_frame
 from memq.protocol.messages import Close, Nack, decode_message, encode_message
-from tests.brokers import BareClient, block_of, run, running_broker, write_frame
+from tests.brokers import BareClient, block_of, run, running_broker, until, write_frame
+from tests.stepped_time import SteppedLoop, step, stepped_runtime
 
 
 def test_blocks_are_acked_cumulatively_once_they_are_in_the_queue() -> None:
@@ -274,15 +275,18 @@ def test_unknown_topics_and_partitions_and_ids_are_not_found() -> None:
 
 def test_silence_before_hello_and_half_frames_are_closed_in_time() -> None:
     async def work() -> None:
-        async with running_broker(hello_timeout_ms=100, frame_timeout_ms=100) as broker:
+        runtime = stepped_runtime()
+        async with running_broker(runtime=runtime, hello_timeout_ms=30_000, frame_timeout_ms=30_000) as broker:
             silent, half = await BareClient.connect(broker, hello=False), await BareClient.connect(broker)
             half.write(PREFIX.pack(1000, Api.METADATA, 0, 0, 1) + b"half")
+            await until(lambda: any(getattr(each, "half_since_s", None) for each in broker.intake.readers))
+            step(31)
             assert b"no HELLO" in await silent.end()
             assert b"not whole" in await half.end()
             await silent.close()
             await half.close()
 
-    run(work())
+    run(work(), SteppedLoop)
 
 
 def test_connections_over_the_bound_are_turned_away() -> None:
