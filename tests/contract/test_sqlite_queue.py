@@ -56,6 +56,28 @@ def start(target: Callable[..., None], *args: object) -> tuple[multiprocessing.p
     return process, parent
 
 
+# ---- waiting -------------------------------------------------------------------------------------
+
+
+def test_who_waits_is_woken_by_a_publish_of_this_process_without_a_look_at_the_file(tmp_path: Path) -> None:
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), poll_interval_ms=600_000)
+        await queue.create([part()], STALE_MS)
+        for number in range(3):
+            waiting = asyncio.create_task(queue.wait({part(): number}, HANG_S * 2))
+            while not queue._waiters:  # noqa: ASYNC110 - it has no event for this
+                await asyncio.sleep(0)
+            for _ in range(3):  # behind its own look
+                await queue.span(part())
+            assert not waiting.done()
+            await queue.publish(pointer(b"%d" % number))
+            async with asyncio.timeout(HANG_S):
+                await waiting
+        await queue.close()
+
+    asyncio.run(work())
+
+
 # ---- long deletions ------------------------------------------------------------------------------
 
 

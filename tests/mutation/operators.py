@@ -29,6 +29,7 @@ LOOSER: dict[type[ast.cmpop], str] = {
 BOUNDS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 NARRATION = frozenset({"debug", "info"})
 SYNCS = frozenset({"sync_file", "fsync", "fdatasync", "sync", "sync_folder", "flush"})
+COARSE = 100  # from here on ± 1 is within what rounding does to times and sizes
 LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -165,7 +166,7 @@ class Finder:
 
     def _constant(self, node: ast.AST) -> None:
         assert isinstance(node, ast.Constant)
-        if isinstance(node.value, int) and not isinstance(node.value, bool):
+        if isinstance(node.value, int) and not isinstance(node.value, bool) and node.value < COARSE:
             self._emit("constant + 1", node, str(node.value + 1))
             if node.value > 0:
                 self._emit("constant - 1", node, str(node.value - 1))

@@ -16,7 +16,7 @@ from memq.broker.publishing import Publisher
 from memq.broker.slabs import Slab
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.segments import Segment
-from memq.errors import RetryableError
+from memq.errors import QueueError, RetryableError
 from memq.format.block import parse_header
 from memq.format.pointer import Pointer, encode_pointer
 from memq.format.spool import SpoolEntry
@@ -88,6 +88,33 @@ def test_the_queue_is_read_page_by_page_and_proves_as_of_the_last_page_s_request
         assert owner.own.read_to == 3
         assert not owner.own.unread
         assert owner.own.proof_s == start_s + 30.0, "three pages, and then the request that showed no more"
+
+    run(work())
+
+
+def test_a_batch_that_landed_though_its_publish_failed_is_not_published_again() -> None:
+    """An error says nothing of the log: what landed is recognised by its batch number, and counted once."""
+
+    class Lossy(MemoryQueue):
+        failing = 2
+
+        async def publish(self, publication: Publication) -> int:
+            offset = await super().publish(publication)
+            self.failing -= 1
+            if self.failing >= 0:
+                raise QueueError("the answer is lost")
+            return offset
+
+    async def work() -> None:
+        owner = Owner()
+        queue = Lossy(owner.clock)
+        await queue.create([READ], 30_000)
+        publisher = Publisher(replace(owner.publisher._services, queue=queue), owner.own, READ, patient=True)
+        assert await publisher.publish(owner.batch, 0)
+        assert queue._log(READ).end == 1
+        assert not owner.own.landed
+        assert owner.own.totals.records == 1
+        assert list(owner.own.producer(7).queued) == [(0, 1)]
 
     run(work())
 
