@@ -9,6 +9,7 @@ interpreter's teardown. A program that uses memq as a library ends as it wants t
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import sys
@@ -29,6 +30,11 @@ def keep_to_end(*things: object) -> None:
     """Keep things whose destructors may wait for ever, where the process ends without them."""
     if _ours:
         _kept.extend(things)
+
+
+def keep_for_ever(thing: object) -> None:
+    """Keep a thing whose destructor waits for ever, past the end of the interpreter, too. Callers bound how many."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def end_process(code: int) -> NoReturn:

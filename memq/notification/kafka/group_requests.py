@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from memq.notification.kafka.topics import Topics
+from memq.process_end import keep_for_ever, keep_to_end
 
 LIBRARY_TIMEOUT_S = 3_600.0  # the longest that librdkafka takes
+ABANDONED_MAX = 16  # clients of a process that are not asked any more; each keeps a few threads
 
 
 class GroupRequests:
@@ -23,11 +25,15 @@ class GroupRequests:
     long as a request may take; what was sent fails in the library by `socket.timeout.ms`, which is harmless. What
     still looks for a coordinator then may come to pass later. So that hardly anything does, a topic is asked for
     first: a Kafka that is away is found by that.
+    A client whose connection breaks under such a request never asks that coordinator again (2.16: it stays in its
+    state TRY_CONNECT), and can't be destroyed, either. So a new one takes its place, a bounded number of times.
     All raise KafkaException, and what `Topics.check` raises.
     """
 
-    def __init__(self, admin: AdminClient, topics: Topics, timeout_s: float) -> None:
-        self._admin = admin
+    def __init__(self, make: Callable[[], AdminClient], topics: Topics, timeout_s: float) -> None:
+        self._make = make
+        self._client: AdminClient | None = None
+        self._abandoned = 0
         self._topics = topics
         self._timeout_s = timeout_s
 
@@ -53,10 +59,35 @@ class GroupRequests:
         answers: Any = self._admin.delete_consumer_groups([group], request_timeout=LIBRARY_TIMEOUT_S)
         await self._answered(answers[group])
 
+    @property
+    def _admin(self) -> AdminClient:
+        if self._client is None:
+            self._client = self._make()
+        return self._client
+
+    def close(self) -> None:
+        """Let go of the client."""
+        if self._client is not None:
+            keep_to_end(self._client)
+        self._client = None
+
+    def _renew(self, used: AdminClient) -> None:
+        """Use a new client from now on; the one that was used is never destroyed, for its destructor would wait."""
+        if used is self._client and self._abandoned < ABANDONED_MAX:
+            self._abandoned += 1
+            self._client = None
+            keep_for_ever(used)
+
     async def _answered(self, answer: Any) -> Any:
+        used = self._admin
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.wrap_future(answer)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError._TRANSPORT:
+                self._renew(used)
+            raise
         except TimeoutError as error:
+            self._renew(used)
             late = KafkaError(KafkaError._TIMED_OUT, f"no answer in {self._timeout_s:g} s")
             raise KafkaException(late) from error

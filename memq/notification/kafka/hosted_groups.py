@@ -246,6 +246,8 @@ class HostedGroups:
         """See `Groups.groups`."""
         answer = self._parts.admin.list_consumer_groups(request_timeout=self._timeout_s)
         listed = await self._parts.topics.ask(answer, "listing groups")
+        if listed.errors:  # of brokers that did not answer: their groups are not among those that are listed
+            raise self._parts.topics.failure(listed.errors[0], "listing groups")
         names = [self._parts.names.group(each.group_id) for each in listed.valid]
         return sorted(name for name in names if name is not None)
 

@@ -54,8 +54,10 @@ class KafkaQueue:
         looks = Looks(self._admin, timeout_s, self._complaints, runtime.clock, self._tasks)
         self._offsets = Offsets(self._admin, timeout_s, self._complaints, looks, self._tasks)
         self._topics = Topics(self._admin, settings, self._complaints, looks, self._offsets, self._tasks)
-        requests = GroupRequests(self._admin, self._topics, timeout_s)
-        self._rights = Rights(self._admin, settings, self._topics, requests)
+        self._requests = GroupRequests(
+            lambda: admin_of(settings.client(), self._complaints.note), self._topics, timeout_s
+        )
+        self._rights = Rights(self._admin, settings, self._topics, self._requests)
         self._checked_s: float | None = None
         self._clock = runtime.clock
         self._sender = Sender(settings, self._complaints, self._tasks)
@@ -68,7 +70,7 @@ class KafkaQueue:
                 self._names,
                 self._complaints,
                 self._topics,
-                requests,
+                self._requests,
                 self._tasks,
                 runtime.clock,
                 runtime.random,
@@ -279,4 +281,5 @@ class KafkaQueue:
         await self._follower.close()
         await self._fetcher.close()
         await self._tasks.stop()
+        self._requests.close()
         keep_to_end(self._admin)

@@ -128,6 +128,8 @@ class KafkaSource:
         listed = await self._ask(
             self._admin.list_consumer_groups(request_timeout=self._timeout_s), "listing Kafka's groups"
         )
+        if listed.errors:  # of brokers that did not answer: their groups are not among those that are listed
+            raise self._failure(listed.errors[0], "listing Kafka's groups")
         found: dict[str, dict[Place, int]] = {}
         for group in sorted(each.group_id for each in listed.valid if each.group_id != own):
             for part in await self._positions.of(group, places):

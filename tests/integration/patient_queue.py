@@ -1,0 +1,117 @@
+"""A queue that asks again what may pass: what is left of a fault on the way to Kafka is nothing, or an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+from memq.errors import EpochFencedError, RetryableError
+from memq.notification import Entries, GroupState, Membership, NotificationQueue, Publication, Span
+from memq.topic import Committed, ReadPartition
+
+P = ParamSpec("P")
+T = TypeVar("T")
+PAUSE_S = 0.02
+ALL = 1 << 30
+
+
+class PatientQueue:
+    """See `memq.notification.NotificationQueue`. Only errors that may pass are tried again; any other one is a fault.
+
+    A publish that went wrong is looked for before the next try, as owners do.
+    """
+
+    def __init__(self, queue: NotificationQueue) -> None:
+        self._queue = queue
+
+    @property
+    def refuses_by_age(self) -> bool:
+        return self._queue.refuses_by_age
+
+    async def publish(self, publication: Publication) -> int:
+        start: int | None = None
+        while True:
+            try:
+                if start is None:
+                    start = (await self.span(publication.partition)).end
+                return await self._queue.publish(publication)
+            except EpochFencedError:
+                raise
+            except RetryableError:
+                landed = await self._landed(publication, start or 0)
+                if landed is not None:
+                    return landed
+
+    async def _landed(self, publication: Publication, start: int) -> int | None:
+        """Return where a publication lies behind `start`; publications of a scenario differ, or are not at once."""
+        while entries := await self.read(publication.partition, start, ALL):
+            for entry in entries:
+                if (entry.time_ms, entry.body) == (publication.time_ms, publication.body):
+                    return entry.offset
+            start = entries.next
+        return None
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        return await again(self._queue.read, partition, offset, bytes_max)
+
+    async def span(self, partition: ReadPartition) -> Span:
+        return await again(self._queue.span, partition)
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        return await again(self._queue.seek_time, partition, time_ms)
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        await again(self._queue.wait, ends, timeout_s)
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        return await again(self._queue.join, group, member, partitions, session_timeout_ms)
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        return await again(self._queue.heartbeat, group, member, generation, released)
+
+    async def leave(self, group: str, member: str) -> None:
+        await again(self._queue.leave, group, member)
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        await again(self._queue.commit, group, member, generation, positions)
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        return await again(self._queue.committed, group, partitions)
+
+    async def groups(self) -> Sequence[str]:
+        return await again(self._queue.groups)
+
+    async def describe(self, group: str) -> GroupState:
+        return await again(self._queue.describe, group)
+
+    async def delete_group(self, group: str) -> None:
+        await again(self._queue.delete_group, group)
+
+    async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
+        await again(self._queue.create, partitions, stale_publish_ms)
+
+    async def trim(self, partition: ReadPartition, before: int) -> None:
+        await again(self._queue.trim, partition, before)
+
+    async def drop(self, partitions: Sequence[ReadPartition]) -> None:
+        await again(self._queue.drop, partitions)
+
+    async def check(self) -> None:
+        await again(self._queue.check)
+
+    async def close(self) -> None:
+        await self._queue.close()
+
+
+async def again(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call until it does not raise what may pass; the test's time limit ends it."""
+    while True:
+        try:
+            return await call(*args, **kwargs)
+        except RetryableError:
+            await asyncio.sleep(PAUSE_S)
