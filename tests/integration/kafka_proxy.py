@@ -170,7 +170,9 @@ class KafkaProxy:
                     await writer.drain()
                     return
                 if phase is Phase.LATE:
-                    await asyncio.sleep(LATE_S)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LATE_S):
+                            await self._ended.wait()
                 if phase is Phase.SHORT:
                     body = body[: max(4, len(body) // 2)]
                     size = len(body).to_bytes(4)

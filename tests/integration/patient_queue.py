@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -53,65 +52,64 @@ class PatientQueue:
         return None
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-        return await again(self._queue.read, partition, offset, bytes_max)
+        return await self._again(self._queue.read, partition, offset, bytes_max)
 
     async def span(self, partition: ReadPartition) -> Span:
-        return await again(self._queue.span, partition)
+        return await self._again(self._queue.span, partition)
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
-        return await again(self._queue.seek_time, partition, time_ms)
+        return await self._again(self._queue.seek_time, partition, time_ms)
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
-        await again(self._queue.wait, ends, timeout_s)
+        await self._again(self._queue.wait, ends, timeout_s)
 
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
-        return await again(self._queue.join, group, member, partitions, session_timeout_ms)
+        return await self._again(self._queue.join, group, member, partitions, session_timeout_ms)
 
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
     ) -> Membership:
-        return await again(self._queue.heartbeat, group, member, generation, released)
+        return await self._again(self._queue.heartbeat, group, member, generation, released)
 
     async def leave(self, group: str, member: str) -> None:
-        await again(self._queue.leave, group, member)
+        await self._again(self._queue.leave, group, member)
 
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
-        await again(self._queue.commit, group, member, generation, positions)
+        await self._again(self._queue.commit, group, member, generation, positions)
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
-        return await again(self._queue.committed, group, partitions)
+        return await self._again(self._queue.committed, group, partitions)
 
     async def groups(self) -> Sequence[str]:
-        return await again(self._queue.groups)
+        return await self._again(self._queue.groups)
 
     async def describe(self, group: str) -> GroupState:
-        return await again(self._queue.describe, group)
+        return await self._again(self._queue.describe, group)
 
     async def delete_group(self, group: str) -> None:
-        await again(self._queue.delete_group, group)
+        await self._again(self._queue.delete_group, group)
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
-        await again(self._queue.create, partitions, stale_publish_ms)
+        await self._again(self._queue.create, partitions, stale_publish_ms)
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
-        await again(self._queue.trim, partition, before)
+        await self._again(self._queue.trim, partition, before)
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
-        await again(self._queue.drop, partitions)
+        await self._again(self._queue.drop, partitions)
 
     async def check(self) -> None:
-        await again(self._queue.check)
+        await self._again(self._queue.check)
 
     async def close(self) -> None:
         await self._queue.close()
 
-
-async def again(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call until it does not raise what may pass; the test's time limit ends it."""
-    while True:
-        try:
-            return await call(*args, **kwargs)
-        except RetryableError:
-            await asyncio.sleep(PAUSE_S)
+    async def _again(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call until it does not raise what may pass; the test's time limit ends it."""
+        while True:
+            try:
+                return await call(*args, **kwargs)
+            except RetryableError:
+                await self._queue.wait({}, PAUSE_S)
