@@ -106,29 +106,31 @@ class KafkaProxy:
         self._ready.set()
         await self._ended.wait()
         server.close()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)  # who was let in before it closed has a task then
+        while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
+        try:
             answers, requests = await asyncio.open_connection(HOST, self._target)  # noqa: TID251 - as above
-            under_way: dict[bytes, Phase] = {}  # by the id of a request: what befalls its answer
-            ways = [
-                asyncio.create_task(self._hand_on(reader, requests, under_way)),
-                asyncio.create_task(self._answer(answers, writer, under_way)),
-            ]
-            try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.wait(ways)
-                for each in (requests, writer):
-                    each.transport.abort()
-                    with suppress(OSError):
-                        await each.wait_closed()
+        except OSError:
+            await _end(writer)
+            return
+        under_way: dict[bytes, Phase] = {}  # by the id of a request: what befalls its answer
+        ways = [
+            asyncio.create_task(self._hand_on(reader, requests, under_way)),
+            asyncio.create_task(self._answer(answers, writer, under_way)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.wait(ways)
+            await _end(requests)
+            await _end(writer)
 
     async def _hand_on(
         self, reader: asyncio.StreamReader, requests: asyncio.StreamWriter, under_way: dict[bytes, Phase]
@@ -178,6 +180,12 @@ class KafkaProxy:
                     size = len(body).to_bytes(4)
                 writer.write(size + body)
                 await writer.drain()
+
+
+async def _end(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 @contextmanager

@@ -111,9 +111,7 @@ def test_a_life_with_each_request_spoiled_in_each_phase(proxy: KafkaProxy, key: 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("key", "phase"), product(ApiKey, Phase) if SOAKING else [], ids=lambda each: each.name.lower()
-)
+@pytest.mark.parametrize(("key", "phase"), ALL if SOAKING else [LOST], ids=lambda each: each.name.lower())
 @pytest.mark.parametrize(
     "scenario",
     SCENARIOS,
