@@ -139,6 +139,18 @@ async def damaged_block(folder: Path) -> Values:
         return values_at(broker)
 
 
+async def two_contents(folder: Path) -> Values:
+    async with running_broker() as broker:
+        client = await BareClient.connect(broker)
+        topic = await client.topic()
+        await client.open(topic)
+        client.write(write_frame(block_of(topic, 0, [b"one"])))
+        await client.frame()
+        await client.send_again(topic, block_of(topic, 0, [b"two"]))
+        await client.close()
+        return values_at(broker)
+
+
 async def foreign_protocol(folder: Path) -> Values:
     async with running_broker() as broker:
         client = await BareClient.connect(broker, hello=False)
@@ -316,6 +328,7 @@ TABLE = (
     Shown("pointers can't be read", STATS, "consumer.retry", UNREAD),
     Shown("a stored block is damaged", STATS, "consumer.damage", DAMAGED),
     Shown("a pointer is damaged", "memq_broker_damaged_pointers_total", "pointer-damaged", damaged_pointer),
+    Shown("two blocks have one identity", "memq_broker_conflicting_blocks_total", "identity-conflict", two_contents),
     Shown("a block is damaged on its way", "memq_broker_refused_blocks_total", "block-refused", damaged_block),
     Shown("somebody speaks another protocol", REJECTED, "connection-refused", foreign_protocol),
     Shown("a client is over its limit", "memq_broker_over_limit_total", "over-limit", over_a_limit),
