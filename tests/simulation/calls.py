@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueRefusedError
+from tests.simulation.coverage import Met, work_under_way
 from tests.simulation.faults import CallFaults
 from tests.simulation.lies import Liar
 from tests.simulation.node import Node
@@ -79,6 +80,7 @@ class Caller:
         self.error = error
         self.blocked_until = 0.0
         self._liar = liar
+        self.met: Met = {}
         self._random = node.world.random(f"calls/{name}")
 
     async def call(
@@ -98,6 +100,8 @@ class Caller:
         reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         lie = self.lie(*lies)
         fate, error = WRONG_ERRORS[lie] if lie else (self._draw_fate(), self.error)
+        if not lie and fate is not Fate.FINE:
+            self._meet(fate.value)
         flight = Flight(self, what, effect, reply, payload, fate, error, waits=waits)
         flight.start()
         try:
@@ -107,9 +111,16 @@ class Caller:
 
     def lie(self, *possible: str) -> str:
         """Return the lie that this call meets, of those that are possible; "" for the truth."""
-        if self._liar is None or not possible:
-            return ""
-        return self._liar.lie(self.node.name, self.node.world.now, possible)
+        kind = (
+            "" if self._liar is None or not possible else self._liar.lie(self.node.name, self.node.world.now, possible)
+        )
+        if kind:
+            self._meet(kind)
+        return kind
+
+    def _meet(self, fault: str) -> None:
+        key = (f"{self.name}: {fault}", work_under_way())
+        self.met[key] = self.met.get(key, 0) + 1
 
     def _draw_fate(self) -> Fate:
         faults = self.faults

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.simulation.cluster import SimCluster
+from tests.simulation.coverage import Met, states_of
 from tests.simulation.faults import ChaosFaults, calm
 from tests.simulation.lies import Liar
 from tests.simulation.node import Node
@@ -22,6 +23,7 @@ class Chaos:
         self._restart = restart
         self._random = cluster.world.random("chaos")
         self._running = True
+        self.met: Met = {}
 
     def start(self) -> None:
         """Begin, each kind of event on its own clock."""
@@ -81,6 +83,7 @@ class Chaos:
         node = self._pick()
         if node is None:
             return
+        self._meet("kill", node.name)
         if self._random.random() < 0.25:
             self._cluster.switch.silence(node)
         else:
@@ -95,12 +98,14 @@ class Chaos:
     def _pause(self) -> None:
         node = self._pick()
         if node is not None:
+            self._meet("pause", node.name)
             node.pause(self._random.uniform(0.01, self._faults.pause_s_max))
 
     def _cut(self) -> None:
         node = self._pick()
         if node is None:
             return
+        self._meet("cut", node.name)
         seconds = self._random.uniform(0.05, self._faults.cut_s_max)
         kind = self._random.randrange(4)
         others = [name for name in self._world.nodes if name not in (node.name, self._cluster.cloud.node.name)]
@@ -118,6 +123,7 @@ class Chaos:
         name = self._random.choice(self._cluster.brokers)
         node = self._world.nodes[name]
         if node.alive:
+            self._meet("stop", name)
             node.at_death(lambda: self.restart_later(name))
             self._cluster.stop_broker(name)
 
@@ -125,6 +131,8 @@ class Chaos:
         self._cluster.move(self._random.randrange(self._cluster.shape.partitions))
 
     def _seize(self) -> None:
+        for name in self._cluster.brokers:
+            self._meet("seize", name)
         self._cluster.move(self._random.randrange(self._cluster.shape.partitions), seize=True)
 
     def _jump(self) -> None:
@@ -142,3 +150,9 @@ class Chaos:
     def _lie(self, liar: Liar) -> None:
         nodes = [node.name for node in self._world.nodes.values() if node is not self._cluster.cloud.node]
         liar.begin_episode(self._world.now, nodes)
+
+    def _meet(self, event: str, name: str) -> None:
+        """Note in which states an event meets what a broker owns."""
+        broker = self._cluster.live.get(name)
+        for state in states_of(broker) if broker is not None else ():
+            self.met[event, state] = self.met.get((event, state), 0) + 1

@@ -13,6 +13,7 @@ from memq.notification.memory import MemoryQueue
 from memq.storage_handlers.memory import MemoryHandler
 from tests.simulation.calls import Caller
 from tests.simulation.coordinator import SimCoordinator
+from tests.simulation.coverage import Met
 from tests.simulation.faults import CallFaults, Faults
 from tests.simulation.lies import Liar, Lies
 from tests.simulation.node import Node
@@ -67,9 +68,8 @@ class Cloud:
         self.cluster = MemoryCluster("sim", self.node.clock)
         self.sickness = Sickness()
         self.monitor = OwnershipMonitor(world.fail, refuse)
-        self.met: dict[tuple[str, str], int] = {}  # calls that met a lie, by service and kind
         self.liars = {
-            name: Liar(name, world.random(f"lies/{name}"), self._note, faults.lies.get(name, Lies()))
+            name: Liar(world.random(f"lies/{name}"), faults.lies.get(name, Lies()))
             for name in ("store", "queue", "coordinator")
         }
         self._callers: list[Caller] = []
@@ -96,8 +96,13 @@ class Cloud:
         for caller in self._callers:
             caller.faults = {"store": faults.store, "queue": faults.queue}.get(caller.name, faults.coordinator)
 
-    def _note(self, service: str, lie: str) -> None:
-        self.met[service, lie] = self.met.get((service, lie), 0) + 1
+    def met(self) -> Met:
+        """Return which fault met which work, and how often."""
+        found: Met = {}
+        for caller in self._callers:
+            for key, count in caller.met.items():
+                found[key] = found.get(key, 0) + count
+        return found
 
     def _caller(
         self,

@@ -91,6 +91,7 @@ class SimCluster:
             self.cloud.monitor.log(partition).window_s = shape.settings.dedup_window_ms / 1000
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
         self.counters: list[Counters] = []  # of each life of a broker
+        self.live: dict[str, Broker] = {}  # the last life of each broker that has started
         self._stops: dict[str, asyncio.Event] = {}
         self._seen_s: dict[str, float] = {}
         self._entries: dict[str, BrokerEntry] = {}
@@ -162,7 +163,7 @@ class SimCluster:
         )
         stop = self._stops[node.name] = asyncio.Event()
         broker = await self._started(settings, runtime, doors)
-        house = asyncio.create_task(self._keep_house(broker)) if self.shape.housekeeping_s else None
+        house = asyncio.create_task(self._keep_house(broker), name="house") if self.shape.housekeeping_s else None
         ended = [asyncio.create_task(broker.failed.wait()), asyncio.create_task(stop.wait())]
         await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
         if broker.failure is not None:
@@ -207,6 +208,7 @@ class SimCluster:
                 await broker.close()
                 await asyncio.sleep(0.5)
             else:
+                self.live[settings.broker_id] = broker
                 return broker
 
     def stop_broker(self, name: str) -> None:

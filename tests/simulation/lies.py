@@ -7,7 +7,6 @@ a port's contract rules a wrong answer out, its implementation makes an error of
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 STORE_LIES = ("denied", "denied-landed", "not-found", "flipped", "foreign", "short", "list-omits", "list-repeats")
@@ -37,11 +36,9 @@ class Episode:
 
 @dataclass(slots=True)
 class Liar:
-    """What one service tells wrongly. `met` is told of each lie that a call met."""
+    """What one service tells wrongly."""
 
-    name: str
     draw: random.Random
-    met: Callable[[str, str], None]
     lies: Lies = field(default_factory=Lies)
     episode: Episode | None = None
 
@@ -55,8 +52,6 @@ class Liar:
             if self.draw.random() < self.lies.rate:
                 kinds = [each for each in self.lies.kinds if each in possible]
                 kind = self.draw.choice(kinds) if kinds else ""
-        if kind:
-            self.met(self.name, kind)
         return kind
 
     def _of_episode(self, node: str, now_s: float) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from memq.clock import SystemClock
+from tests.simulation.coverage import Summary
 from tests.simulation.faults import LEVELS
 from tests.simulation.fresh_seeds import fresh_start
 from tests.simulation.plan import ASPECTS, draw_plan
@@ -52,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = [options.seed] if options.seed is not None else range(first, first + options.seeds)
     aspects = None if options.aspects is None else tuple(filter(None, options.aspects.split(",")))
     choices = Choices(options.level, tuple(options.producers.split(",")), aspects, options.trace)
-    failed: list[int] = []
+    failed, summary = list[int](), Summary()
     clock = SystemClock()
     begin = clock.monotonic()
     with running(choices, seeds, min(options.jobs, len(seeds))) as outcomes:
@@ -61,8 +62,12 @@ def main(arguments: list[str] | None = None) -> int:
                 failed.append(outcome.seed)
                 print(f"\nFOUND at level {outcome.level}: {outcome.finding}", flush=True)
                 print(f"again: {repeat_command(outcome.seed, outcome.level)}", flush=True)
-            elif not options.quiet:
+                continue
+            report = outcome.report
+            summary.add(report.seconds, report.acked, report.met)
+            if not options.quiet:
                 show(outcome, f"{count}/{len(seeds)}", clock.monotonic() - begin)
+    print("", *summary.lines(), sep="\n")
     shown = sorted(failed)[:FAILED_SHOWN_MAX]
     print(
         f"\n{len(seeds)} seeds from {seeds[0]} on in {clock.monotonic() - begin:.1f} s, {len(failed)} failed: {shown}"

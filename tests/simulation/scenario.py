@@ -22,6 +22,7 @@ from tests.simulation.cloud import Doors
 from tests.simulation.cluster import CLOCK_ERROR_MS, CLUSTER, PORT, SimCluster
 from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
+from tests.simulation.coverage import Met
 from tests.simulation.faults import LEVELS
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.lost_log_rules import LostLogRules
@@ -57,6 +58,7 @@ class Report:
     given_up: int
     pointers: int
     counts: dict[str, int] = field(default_factory=dict)
+    met: Met = field(default_factory=dict)  # which fault met which work
     live_faults: dict[str, int] = field(default_factory=dict)  # that the live audit was held against, by name
 
 
@@ -202,6 +204,7 @@ class Scenario:
                 "forwarded": sum(each.forwarded_blocks for each in self.cluster.counters),
                 "replayed": sum(each.replayed_blocks for each in self.cluster.counters),
             },
+            met=self.cluster.cloud.met() | self.chaos.met,
             live_faults=self._live_faults,
         )
 
