@@ -41,7 +41,7 @@ tools:                          ## what the tests want of apt, if root on Debian
 	@.ci/tools
 
 test: lint types imports        ## the ring without servers, below a minute
-	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not thorough" tests/test_tidy.py tests/unit tests/contract tests/simulation
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not thorough" tests/test_tidy.py tests/unit tests/contract tests/model tests/simulation
 
 test-integration: $(DEV)        ## real processes on this machine
 	$(PYTEST) tests/integration tests/chaos
