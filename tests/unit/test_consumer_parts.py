@@ -13,6 +13,7 @@ from memq.client.reading import Reading
 from memq.errors import CorruptDataError
 from memq.format.block import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.format.pointer import decode_pointer
 from memq.logs import EventLog
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.tasks import TaskOwner
@@ -113,3 +114,17 @@ def test_without_an_index_all_is_fetched() -> None:
     found, fetched = read(Position(0, 0, RECORDS), Position(0, 0, RECORDS + 1), bytes(spoilt))
     assert found == [(1, RECORDS)]
     assert fetched >= len(LOG.bodies[0])
+
+
+def test_blocks_that_are_wanted_by_their_entries_keep_their_places() -> None:
+    async def work() -> list[tuple[int, int, bool]]:
+        async def get(store: str, key: str, offset: int, length: int) -> Buffer:
+            return OBJECT[offset : offset + length]
+
+        fetcher = Fetcher("broker", get, lambda store: None, ConfirmedReads())
+        pointer = decode_pointer(LOG.entries[0].body)
+        wanted = (RECORDS, 2 * RECORDS, 10 * RECORDS)
+        pieces = await fetcher.fetch_blocks(pointer, lambda entry: entry.first_sequence in wanted)
+        return [(piece.number, piece.first, piece.cause is None) for piece in pieces]
+
+    assert run_skipping(work()) == [(1, RECORDS, True), (2, 2 * RECORDS, True), (10, 10 * RECORDS, True)]
