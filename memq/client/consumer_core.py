@@ -309,11 +309,14 @@ class ConsumerCore:
             raise TypeError(f"commit takes a batch that the consumer gave out, not {type(batch).__name__}")
         self._check()
         committer = self._need_group()
-        if batch is not None:
-            self._find_handed(batch).ledger.finish(batch.next)
+        ledger = None if batch is None else self._find_handed(batch).ledger
+        if batch is not None and ledger is not None:
+            ledger.finish(batch.next)
         self._handouts.settle_finished()
         await self._send_late_damage()
         await committer.commit_surely()
+        if batch is not None and ledger is not None and not ledger.is_stored(batch.next):
+            raise _given_back(batch)  # between two tries: what is not read here any more is left out
 
     def stats(self) -> ConsumerStats:
         """Return the counters."""
@@ -475,9 +478,7 @@ class ConsumerCore:
         for assigned in self._reading.assigned.values():
             if assigned.place == place and assigned.ledger.knows(batch.next):
                 return assigned
-        raise GenerationFencedError(
-            f"{batch!r} was handed out before its partition was given back, lost, or sought elsewhere"
-        )
+        raise _given_back(batch)
 
     def _need_group(self) -> Committer:
         if self._committer is None:
@@ -515,3 +516,9 @@ class ConsumerCore:
             if self._group is not None:
                 self._group.share(self._partitions())
             self._group_changed()
+
+
+def _given_back(batch: Batch) -> GenerationFencedError:
+    return GenerationFencedError(
+        f"{batch!r} was handed out before its partition was given back, lost, or sought elsewhere"
+    )

@@ -64,6 +64,10 @@ class CommitLedger:
         """Whether a batch that was handed out is not done."""
         return any(not mark.done for mark in self._marks)
 
+    def is_stored(self, position: Position) -> bool:
+        """Whether it is known that a place at or behind `position` was stored."""
+        return self._stored is not None and self._stored.position >= position
+
     def stored(self, committed: Committed) -> None:
         """Note that `committed` was stored."""
         self._stored = committed

@@ -1,0 +1,92 @@
+"""What commit() returned for is stored; a consumer that closes lets go of everything, whatever its commit meets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+import memq.aio
+from memq.broker.broker import Broker
+from memq.errors import DeniedError, GenerationFencedError, QueueError
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.network import Runtime
+from memq.notification.memory import MemoryQueue
+from memq.settings import BrokerSettings
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import Committed, ReadPartition
+
+WAIT_S = 60.0
+
+
+class DenyingQueue(MemoryQueue):
+    """Denies what a group asks for at its end, after `denies` is set."""
+
+    denies = False
+    failing: Callable[[], None] | None = None  # called by the next commit, which fails
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """See `Groups.commit`."""
+        if self.denies:
+            raise DeniedError("no right to commit")
+        failing, self.failing = self.failing, None
+        if failing is not None:
+            failing()
+            raise QueueError("the answer is lost")
+        await super().commit(group, member, generation, positions)
+
+    async def leave(self, group: str, member: str) -> None:
+        """See `Groups.leave`."""
+        if self.denies:
+            raise DeniedError("no right to leave")
+        await super().leave(group, member)
+
+
+@asynccontextmanager
+async def one_record() -> AsyncIterator[tuple[DenyingQueue, str]]:
+    """Run a broker with one record in topic 'clicks'; yield its queue and its address."""
+    runtime = Runtime()
+    queue = DenyingQueue(runtime.clock)
+    store, coordinator = MemoryHandler(runtime.clock), MemoryCoordinator(MemoryCluster())
+    settings = BrokerSettings(port=0, http_port=-1, audit=False)
+    broker = Broker(settings, runtime, {"main": store}, queue, coordinator)
+    await broker.start()
+    async with memq.aio.Producer(broker.address) as producer:
+        await (await producer.send("clicks", b"1"))
+    yield queue, broker.address
+    await broker.close()
+
+
+def test_a_commit_whose_partition_goes_between_two_tries_does_not_return_as_if_it_were_stored() -> None:
+    async def work() -> None:
+        async with one_record() as (queue, address):
+            consumer = memq.aio.Consumer(address, "clicks", group="g", auto_commit=False)
+            batch = await consumer.poll(WAIT_S)
+            assert batch is not None
+
+            def lose() -> None:
+                for partition in list(consumer._core._reading.assigned):
+                    consumer._core._reading.remove(partition)
+
+            queue.failing = lose
+            with pytest.raises(GenerationFencedError, match="handed out before its partition was given back"):
+                await consumer.commit(batch)
+            await consumer.close()
+
+    asyncio.run(work())
+
+
+def test_a_close_whose_commit_is_denied_leaves_no_member_that_reads_nothing() -> None:
+    async def work() -> None:
+        async with one_record() as (queue, address):
+            consumer = memq.aio.Consumer(address, "clicks", group="g", auto_commit_interval_ms=60_000)
+            assert await consumer.poll(WAIT_S) is not None
+            assert await consumer.poll(0.01) is None  # done is what was handed out before
+            queue.denies = True
+            with pytest.raises(DeniedError):
+                await consumer.close()
+            assert len(consumer._core._tasks) == 0
+
+    asyncio.run(work())
