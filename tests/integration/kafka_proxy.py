@@ -77,6 +77,8 @@ class KafkaProxy:
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._ready = threading.Event()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._let_in: list[asyncio.StreamWriter] = []
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()], name="kafka-proxy")
         self._thread.start()
         assert self._ready.wait(HANG_S)
@@ -101,7 +103,7 @@ class KafkaProxy:
     # ---- in the thread ---------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, HOST, 0)  # noqa: TID251 - not memq's own traffic
+        server = await asyncio.start_server(self._accept, HOST, 0)  # noqa: TID251 - not memq's own traffic
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._ended.wait()
@@ -111,6 +113,14 @@ class KafkaProxy:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+        for writer in self._let_in:  # a task that is cancelled before its first step ends nothing
+            await _end(writer)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._let_in.append(writer)
+        task = self._loop.create_task(self._connected(reader, writer))
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
