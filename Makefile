@@ -10,6 +10,7 @@ JOBS ?= 3
 SEEDS ?= 200
 START ?= 1
 SOAK_SEEDS ?= 5000
+SOAK_MUTANTS ?= 0
 PYTEST := $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile
 MUTATE := $(PYTHON) -m tests.mutation.run
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo 0)
@@ -65,9 +66,10 @@ mutate: $(DEV)                  ## small faults in the product, which tests must
 bench: $(DEV)                   ## ratios against peers and limits, JSON out
 	@$(PYTHON) -m benchmarks
 
-soak: $(DEV)                    ## every promise as often as it says, on real servers, then a long simulation; about an hour
+soak: $(DEV)                    ## every promise as often as it says, on real servers, then a long simulation and all mutants: hours
 	MEMQ_SOAK=1 MEMQ_REQUIRE_SERVERS=1 $(PYTHON) -m pytest -v -s -m soak -o faulthandler_timeout=14400 tests
 	@$(PYTHON) -m tests.simulation.run --seeds $(SOAK_SEEDS) --start fresh --jobs $(JOBS)
+	@$(MUTATE) --jobs $(JOBS) --sample $(SOAK_MUTANTS)
 
 lint: $(DEV)                    ## ruff
 	@$(BIN)/ruff check $(CODE)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
 from memq.broker.spool.files import ASIDE, SpoolFiles, look_at_spool, sizes_in
@@ -386,6 +387,22 @@ def test_a_drain_waits_for_the_replay(tmp_path: Path) -> None:
             again = await cluster.start("one", spool=SpoolFiles(tmp_path))
             await again.drain()
             assert sum(count for _, count in await records(cluster, topic)) == 6
+
+    asyncio.run(work())
+
+
+def test_a_segment_of_a_newer_version_is_kept_for_who_can_read_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            topic = await left_behind(cluster, tmp_path)
+            (name,) = sizes_in(tmp_path)
+            body = (tmp_path / name).read_bytes()
+            rest = b"\x63" + body[9 : HEAD.size]  # version 99
+            (tmp_path / name).write_bytes(body[:4] + crc32c(rest).to_bytes(4, "little") + rest + body[HEAD.size :])
+            again = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            assert await replayed(cluster, again, topic, tmp_path) == []
+            assert list(sizes_in(tmp_path / ASIDE)) == [name]
+            assert again.services.counters.spool_damages == 1
 
     asyncio.run(work())
 
