@@ -32,6 +32,7 @@ ASPECTS = (
     "reports",
     "cold",
     "lies",
+    "crowd",
 )
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
@@ -337,6 +338,17 @@ def _with_lies(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, faults=replace(plan.faults, lies=told))
 
 
+def _with_a_crowd(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Run up to ten brokers and seven members on up to six partitions; each producer sends less, for time's sake.
+
+    Where the plan asks for one broker, since no other may take its partitions over, there is one.
+    """
+    brokers = 1 if plan.shape.brokers == 1 else draw.randint(4, 10)
+    shape = replace(plan.shape, brokers=brokers, partitions=max(plan.shape.partitions, draw.randint(2, 6)))
+    members = tuple(f"g{draw.randrange(2)}" for _ in range(draw.randint(4, 7)))
+    return replace(plan, shape=shape, consumers=members, blocks=min(plan.blocks, 60))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -351,4 +363,5 @@ _CHANGES = {
     "reports": _with_reports,
     "cold": _with_cold_parts,
     "lies": _with_lies,
+    "crowd": _with_a_crowd,
 }
