@@ -66,7 +66,8 @@ class TestMap(msgspec.Struct):
         for at, node_id in enumerate(node_ids):
             test = self.tests.get(node_id)
             if test is None:
-                unknown.append(at)
+                if mutant.module in texts[node_id.partition("::")[0]]:
+                    unknown.append(at)
             elif test.passed and not wanted.isdisjoint(test.functions):
                 found.append((len(test.functions) * (1 + 4 * test.wall_s), at))
         found.sort()
@@ -81,19 +82,20 @@ class TestMap(msgspec.Struct):
 
 
 def by_name(mutant: Mutant, node_ids: list[str], texts: dict[str, str]) -> tuple[list[int], list[int]]:
-    """Return the tests of the files that name the mutant's module, most often first, then those of its package."""
+    """Return the tests of the files that name the mutant's module, most often first; then its package; then all."""
     package = mutant.module.rpartition(".")[0]
     named: list[tuple[int, int]] = []
     others: list[int] = []
+    rest: list[int] = []
     for at, node_id in enumerate(node_ids):
         text = texts[node_id.partition("::")[0]]
         count = text.count(mutant.module)
         if count:
             named.append((-count * 10_000 // len(text), at))
-        elif package in text:
-            others.append(at)
+        else:
+            (others if package in text else rest).append(at)
     named.sort()
-    tests = [at for _, at in named] + others
+    tests = [at for _, at in named] + others + rest
     return tests[:NEAREST_MAX], tests[NEAREST_MAX:]
 
 

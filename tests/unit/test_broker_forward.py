@@ -12,9 +12,10 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.broker.held import HeldBlocks
+from memq.broker.opening import _claim
 from memq.broker.peer import connect_peer
 from memq.broker.topic_processor import TopicProcessor
-from memq.errors import IdentityConflictError, MovedError, NotFoundError, ProtocolError, TooOldError
+from memq.errors import IdentityConflictError, MovedError, NotFoundError, NotReadyError, ProtocolError, TooOldError
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entries, Publication
 from memq.protocol.forward import decode_forward, encode_forward
@@ -113,6 +114,23 @@ def test_a_fenced_owner_hands_what_it_acked_with_1_to_the_next_one() -> None:
             await found.one.drain()
             assert await found.records() == [("two", 3)]
             assert len(found.one.partitions.forwarder) == 0
+
+    asyncio.run(work())
+
+
+def test_a_partition_is_claimed_only_once_its_last_owner_that_lives_has_drained_it() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one, two = await cluster.start("one"), await cluster.start("two")
+            topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
+            name = two.services.settings.broker_id
+            entry = msgspec.structs.replace(cluster.owner(topic), broker=name, session=one.services.session)
+            cluster.shared.apply(cluster.shared.registry.set_assignment(entry))
+            with pytest.raises(NotReadyError, match="is drained by 'one'"):
+                await _claim(two.services, topic, 0, 0)
+            released = msgspec.structs.replace(cluster.owner(topic), session="")
+            cluster.shared.apply(cluster.shared.registry.set_assignment(released))
+            assert await _claim(two.services, topic, 0, 0) == released.epoch + 1
 
     asyncio.run(work())
 
