@@ -131,6 +131,7 @@ def test_a_partition_is_claimed_only_once_its_last_owner_that_lives_has_drained_
             released = msgspec.structs.replace(cluster.owner(topic), session="")
             cluster.shared.apply(cluster.shared.registry.set_assignment(released))
             assert await _claim(two.services, topic, 0, 0) == released.epoch + 1
+            assert await _claim(two.services, topic, 0, 700) == 701, "above what the queue shows, at the first try"
 
     asyncio.run(work())
 
