@@ -26,7 +26,7 @@ VARIANTS: dict[str, Rules] = {
     "old blocks are taken": replace(ONE_BLOCK, age=False),
     "a refusal keeps its stream": replace(ALL_RULES, refusal_closes=False),
 }
-RARE: dict[str, Rules] = {  # no schedule of 6,000 broke these: other rules cover for them, mostly
+RARE: dict[str, Rules] = {  # no schedule broke these, of 6,000 for the first three and fewer for the others
     "what came between is not read": replace(ONE_BLOCK, read_between=False),
     "nothing is left out at publishing": replace(ONE_BLOCK, skip=False),
     "published again without reading": replace(ONE_BLOCK, read_after_error=False, skip=False),
