@@ -155,7 +155,14 @@ class PartitionPlan:
     def _slim(self, pointer: Pointer) -> Pointer:
         """Leave out what a task does not need. Whoever reads all that is stored passes over nothing."""
         return replace(
-            pointer, producers=(), adopted=(), ended=(), named=(), extra={}, skip=pointer.skip if self._dedup else ()
+            pointer,
+            producers=(),
+            producers_complete=False,
+            adopted=(),
+            ended=(),
+            named=(),
+            extra={},
+            skip=pointer.skip if self._dedup else (),
         )
 
 
