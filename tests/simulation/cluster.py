@@ -235,7 +235,8 @@ class SimCluster:
         for name, entry in list(self._entries.items()):
             if self._answers(name):
                 self._seen_s[name] = self.world.now
-                if entry.id not in [known.id for known in cluster.registry.brokers()]:
+                lives = self.doors[name].coordinator.session == entry.session
+                if lives and entry.id not in [known.id for known in cluster.registry.brokers()]:
                     cluster.registry.enter(entry)  # its session is back
                     cluster.changed()
             elif self.world.now - self._seen_s.get(name, 0.0) > self.shape.session_timeout_ms / 1000:

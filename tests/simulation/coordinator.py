@@ -42,6 +42,12 @@ class SimCoordinator:
         """See `Coordinator.cluster`."""
         return self._inner.cluster
 
+    @property
+    def session(self) -> str:
+        """The session that this process has entered and not ended, "" for none."""
+        entry = self._entry
+        return "" if entry is None or entry.session in self._ended else entry.session
+
     async def register(self, broker: BrokerEntry) -> None:
         """See `Coordinator.register`."""
         self._entry = broker
