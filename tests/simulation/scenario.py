@@ -41,6 +41,7 @@ CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after tha
 LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
 REPORT_S = 3.0  # what a report takes at most to land, in a healed world
+COLD_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
 KEYS = 8  # of a producer that sends by keys
 LOOK_S = 0.02  # how often a run looks whether it is at its end
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
@@ -150,6 +151,7 @@ class Scenario:
             # The clocks of the two passes are off, and so was the compactor's by which originals have their age.
             errors_ms = CLOCK_ERROR_MS * (4 if shape.cold else 2)
             sweep_s = (shape.sweep_age_ms + shape.sweep_confirm_ms + errors_ms) / 1000 + 5 * shape.housekeeping_s
+            sweep_s += COLD_SWEEP_S * shape.partitions if shape.cold else 0.0
             self.world.run(sweep_s)
             self.checker.check_store(sweep_s)
 
