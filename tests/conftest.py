@@ -51,7 +51,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 
 
 # Long files begin first: what begins last must be short, or one worker is at work alone in the end.
-LONG_FIRST = ("tests/spark/", "tests/simulation/", "tests/integration/", "tests/chaos/", "")
+LONG_FIRST = ("tests/chaos/test_run.py", "tests/spark/", "tests/simulation/", "tests/integration/", "tests/chaos/", "")
 SERVERS_S_MAX = 900
 SOAK_S_MAX = 4 * 3_600
 

@@ -138,12 +138,20 @@ class LostQueue:
             key = await self._stored(topic, partition)
         except DeniedError:
             return None  # who may not list, does not sweep either
-        if not key:
+        if not key or await self._shows(partition) or await self.coordinator.deleted(topic.id):
             return None
         return LogLostError(
             f"topic '{topic.name}' partition {partition.partition}: the queue shows nothing of it,"
             f" the store has '{key}'"
         )
+
+    async def _shows(self, partition: ReadPartition) -> bool:
+        """Whether a log shows anything now: it may have been opened, and got its first batch, since it was read."""
+        try:
+            span = await self.queue.span(partition)
+        except NotFoundError:
+            return False
+        return span.begin != span.end
 
     async def _stored(self, topic: Topic, partition: ReadPartition) -> str:
         """Return the key of an object that a pointer of this log named, "" when there is none.

@@ -1,4 +1,8 @@
-"""A chaos run on real servers: three minutes in `make check`, an hour for each of three seeds in `make soak`."""
+"""A chaos run on real servers: three minutes in `make check`, an hour for each of three seeds in `make soak`.
+
+On a machine that also runs other tests only the judge's findings count: nothing acked is lost, doubled, damaged or out
+of order. A soak has the machine to itself, so there every finding counts, also that a group catches up in time.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import repetitions, report, seconds
+from tests.soak import SOAKING, repetitions, report, seconds
 
 RECORDS_LEAST = 5_000  # far fewer than a calm run acks; a run in which nothing works must not pass
 RECORDS_S = 300
@@ -26,8 +30,11 @@ def test_nothing_acked_is_lost_doubled_or_reordered_whatever_fails(tmp_path: Pat
         command += ["--rate", str(RECORDS_S), "--folder", str(folder)]
         limit_s = minutes * 60 + SERVERS_AND_JUDGE_S
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
-        assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-2_000:]
-        counts = json.loads((folder / "verdict.json").read_text())["counts"]
+        said = done.stdout[-6_000:] + done.stderr[-2_000:]
+        assert done.returncode == 0 or (done.returncode == 1 and not SOAKING), said
+        verdict = json.loads((folder / "verdict.json").read_text())
+        counts = verdict["counts"]
+        assert verdict["findings"] == [], said
         assert counts["records acked"] >= RECORDS_LEAST, counts
         assert counts["commits"] > 0, counts
-        report(f"chaos, seed {seed}, {minutes:g} minutes: {counts['records acked']} records acked, no finding")
+        report(f"chaos, seed {seed}, {minutes:g} minutes: {counts['records acked']} records acked, none lost")

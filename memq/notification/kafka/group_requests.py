@@ -13,7 +13,8 @@ from memq.notification.kafka.topics import Topics
 from memq.process_end import keep_for_ever, keep_to_end
 
 LIBRARY_TIMEOUT_S = 3_600.0  # the longest that librdkafka takes
-ABANDONED_MAX = 16  # clients of a process that are not asked any more; each keeps a few threads
+RENEW_S = 1.0  # between two new clients, twice as long after each one until a request is answered
+RENEW_S_MAX = 60.0
 
 
 class GroupRequests:
@@ -26,14 +27,16 @@ class GroupRequests:
     still looks for a coordinator then may come to pass later. So that hardly anything does, a topic is asked for
     first: a Kafka that is away is found by that.
     A client whose connection breaks under such a request never asks that coordinator again (2.16: it stays in its
-    state TRY_CONNECT), and can't be destroyed, either. So a new one takes its place, a bounded number of times.
+    state TRY_CONNECT). It can't be destroyed, either, and keeps a few threads. A new one takes its place, after pauses
+    that grow until a request is answered: with a bound on their number requests failed until the broker was restarted.
     All raise KafkaException, and what `Topics.check` raises.
     """
 
     def __init__(self, make: Callable[[], AdminClient], topics: Topics, timeout_s: float) -> None:
         self._make = make
         self._client: AdminClient | None = None
-        self._abandoned = 0
+        self._renewals = 0  # since a request was answered
+        self._renew_at_s = 0.0  # on the loop's clock
         self._topics = topics
         self._timeout_s = timeout_s
 
@@ -73,8 +76,10 @@ class GroupRequests:
 
     def _renew(self, used: AdminClient) -> None:
         """Use a new client from now on; the one that was used is never destroyed, for its destructor would wait."""
-        if used is self._client and self._abandoned < ABANDONED_MAX:
-            self._abandoned += 1
+        now_s = asyncio.get_running_loop().time()
+        if used is self._client and now_s >= self._renew_at_s:
+            self._renew_at_s = now_s + min(RENEW_S * 2 ** min(self._renewals, 6), RENEW_S_MAX)
+            self._renewals += 1
             self._client = None
             keep_for_ever(used)
 
@@ -82,7 +87,7 @@ class GroupRequests:
         used = self._admin
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.wrap_future(answer)
+                found = await asyncio.wrap_future(answer)
         except KafkaException as error:
             if error.args[0].code() == KafkaError._TRANSPORT:
                 self._renew(used)
@@ -91,3 +96,5 @@ class GroupRequests:
             self._renew(used)
             late = KafkaError(KafkaError._TIMED_OUT, f"no answer in {self._timeout_s:g} s")
             raise KafkaException(late) from error
+        self._renewals = 0
+        return found
