@@ -5,6 +5,7 @@ Everything here runs in a thread. `OSError` goes out as it is; the handler says 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import stat
@@ -40,6 +41,7 @@ class ObjectFiles:
         self._folders = Folders(root)
         self._direct = DirectFiles()
         self._numbers = itertools.count()
+        self._failed_syncs = 0  # of folders, by all puts
 
     def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         """Write a temporary file, sync it, link it to its name if that is free, sync the name.
@@ -79,7 +81,7 @@ class ObjectFiles:
                 continue
 
     def _name(self, temporary: str, key: str, size: int, checksum: int) -> None:
-        path, folder = f"{self.root}/{key}", key.rpartition("/")[0]
+        path, folder, failed = f"{self.root}/{key}", key.rpartition("/")[0], self._failed_syncs
         with self._folders.pinned(folder):
             try:
                 os.link(temporary, path)
@@ -89,7 +91,13 @@ class ObjectFiles:
                 # The put that named it may have met an error in the sync below. A sync that follows on a failed one
                 # may return without an error, and have written nothing: only a name that is new is written.
                 os.rename(temporary, path)
-            sync_folder(f"{self.root}/{folder}")
+            try:
+                sync_folder(f"{self.root}/{folder}")
+            except OSError:
+                self._failed_syncs += 1
+                raise
+            if self._failed_syncs != failed:  # another put's sync failed: this name may have been part of it
+                raise OSError(errno.EIO, "a sync of another object failed meanwhile", path)
 
     def delete(self, key: str) -> None:
         """Remove the file and the folders that it leaves empty.

@@ -301,7 +301,8 @@ def test_when_the_governor_dies_another_one_moves_its_partitions() -> None:
             cluster.shared.expire(one._entry)
             await one.close()
             await until(cluster, lambda: {cluster.owner(topic, n).broker for n in range(4)} == {"two"})
-            assert two.governs
+            while not two.governs:  # noqa: ASYNC110 - it learns so a moment after its first change
+                await asyncio.sleep(0)
 
     asyncio.run(work())
 

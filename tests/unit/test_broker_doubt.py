@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -276,7 +276,8 @@ def test_only_a_deletion_that_the_coordinator_shows_twice_releases_blocks(monkey
         async with lost_epoch() as found:
             await found.one.services.coordinator.delete_topic(found.topic)
             Faults(found.cluster, NotFoundError, left=1e9)
-            await found.one.drain()
+            with suppress(NotFoundError):  # where the ring held the blocks when their topic went
+                await found.one.drain()
             assert len(found.one.partitions.forwarder) == 0
             assert found.one.services.counters.given_up_blocks == 0
 
