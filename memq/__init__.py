@@ -1,4 +1,7 @@
-"""memq: a pub/sub log on object storage. This is the public face; its names are imported when they are first used."""
+"""memq: a pub/sub log on object storage. This is the public face.
+
+Its names are imported when they are first used.
+"""
 
 from __future__ import annotations
 

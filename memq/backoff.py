@@ -1,4 +1,4 @@
-"""How long to wait before something is tried again: random, below a bound that doubles from try to try."""
+"""Back-off before a retry: random, below a bound that doubles with each try."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _DOUBLINGS_MAX = 16  # what is tried for ever must not end in an overflow after 
 
 
 def backoff_s(chance: random.Random, tries: int, *, base_s: float, most_s: float) -> float:
-    """Return how many seconds to wait after `tries` failures: up to twice `base_s` after the first, at last `most_s`.
+    """Return the seconds to wait after `tries` failures: up to twice `base_s`, later at most `most_s`.
 
     Theory: those that failed together must not come again together, so the whole time is drawn ("full jitter").
     """

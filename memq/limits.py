@@ -1,4 +1,7 @@
-"""Bounds that the formats and the protocol promise. A value beyond one is refused before anything is allocated."""
+"""Bounds that the formats and the protocol promise.
+
+A value beyond one is refused before anything is allocated.
+"""
 
 from __future__ import annotations
 

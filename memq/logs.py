@@ -1,4 +1,7 @@
-"""Logging: the logger `memq`, silent until the program configures it; each line has a stable event code and a rate."""
+"""Logging: the logger `memq`, silent until the program configures it.
+
+Each line has a stable event code and a rate.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,18 @@ class _Count:
 
 @dataclass(slots=True)
 class RateLimit:
-    """Lets `LINES_MAX` lines of an event through in `INTERVAL_S`, and counts the others. Pure: time comes in."""
+    """Lets `LINES_MAX` lines of an event through in `INTERVAL_S`, and counts the others.
+
+    Pure: time comes in.
+    """
 
     _counts: dict[str, _Count] = field(default_factory=dict)
 
     def admit(self, event: str, now_s: float) -> int | None:
-        """Return how many lines of the event were left out since the last one; None when this one is left out too."""
+        """Return how many lines of the event were left out since the last one.
+
+        The result is None when this one is left out too.
+        """
         count = self._counts.get(event)
         if count is None:
             if len(self._counts) >= EVENTS_MAX:
@@ -46,7 +55,10 @@ class RateLimit:
 
 
 class EventLog:
-    """Writes events of one part, say a producer or a broker. `event` is stable text such as `producer.block-failed`."""
+    """Writes events of one part, say a producer or a broker.
+
+    `event` is stable text such as `producer.block-failed`.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -66,7 +78,7 @@ class EventLog:
         self._write(logging.WARNING, event, text, error)
 
     def error(self, event: str, text: str, error: BaseException | None = None) -> None:
-        """Log what somebody has to look at. With `error` its traceback is added."""
+        """Log an event for an operator. With `error` its traceback is added."""
         self._write(logging.ERROR, event, text, error)
 
     def outage(self, event: str, back: str) -> Outage:
@@ -85,7 +97,7 @@ class EventLog:
 
 
 class Outage:
-    """What is tried every second may be away for hours: that is logged once, then every minute, and at its end."""
+    """A repeated failure is logged once, then every minute, and at its end."""
 
     def __init__(self, events: EventLog, clock: Clock, event: str, back: str) -> None:
         self._events = events

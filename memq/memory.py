@@ -1,4 +1,4 @@
-"""How the C library keeps the memory of blocks and answers: told when a producer, a consumer or a broker is made."""
+"""Settings of the C library for the memory of blocks: set when a client or a broker is made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _kept_bytes = 0
 
 
 def keep_freed_blocks(kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
-    """Make glibc keep up to so much freed memory for the next blocks, instead of giving it back to the kernel.
+    """Make glibc keep this much freed memory for later blocks instead of returning it.
 
     A buffer of 128 KiB or more is mapped anew each time, and touching fresh pages costs ten times what the copy does:
     sealing a block took 815 ns per record of 1 KB, and takes 140. The threshold learns: freeing a large buffer raises

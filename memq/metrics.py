@@ -1,4 +1,4 @@
-"""Every metric of memq, once: name, kind, unit, meaning, labels, and how many series it may have at most.
+"""All metrics of memq: name, kind, unit, meaning, labels, bound of series.
 
 What is exported, docs/metrics.md, the Grafana boards and the alert rules of deploy/ are checked against this table.
 Whoever counts knows only the last part of a name (`Counters.acks` of the broker is `memq_broker_acks_total`).
@@ -24,7 +24,10 @@ LAG_SERIES_MAX = 10_000  # groups times topics; what is beyond is counted, and t
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One metric. `name` is that of its family: a counter's line ends in `_total`, a histogram has three sorts."""
+    """One metric.
+
+    `name` is its family's: a counter's line ends in `_total`, a histogram has three.
+    """
 
     name: str
     kind: Kind
@@ -303,7 +306,7 @@ METRICS: dict[str, Definition] = {metric.name: metric for metric in (*BROKER, *S
 
 
 def lines_of(name: str, series: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """Return a counter or gauge of the table `memq.metrics.METRICS` with its series: values of its labels, number."""
+    """Return a counter or gauge of `memq.metrics.METRICS` with its series: label values, number."""
     metric = METRICS[name]
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.help, labels=metric.labels)

@@ -99,7 +99,7 @@ class SocketNetwork:
 
 
 def _cause(error: OSError | ValueError) -> str:
-    """Return the cause in the system's words: the loops put the address, or their own name for it, into theirs.
+    """Return the cause in the system's words, without the loop's additions.
 
     A ValueError is that of a name that was not even looked up: with a part of 64 letters, an empty one, or a NUL.
     """
@@ -124,7 +124,7 @@ def _listen_error(where: str, error: OSError | ValueError) -> UnreachableError:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a shell needs of the outside: time, randomness, network; and the name of the host that it runs on."""
+    """A shell's environment: time, randomness, network, and the name of its host."""
 
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=random.SystemRandom)
@@ -148,7 +148,7 @@ def parse_address(text: str, default_port: int = 9876) -> Address:
 
 
 def peer_text(name: object) -> str:
-    """Write who is at the other end, from a transport's `peername`: an address, or whatever else the network says."""
+    """Return the peer's name from a transport's `peername`: an address, or other text of the network."""
     if isinstance(name, tuple) and len(name) >= 2:
         return format_address((str(name[0]), int(name[1])))
     return str(name)

@@ -33,7 +33,10 @@ def keep_to_end(*things: object) -> None:
 
 
 def keep_for_ever(thing: object) -> None:
-    """Keep a thing whose destructor waits for ever, past the end of the interpreter, too. Callers bound how many."""
+    """Keep a thing whose destructor waits for ever, past the end of the interpreter, too.
+
+    Callers bound how many.
+    """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

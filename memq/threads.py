@@ -84,7 +84,7 @@ class ThreadPool:
 
 
 class SpareThreads:
-    """At most `threads_max` threads beside their owner's, for calls that compress: they take one only when idle.
+    """At most `threads_max` extra threads for compression: taken only while idle.
 
     They start when needed, and end at `close` or when the owner is gone. With `threads_max` = 0 there are none.
     """
@@ -130,7 +130,7 @@ async def _settle(waiting: asyncio.Future[T]) -> None:
 
 
 def expect_native_threads() -> None:
-    """Tell that a library's own threads call into Python from now on, as those that run obstore's requests do."""
+    """Note that a library's own threads call into Python from now on, like obstore's."""
     atexit.unregister(wait_for_native_threads)
     atexit.register(wait_for_native_threads)
 

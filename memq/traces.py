@@ -1,4 +1,4 @@
-"""What spans of OpenTelemetry are called, and how those of one block find each other, for who gives a tracer provider.
+"""Names of OpenTelemetry spans, and how those of one block are related.
 
 Theory. A record carries the context of its `send` in a header (W3C `traceparent`), but a broker never opens a block,
 so it can't see it. Yet everybody who touches a block knows it by name: topic, write partition, producer id and first
@@ -38,14 +38,17 @@ Attributes = dict[str, str | int]
 
 
 def block_context(block: Block) -> SpanContext:
-    """Return the context that all spans of a block have as their parent; the same wherever it is asked for."""
+    """Return the context that all spans of a block have as their parent.
+
+    The same wherever it is asked for.
+    """
     digest = blake2b("\n".join(map(str, block)).encode(), digest_size=24).digest()
     trace, span = int.from_bytes(digest[:16], "big"), int.from_bytes(digest[16:], "big")
     return SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 def context_in(headers: Iterable[tuple[str, bytes | None]]) -> SpanContext | None:
-    """Return the context that a record's headers carry, None without one: the parent for spans of its processing."""
+    """Return the context in a record's headers, None without one: the parent of its processing."""
     carried = {name: value.decode("latin-1") for name, value in headers if name in HEADERS and value is not None}
     if not carried:
         return None

@@ -1,1 +1,1 @@
-"""What was lost, doubled or damaged, by range sets of sequences: pure accounts and verdicts, and their collector."""
+"""Accounts and verdicts on records that were lost, doubled or damaged, and their collector."""

@@ -1,4 +1,4 @@
-"""One producer in one write partition: which sequences arrived, which are missing, and how that is known. Pure.
+"""The account of one producer in one write partition: sequences that arrived or are missing. Pure.
 
 A sequence is lost only when two things are known: that it was used (the producer said where it ended), and that
 nothing which could hold it is left unread. All that falls short of that is unproven, and never called lost.
@@ -19,7 +19,7 @@ SLICES = 8  # what was delivered lately is forgotten in eighths of the window
 
 
 class Fate(Enum):
-    """What readers do with a block: deliver it, drop it as a copy, or deliver records that they delivered before."""
+    """How readers treat a block: deliver it, drop it as a copy, or deliver records a second time."""
 
     NEW = "new"
     COPY = "copy"
@@ -27,7 +27,10 @@ class Fate(Enum):
 
 
 class Tail(Enum):
-    """Whether the last sequence is known: the producer said it, may still be sending, or fell silent without a word."""
+    """Whether the last sequence is known.
+
+    The producer stated it, may still be sending, or has been silent.
+    """
 
     PROVEN = "proven"
     IN_FLIGHT = "in flight"
@@ -49,8 +52,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What became of one producer's sequences; ranges are half-open and ascend, each kind leaves out the others.
+    """The sequences of one producer by outcome.
 
+    Ranges are half-open and ascend; each kind leaves out the others.
     `next_sequence` is where it ended, or else one above the last that was seen. `unproven` are holes that may be
     burned, on their way or lost. `expired` counts what lies before the first that retention left, `copies` the
     records that readers drop.
@@ -111,8 +115,9 @@ class RecentRanges:
 
 @dataclass(slots=True)
 class Account:
-    """The books on one producer in one write partition. Sequences go in by block, in the order of the queue.
+    """The books on one producer in one write partition.
 
+    Sequences go in by block, in the order of the queue.
     What comes up to the queue time `copies_ms` may be a copy, landed late, of what retention took: it says nothing of
     what must follow. What comes later can't be: all that came after it is here, or was never queued.
     """

@@ -1,5 +1,6 @@
-"""The audit's machine: pointers and checked batches go in, in the order of the queue; a verdict comes out. Pure.
+"""The audit's machine: pointers and checked batches go in, in the order of the queue.
 
+A verdict comes out. Pure.
 It plays the reader that starts at the beginning and never stops: what that one would deliver is counted once, what
 it would drop is a copy, and each sequence that it would miss must be explained. Memory: range sets for each producer,
 and the first places of each class of findings.
@@ -41,7 +42,7 @@ OTHER_BYTES = "same sequences, other bytes"
 
 @dataclass(slots=True)
 class _WritePartition:
-    """What the pointers of one write partition say beside their producers.
+    """Facts from the pointers of one write partition, apart from its producers.
 
     When retention took something, its pointers up to the queue time `copies_ms` may be copies of that, landed late: the
     queue refuses what is older than the topic's bound. `starts` has by epoch the batch from which on all must be here.
@@ -245,7 +246,7 @@ class Auditor:
         return write
 
     def _forget_totals(self, partition: int) -> None:
-        """Let totals begin anew: what was not read may explain what they count."""
+        """Begin the totals again: an entry that was not read may explain their difference."""
         for write in self._writes.values():
             if write.read_partition == partition:
                 write.totals.forget()
@@ -319,7 +320,10 @@ def _place_of(block: BlockCheck, partition: int, offset: int, key: str) -> Place
 
 
 def _tell_balance(balance: Balance, tallies: dict[Kind, _Tally]) -> None:
-    """Add what is missing of one producer; damaged, unread and doubled blocks were told where they were met."""
+    """Add what is missing of one producer.
+
+    Damaged, unread and doubled blocks were told where they were met.
+    """
     for kind, ranges in ((Kind.LOST, balance.lost), (Kind.HOLE, balance.unproven)):
         for first, next_ in ranges:
             place = Place(balance.partition, producer=balance.producer, first=first, next=next_)

@@ -1,4 +1,4 @@
-"""Holds one stored batch against the pointer that names it: length, index, every block, every checksum. Pure.
+"""Compares one stored batch with its pointer: length, index, every block, every checksum. Pure.
 
 Blocks are found by the index when it is whole, else by their own lengths, and what only the pointer knows of comes
 last: each sequence that the pointer names ends in exactly one block, sound or not.
@@ -43,7 +43,10 @@ class BlockCheck:
 
 @dataclass(frozen=True, slots=True)
 class BatchCheck:
-    """What one copy of a batch holds. `faults` are untruths that hide no record by themselves."""
+    """The content of one copy of a batch.
+
+    `faults` are contradictions that by themselves hide no record.
+    """
 
     key: str
     blocks: tuple[BlockCheck, ...]
@@ -194,7 +197,10 @@ def _blocks_by_headers(batch: memoryview, scope: int) -> Iterator[BlockCheck]:
 
 
 def _with_pointer(pointer: Pointer, found: list[BlockCheck], faults: list[str]) -> tuple[list[BlockCheck], bool]:
-    """Give blocks that nobody can place the sequences that only the pointer knows of; say whether all are placed."""
+    """Give blocks that nobody can place the sequences that only the pointer knows of.
+
+    Say whether all are placed.
+    """
     held: dict[int, RangeSet] = {}
     for block in found:
         if block.producer:

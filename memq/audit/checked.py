@@ -1,4 +1,4 @@
-"""One entry of the queue with what its batch was found to hold, and its way as bytes between processes. Pure."""
+"""One entry of the queue with the content of its batch, as values and as bytes. Pure."""
 
 from __future__ import annotations
 

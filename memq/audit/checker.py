@@ -136,8 +136,9 @@ class Checker:
         )
 
     async def _check_part(self, checked: Checked, pointer: Pointer, location: Location) -> BatchCheck | None:
-        """Check one batch of an object of many by its own bytes; None when it is damaged: only the index tells how.
+        """Check one batch of an object of many by its own bytes.
 
+        The result is None when it is damaged: only the index tells how.
         The whole object would be read once for each of the batches, thousands, that share it.
         """
         try:
@@ -167,7 +168,9 @@ class Checker:
 
 
 async def check_one(topic: Topic, queue: PointerReader, read: ReadObject, partition: int, offset: int) -> Checked:
-    """Fetch and check the batch of one pointer of a write partition again; an entry with an error when there is none.
+    """Fetch and check the batch of one pointer of a write partition again.
+
+    An entry with an error when there is none.
 
     Raises: as `PointerReader.read`, after some tries.
     """

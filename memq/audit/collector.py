@@ -1,4 +1,4 @@
-"""Audits a topic in one process: all that its queue names is checked, in order, and given to the machine."""
+"""Audits a topic in one process: checks every pointer and batch in order, and feeds the machine."""
 
 from __future__ import annotations
 

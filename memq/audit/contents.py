@@ -1,4 +1,4 @@
-"""What the last blocks of a topic held, so that a copy can be told from another block of the same sequences. Pure."""
+"""The content of a topic's last blocks, for telling a copy from another block of its sequences. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of each producer's records, minute by minute of queue time: a table that adds up to the verdict. Pure.
+"""Outcomes of each producer's records by minute of queue time, in sums of the verdict. Pure.
 
 Minutes are those of the queue: owners prove them, and no producer's clock moves them. What is missing has no time of
 its own; it is dated by the pointer that showed it missing. Rows of one key may come several times, and are added up.
@@ -44,7 +44,7 @@ def active_ms(settings: TopicSettings) -> int:
 
 
 def watermark_ms(settings: TopicSettings, now_ms: int) -> int:
-    """Return up to which queue time what is said now stays true: what is missing there can't come any more."""
+    """Return the queue time up to which the present result is final: no record can arrive there."""
     return now_ms - active_ms(settings)
 
 
@@ -74,7 +74,7 @@ class MinuteRow:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A block as a reader meets it: its producer, sequences, queue time in Unix ms, and the place of its first record.
+    """A block as a reader meets it: producer, sequences, queue time (Unix ms), place of its first record.
 
     It is `late` when a higher epoch was met before it.
     """
@@ -89,21 +89,22 @@ class Met:
 
 @dataclass(slots=True)
 class _Missing:
-    """What a stream lacks, as it was met: sequences with the minute in which that was seen."""
+    """Missing sequences of a stream in order of arrival, each with the minute of its detection."""
 
     reach: int = 0
     dated: list[tuple[int, int, int]] = field(default_factory=list)
 
     def meet(self, first: int, next_: int, minute_ms: int) -> None:
-        """Take the sequences of a block, or those up to an end: what lies between the last and these is missing."""
+        """Take the sequences of a block, or up to an end: those between the last and these are missing."""
         if first > self.reach:
             self.dated.append((self.reach, first, minute_ms))
         self.reach = max(self.reach, next_)
 
 
 class Minutes:
-    """Counts by minute. `committed` has by read partition the positions of all groups, None where there is none.
+    """Counts by minute.
 
+    `committed` has by read partition the positions of all groups, None where there is none.
     Memory: one row for each stream and minute since `take_rows`, and one entry for each hole and each bad block.
     """
 
@@ -134,7 +135,10 @@ class Minutes:
         self._row(met.stream, met.time_ms).copies += met.next - met.first
 
     def miss(self, met: Met) -> None:
-        """Take a block that readers don't get; what of it is missing in the end is told by `settle`."""
+        """Take a block that readers don't get.
+
+        `settle` reports the part that is missing in the end.
+        """
         missing = self._missing_of(met.stream)
         missing.meet(met.first, met.next, _minute(met.time_ms))
         missing.dated.append((met.first, met.next, _minute(met.time_ms)))
@@ -150,7 +154,10 @@ class Minutes:
         return rows
 
     def settle(self, balances: Sequence[Balance]) -> list[MinuteRow]:
-        """Date what is missing in the end, and return the rows that are left; what was met before is forgotten."""
+        """Date what is missing in the end, and return the rows that are left.
+
+        What was met before is forgotten.
+        """
         for balance in balances:
             open_kind = "in_flight" if balance.tail is Tail.IN_FLIGHT else "unknown"
             kinds = {"lost": balance.lost, "corrupt": balance.corrupt, "unread": balance.unread}
@@ -192,7 +199,7 @@ def _before(met: Met, position: Position | None) -> int:
 
 
 def _dated(ranges: Sequence[Range], dated: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield minute and count for pieces of ascending `ranges`, all of which lie in `dated`, sorted by their starts."""
+    """Yield minute and count for pieces of ascending `ranges` that lie in `dated`, sorted by start."""
     at = 0
     for start, next_ in ranges:
         first = start

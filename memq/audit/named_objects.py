@@ -1,4 +1,4 @@
-"""Holds every pointer of a read partition against the store: its object is there, and is the one that it names.
+"""Compares every pointer of a read partition with the store: its object exists and is the named one.
 
 An object that is sound by itself may still be the wrong one: another's bytes under its key. So what the pointer says is
 compared with the key, with the object's index and with the blocks: cluster, topic id, partition, epoch, batch sequence,
@@ -26,7 +26,10 @@ Read = Callable[[Location], Awaitable[Buffer]]
 
 @dataclass(frozen=True, slots=True)
 class NamedFinding:
-    """What is wrong at an offset of the queue: the key of the object, "" when no pointer could be read; why."""
+    """What is wrong at an offset of the queue: the key of the object, "" when no pointer could be read.
+
+    Why.
+    """
 
     offset: int
     key: str
@@ -35,7 +38,10 @@ class NamedFinding:
 
 @dataclass(frozen=True, slots=True)
 class NamedBatch:
-    """One entry of the queue that was checked; `data` is the object of its first copy, None when it can't be read."""
+    """One entry of the queue that was checked.
+
+    `data` is the object of its first copy, None when it can't be read.
+    """
 
     findings: tuple[NamedFinding, ...]
     key: str = ""
@@ -134,7 +140,10 @@ class NamedObjects:
                 yield f"block {block.number}: {block.cause}"
 
     def _misplaced(self, pointer: Pointer, key: str) -> Iterator[str]:
-        """Say what of a key is not as the pointer says; keys of shared and staged objects say nothing of batches."""
+        """Say what of a key is not as the pointer says.
+
+        Keys of shared and staged objects say nothing of batches.
+        """
         try:
             named = parse_object_key(key)
         except InvalidRequestError:

@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Verdict:
-    """What was checked in one object, and what is wrong with it."""
+    """The checks of one object and their findings."""
 
     index: ObjectIndex | None = None
     blocks: int = 0
@@ -68,7 +68,7 @@ def check_object(data: memoryview) -> Verdict:
 
 
 def check_file(name: str, data: memoryview) -> Verdict:
-    """Check a whole file of a store: an object, or one of the files beside them, by how it begins or what it is called.
+    """Check one file of a store: an object, or another file, by its first bytes or its name.
 
     Nothing is raised: what is wrong is in the verdict.
     """

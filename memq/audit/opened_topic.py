@@ -1,4 +1,4 @@
-"""Opens a topic of a cluster for audits: pointers by a broker, objects from their store where that opens here."""
+"""Opens a topic for audits: pointers through a broker, objects from their store if it opens here."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ async def opened_topic(
     direct: bool = False,
     s3: Mapping[str, object] | None = None,
 ) -> AsyncIterator[OpenedTopic]:
-    """Open a topic of the cluster at `brokers`; `direct`: only with a way to its stores, whatever they hold.
+    """Open a topic of the cluster at `brokers`.
 
+    `direct`: only with a way to its stores, whatever they hold.
     `s3` has the section `[s3]`; without it that of this process.
     Raises: UnreachableError, NotFoundError; DeniedError without such a way.
     """
@@ -90,7 +91,7 @@ def _direct_source(metadata: ClusterMetadata, stores: OpenStores) -> ReadObject:
 async def _source(
     metadata: ClusterMetadata, stores: OpenStores, topic: Topic, any_broker: AnyBroker
 ) -> tuple[ReadObject, str]:
-    """Return how to read objects: straight from stores that open here and hold the topic, else through a broker.
+    """Return an object reader: direct if the stores open here and have the topic, else by a broker.
 
     A folder of the same name on another machine opens too, and holds nothing: then each object would seem missing.
     """

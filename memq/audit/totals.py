@@ -1,4 +1,4 @@
-"""Follows the totals that pointers state: records that were counted, and that no pointer shows, are missing. Pure.
+"""Follows stated totals: records that are counted and that no pointer shows are missing. Pure.
 
 Each pointer states how much its write partition held before it. So the pointer behind a batch proves that the batch
 was there, also when its producer never said where it ended and its batch sequence was the last of its epoch. Only
@@ -14,18 +14,22 @@ from memq.format.pointer import Pointer
 
 @dataclass(slots=True)
 class RunningTotals:
-    """The records of one write partition, as its pointers show them from the first one on; `begin` is the queue's."""
+    """The records of one write partition, as its pointers show them from the first one on.
+
+    `begin` is the queue's.
+    """
 
     begin: int
     shown: int | None = None
 
     def forget(self) -> None:
-        """Begin anew with the next pointer: one was met that can't be read."""
+        """Begin again with the next pointer: an unreadable one was met."""
         self.shown = None
 
     def take(self, pointer: Pointer, *, follows_copies: bool) -> int:
-        """Return how many records the pointer counts that were not shown before it; each is told once.
+        """Return how many records the pointer counts that were not shown before it.
 
+        Each is reported once.
         None while it follows what may be copies of pointers that retention took: with them went what it counts.
         """
         stated = pointer.totals.records

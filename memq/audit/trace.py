@@ -1,4 +1,4 @@
-"""Where one record is: the pointers that name it, its block and object, its times, and which groups are past it. Pure.
+"""The path of one record: its pointers, block and object, times, and groups behind it. Pure.
 
 A record is its producer and sequence. Who knows only a key, or a position, finds those first, in the blocks.
 """
@@ -81,7 +81,10 @@ class Wanted:
 
 
 def unread_sighting(wanted: Wanted, partition: int, entry: Entry, pointer: Pointer, cause: str) -> Sighting | None:
-    """Return what a pointer alone says of a record that its batch does not show; None when it does not name it."""
+    """Return what a pointer alone says of a record that its batch does not show.
+
+    The result is None when it does not name it.
+    """
     if wanted.producer is None or wanted.sequence is None or not wanted.is_named_by(pointer):
         return None
     location = pointer.locations[0]
@@ -136,7 +139,7 @@ def sightings(wanted: Wanted, partition: int, entry: Entry, pointer: Pointer, ba
 
 
 def _records(wanted: Wanted, header: BlockHeader, block: memoryview, index: int) -> list[tuple[int, str]]:
-    """Return which records of a block are wanted, by their number in it, each with what is wrong with the block."""
+    """Return the wanted records of a block by number, each with the fault of the block, if any."""
     if wanted.position is not None:
         found = [wanted.position.record_index - index]
     elif wanted.sequence is not None:

@@ -1,4 +1,7 @@
-"""The verdict of an audit: what was found, how sure that is, and what it rests on. Pure values, with their JSON."""
+"""The verdict of an audit: what was found, how sure that is, and what it rests on.
+
+Pure values, with their JSON.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was found; what is not known is None. Sequences are half-open, `offset` is a pointer's."""
+    """Where something was found; what is not known is None.
+
+    Sequences are half-open, `offset` is a pointer's.
+    """
 
     partition: int
     producer: int | None = None
@@ -98,7 +104,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCoverage:
-    """What was read of one read partition: the pointers from `begin` up to, not with, `end`, or why none."""
+    """The read part of a read partition: pointers `begin` to `end` (exclusive), or why there are none."""
 
     partition: int
     begin: int
@@ -109,7 +115,10 @@ class PartitionCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What the verdict rests on. `through` says how objects were read."""
+    """The basis of the verdict.
+
+    `through` says how objects were read.
+    """
 
     partitions: tuple[PartitionCoverage, ...] = ()
     objects: int = 0
@@ -152,7 +161,10 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an audit says of one topic. `balances` are its producers, at most BALANCES_MAX, with findings first."""
+    """The audit's verdict on one topic.
+
+    `balances`: at most BALANCES_MAX producers, with findings first.
+    """
 
     topic: str
     topic_id: str

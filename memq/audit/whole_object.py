@@ -44,7 +44,10 @@ async def read_by_ranges(read: ReadRange, location: Location) -> Buffer:
 
 
 async def _read_stated(part: Callable[[int, int], Awaitable[Buffer]], known: int) -> Buffer | None:
-    """Return the object, whose index's head ends at `known`, if it is as long as index and trailer say; else None."""
+    """Return the object, whose index's head ends at `known`, if it is as long as index and trailer say.
+
+    Else None.
+    """
     try:
         start = memoryview(await part(0, known))
         size = known - INDEX_HEAD_BYTES + index_bytes(start[-INDEX_HEAD_BYTES:]) + TRAILER_BYTES
@@ -58,7 +61,7 @@ async def _read_stated(part: Callable[[int, int], Awaitable[Buffer]], known: int
 
 
 async def _measure(read: ReadPart, key: str) -> int:
-    """Return the object's length, whatever it says of itself: double until it does not reach that far, then halve."""
+    """Return the object's length by reads alone: double until a read fails, then halve."""
     low, high = 0, 1 << 10
     while await reaches(read, high):
         low, high = high, high * 2

@@ -1,1 +1,1 @@
-"""The broker: takes blocks, writes batches as objects, publishes their pointers, acks, and lends reads."""
+"""The broker: takes blocks, writes batches as objects, publishes pointers, acks, serves reads."""

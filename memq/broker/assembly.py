@@ -75,7 +75,10 @@ async def check_part(
 async def check_pointers(
     parts: PartSettings, settings: BrokerSettings, *, runtime: Runtime | None = None
 ) -> list[LogLostError]:
-    """Compare queue and store as a start does; return what logs the queue has lost. Raises: as `LostQueue.check`."""
+    """Compare queue and store as a start does; return what logs the queue has lost.
+
+    Raises: as `LostQueue.check`.
+    """
     runtime = runtime or Runtime()
     coordinator = open_coordinator(parts, runtime, settings.cluster)
     try:
@@ -100,7 +103,7 @@ async def _closed_after(check: Awaitable[object], close: Callable[[], Awaitable[
 async def serve_cluster(
     settings: BrokerSettings, parts: PartSettings, ready: Callable[[str], None], *, runtime: Runtime | None = None
 ) -> int:
-    """Run a broker of a cluster until SIGTERM or SIGINT, drain it, and return the exit code: see `run_broker`.
+    """Run a broker of a cluster until SIGTERM or SIGINT, drain it, return the exit code.
 
     Store and queue are checked before clients can come. Raises: MemqError for what stands in the way of the start.
     """
@@ -139,7 +142,7 @@ async def serve_cluster(
 
 
 async def _check_id(settings: BrokerSettings, coordinator: Coordinator, runtime: Runtime) -> None:
-    """Leave alone a broker that runs under this id: it would end in the middle of its work, and not be drained.
+    """Refuse to replace a running broker with this id: it would end without a drain.
 
     One that does not answer is dead, and its session will end, or hangs: its place is taken.
     Raises: InvalidSettingError; as `Coordinator.brokers`.

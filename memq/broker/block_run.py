@@ -1,4 +1,4 @@
-"""The broker's hot path: sound blocks of one stream that lie one after another, checked in place, taken at once.
+"""The broker's hot path: runs of sound blocks of one stream, checked in place, taken at once.
 
 Only what is plainly right passes here. The first block that is anything else (damaged, too old, out of sequence,
 sent before, of another stream, only half there) ends the run, and the connection judges it alone and in full.
@@ -52,7 +52,7 @@ _FIRST_END = SEQUENCE_END - 65_536 * BLOCK_RECORDS_MAX
 
 
 class Run(NamedTuple):
-    """Blocks that were checked: where they lie, the sequence after the last, and where what follows starts."""
+    """Checked blocks: their place, the sequence after the last, and the start of the next block."""
 
     extents: list[Extent]
     next_sequence: int

@@ -159,8 +159,9 @@ class Broker:
         return await start_step(self.services.runtime, self.services.events, name, step)
 
     async def _make_places(self) -> None:
-        """Make what topics lack in the queue, or say what is wrong with it. Raises: MemqError of the first such topic.
+        """Make what topics lack in the queue, or say what is wrong with it.
 
+        Raises: MemqError of the first such topic.
         Those of many topics at once, for a queue asks for them together: one by one 10,000 topics took minutes.
         """
         queue = self.services.queue
@@ -189,7 +190,7 @@ class Broker:
         return self.governor is not None and self.governor.term > 0
 
     async def hand_over(self, *, leaves: bool = False) -> None:
-        """Own nothing any more, from now on: each partition is drained, and opened by the broker that it goes to.
+        """Own nothing from now on: drain each partition; its next broker opens it.
 
         Raises: InvalidRequestError when no other broker takes any, and it takes partitions again, unless it `leaves`:
         then others that leave, too, would hand theirs to it. UnreachableError; TimeoutError after HAND_OVER_S, for one
@@ -340,7 +341,7 @@ class Broker:
             )
 
     async def _tell_loads(self) -> None:
-        """Report what the partitions take in, and look anew: balance depends on it, and a call may have been missed."""
+        """Report the load of the partitions and refresh: the balance needs it, and a call may be lost."""
         clock, coordinator, traffic = self.services.runtime.clock, self.services.coordinator, Traffic()
         told = None
         while True:
@@ -373,13 +374,13 @@ class Broker:
 
 
 def _told_address(advertise: str, bound: Address) -> str:
-    """Return what clients are told: `advertise`, with the port that is listened on for 0, or all that is."""
+    """Return the advertised address: `advertise` (with the real port for 0), or the listening one."""
     host, port = parse_address(advertise) if advertise else bound
     return format_address((host, port or bound[1]))
 
 
 def _close_overdue(connection: Connection, now_s: float, settings: BrokerSettings) -> None:
-    """Close a connection without HELLO, with a frame that does not become whole, or that reads no answers, in time."""
+    """Close a connection without HELLO, with an incomplete frame, or with unread answers, after its time."""
     if not connection.ready and now_s - connection.opened_s > settings.hello_timeout_ms / 1000:
         connection.refuse(ProtocolError(f"no HELLO within {settings.hello_timeout_ms} ms"))
     since_s = connection.half_since_s

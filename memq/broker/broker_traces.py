@@ -1,4 +1,4 @@
-"""The spans of a broker: `upload` and `publish` of each batch, in the traces of the blocks that it holds."""
+"""The spans of a broker: `upload` and `publish` of each batch, in the traces of its blocks."""
 
 from __future__ import annotations
 

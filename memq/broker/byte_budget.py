@@ -36,7 +36,7 @@ class ByteBudget:
             self._give_back(count)
 
     def _give_back(self, count: int) -> None:
-        """Take bytes back, and wake who is next: also when the one that gave up waiting stood in the way."""
+        """Take bytes back and wake the next waiter, also when a waiter in front of it gave up."""
         self.lent_bytes -= count
         while self._waiting:
             wanted, future = self._waiting[0]

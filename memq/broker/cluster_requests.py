@@ -1,4 +1,4 @@
-"""Answers what operators ask about the cluster: brokers, the governor's plan, a broker's clients, and its drain."""
+"""Answers operators' requests: brokers, the governor's plan, clients of a broker, its drain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class ClusterRequests:
         self._hand_over = hand_over
 
     async def admin(self, ask: DescribeCluster | DescribeClients | DescribeLoad | DrainBroker) -> AdminAnswer:
-        """Describe the cluster with its plan, what clients may have here, or how full this broker is; or drain it."""
+        """Describe the cluster with its plan, what clients may have here, or how full this broker is.
+
+        It may also drain the broker.
+        """
         if isinstance(ask, DescribeCluster):
             return await self._described()
         if ask.broker != self._services.settings.broker_id:

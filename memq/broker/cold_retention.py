@@ -1,4 +1,4 @@
-"""Retention of cold parts: the oldest part of a manifest goes when all of it is too old, or too much lies behind it.
+"""Retention of compacted parts: the oldest part of a manifest is removed when too old or too much.
 
 Its objects go with the sweep, when readers have had its safety age to learn of the new manifest.
 """
@@ -41,8 +41,9 @@ async def retire_cold(
     settings: TopicSettings,
     younger: Sequence[tuple[Entry, Pointer | None]],
 ) -> ColdManifest:
-    """Take the parts that are too old or too much, and return the manifest then; `younger` are the queue's entries.
+    """Take the parts that are too old or too much, and return the manifest then.
 
+    `younger` are the queue's entries.
     What the manifest has leaves the queue, if its compaction was killed before. Raises: as store and queue.
     """
     await leave_queue(services.queue, partition, manifest)
@@ -62,7 +63,10 @@ async def retire_cold(
 
 
 def expired_parts(manifest: ColdManifest, bytes_behind: int, settings: TopicSettings, now_ms: int) -> int:
-    """Return how many parts are too old or too much; `bytes_behind` are stored bytes of younger batches. Pure."""
+    """Return how many parts are too old or too much; `bytes_behind` are stored bytes of younger batches.
+
+    Pure.
+    """
     window_ms = window_since_ms(settings, now_ms)
     bytes_behind += sum(part.bytes for part in manifest.parts)
     count = 0

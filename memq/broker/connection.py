@@ -1,4 +1,4 @@
-"""One connection of a client at the broker: bytes into slabs, blocks checked in place, frames to their handlers.
+"""One client connection: bytes into slabs, blocks checked in place, frames to their handlers.
 
 What is plainly right goes the short way, many blocks at once (`memq.broker.block_run`); everything else is judged
 here, one frame after another.
@@ -49,7 +49,7 @@ _WRITE = int(Api.WRITE)
 
 
 class Handler(Protocol):
-    """Who answers the requests of connections."""
+    """Answers the requests of connections."""
 
     def request(self, connection: Connection, frame: Frame) -> None:
         """Take a control frame; its body is a copy. Raises: ProtocolError when the connection must be closed."""
@@ -402,7 +402,10 @@ class Connection(asyncio.BufferedProtocol):
     # ---- out -----------------------------------------------------------------------------------------
 
     def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
-        """See `memq.broker.streams.AckSink`. Its number may be that of another stream by now: then nobody waits."""
+        """See `memq.broker.streams.AckSink`.
+
+        Its number may be that of another stream by now: then nobody waits.
+        """
         if self.streams.get(stream.number) is not stream:
             return
         self._services.counters.acks += 1
@@ -455,7 +458,10 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _checked_block(stream: Stream, block: memoryview) -> BlockHeader:
-    """Return the header of a block that is sound and belongs on this stream. Raises: MemqError that says what not."""
+    """Return the header of a block that is sound and belongs on this stream.
+
+    Raises: MemqError that says what not.
+    """
     header = check_block(block, stream.processor.scope)
     if header.producer_id != stream.producer_id:
         raise ProtocolError(f"block of producer {header.producer_id:016x} on a stream of {stream.producer_id:016x}")

@@ -1,4 +1,4 @@
-"""Everything in one process, on a folder: the broker with a filesystem store, a SQLite queue and no cluster."""
+"""Everything in one process, on a folder: a broker with files, a SQLite queue, and no cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def serve(
     runtime: Runtime | None = None,
     companion: Companion | None = None,
 ) -> int:
-    """Run a broker on the folder `settings.data` until SIGTERM or SIGINT, drain it, and return the exit code.
+    """Run a broker on the folder `settings.data` until SIGTERM or SIGINT, drain it, return the exit code.
 
     `ready` is called with the address of the memq port once clients can come; `companion` runs from then on, given the
     address, until the drain. A second signal gives up the drain: what was held is logged and the code is 1.
@@ -88,7 +88,7 @@ async def _serve(
 
 
 async def check_objects(folder: DataFolder, store: FilesystemHandler, queue: SqliteQueue) -> None:
-    """Refuse a folder that lost all objects though its queue names some: readers would find nothing, and say so late.
+    """Refuse a folder that lost all objects although its queue names some.
 
     Raises: CorruptDataError, as store and queue.
     """

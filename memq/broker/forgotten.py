@@ -1,4 +1,4 @@
-"""Topics that the coordinator does not know, though the queue has them: it lost them, or is another cluster's."""
+"""Topics in the queue but missing from the coordinator: lost there, or of another cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes one block of a lost epoch that its new owner is handed: as acks=all does, until its pointer is in the queue."""
+"""Takes one forwarded block of a lost epoch at its new owner, until its pointer is in the queue."""
 
 from __future__ import annotations
 

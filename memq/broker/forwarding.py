@@ -1,4 +1,4 @@
-"""Hands the ack=1 blocks of lost epochs to the new owners, which may be this broker, and holds them until then.
+"""Hands ack=1 blocks of lost epochs to the new owners, and keeps them until they are published.
 
 Theory: a block that was acked with 1 has nobody else who would send it again, and another owner may have published it
 all the same: its producer sends it again when the ack was lost, and a publish of the lost epoch may land late. So
@@ -72,7 +72,10 @@ class Forwarder:
         return [line for held in self._work for line in held.describe()]
 
     async def drain(self) -> None:
-        """Return when nothing is held. Raises: what stood in the way, when blocks were given up meanwhile."""
+        """Return when nothing is held.
+
+        Raises: what stood in the way, when blocks were given up meanwhile.
+        """
         while self._work:
             await asyncio.wait(list(self._work.values()))
         error, self._given_up = self._given_up, None
@@ -106,7 +109,7 @@ class Forwarder:
     # ---- one epoch's blocks ------------------------------------------------------------------------
 
     async def _forward(self, held: HeldBlocks) -> None:
-        """Try until all blocks are in the queue, the topic was deleted, or no owner took any block for too long."""
+        """Retry until all blocks are in the queue, the topic is deleted, or no owner takes any for too long."""
         await asyncio.sleep(held.settled_s - self._now())
         tries, since_s, left = 0, self._now(), len(held)
         while held.blocks:
@@ -134,7 +137,10 @@ class Forwarder:
             held.settle()
 
     async def _hand_over(self, held: HeldBlocks) -> None:
-        """Find the owner, and bring it what the queue does not hold. Raises: what stands in the way of any block."""
+        """Find the owner, and bring it what the queue does not hold.
+
+        Raises: what stands in the way of any block.
+        """
         place = await self._place(held.topic, held.partition)
         peer = await connect_peer(self._services.runtime, place) if isinstance(place, str) else None
         refusal: MemqError | None = None
@@ -172,7 +178,10 @@ class Forwarder:
                 return handed_over_s
 
     async def _let_go_of_copies(self, held: HeldBlocks, read: ReadPartition) -> None:
-        """Let go of the blocks that the queue holds, byte for byte; give up, by name, those whose place others have."""
+        """Let go of the blocks that the queue holds, byte for byte.
+
+        Give up, by name, those whose place others have.
+        """
         shown = {block: parse_header(block.view) for block in held.queued()}
         if not shown:
             return
@@ -248,7 +257,7 @@ def _groups(blocks: Iterable[HeldBlock]) -> Iterator[list[HeldBlock]]:
 
 
 def _damage(held: HeldBlocks, block: HeldBlock) -> MemqError | None:
-    """Return what is wrong with a block here: what the other side received may have been damaged on the way."""
+    """Return the damage of a block here: the receiver may have got it damaged in transit."""
     try:
         check_block(block.view, scope_of(held.topic.id_bytes, held.partition))
     except MemqError as error:

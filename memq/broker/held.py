@@ -36,8 +36,9 @@ class HeldBlock:
 
 
 class HeldBlocks:
-    """What one epoch of one partition leaves, in memory or on disk. `release` gets the slab of each block let go.
+    """The blocks that one epoch of a partition leaves.
 
+    `release` gets the slab of each block that is no longer needed.
     The knowledge of the lost epoch goes on: what the queue holds of these producers, below `read_to`. `settled_s`
     (monotonic): from then on no publish of that epoch can land any more. `tickets` keep the blocks on disk, too.
     """
@@ -83,7 +84,10 @@ class HeldBlocks:
             self._queued[block.producer_id] = RangeSet() if queued is None else queued
 
     def _keep(self, slot: Slot, own: Ownership) -> None:
-        """Keep the blocks of a batch that were acked with 1; those of acks=all are sent again by their producers."""
+        """Keep the blocks of a batch that were acked with 1.
+
+        Those of acks=all are sent again by their producers.
+        """
         self.tickets += slot.tickets
         acked: dict[int, RangeSet] = {}
         for run in slot.runs:

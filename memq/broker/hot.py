@@ -1,4 +1,4 @@
-"""Batches that were published lately, still in memory: READ is served from them without asking the store."""
+"""Recently published batches still in memory: READ is served from them without the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNREAD_SHARE = 16
 
 @dataclass(frozen=True, slots=True)
 class HotBatch:
-    """The blocks of one published batch: views of slabs that it keeps leased, `offset` bytes into its object."""
+    """The blocks of one published batch: views of leased slabs, `offset` bytes into its object."""
 
     key: str
     offset: int

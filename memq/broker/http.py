@@ -1,4 +1,7 @@
-"""The HTTP port: is the broker alive, is it ready, and what does it count. One small request, one answer, closed."""
+"""The HTTP port: is the broker alive, is it ready, and what does it count.
+
+One small request, one answer, closed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where received bytes go: connections fill one slab after another, and stop reading when memory is short.
+"""Memory of received bytes: connections fill slabs, and stop reading when memory is short.
 
 Reads are synchronous, so one current slab serves all connections: each read starts at the cursor, and a
 frame that is only half there keeps its place (a region) until the rest comes. While a region is the last
@@ -81,7 +81,7 @@ class Intake:
         return region.slab.view[region.filled : region.end]
 
     def follow(self, region: Region) -> Region:
-        """Move the beginning of a small frame to the cursor, so that the next read goes on behind it; or leave it.
+        """Move the start of a small frame to the cursor, so that the next read follows it, or leave it.
 
         In place only the frame's rest can be read: with many connections that send small blocks, every second
         read would be of some hundred bytes, for the price of one of 100 KiB.

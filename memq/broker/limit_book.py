@@ -1,4 +1,4 @@
-"""The limits of one broker: a limiter for each topic that has one, by its settings, and for each client that came."""
+"""The limits of one broker: a limiter for each topic with a limit, and for each connected client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENTS_MAX = 10_000  # that are remembered; those that are connected are bounde
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What clients may have at one broker: those that are named, and each of all others."""
+    """The limits of clients at one broker: named clients, and the default for all others."""
 
     default: Limit = field(default_factory=Limit)
     named: Mapping[str, Limit] = field(default_factory=dict)
@@ -35,8 +35,9 @@ class _Known:
 
 
 class LimitBook:
-    """Finds limiters. Those of a topic share its limit by how many of its partitions that take records each one has.
+    """Finds limiters.
 
+    Those of a topic share its limit by how many of its partitions that take records each one has.
     A client is known by its client id, without one by the host that it comes from; all its connections share a
     limiter, which outlives them, so that coming again brings nothing.
     """
@@ -48,7 +49,10 @@ class LimitBook:
         self._clients: dict[str, _Known] = {}
 
     def follow(self, topics: Iterable[Topic], owned: Container[tuple[str, int]]) -> None:
-        """Take the limits of topics as they are now; `owned`: the partitions, each with its topic id, owned here."""
+        """Take the limits of topics as they are now.
+
+        `owned`: the partitions, each with its topic id, owned here.
+        """
         before, self._topics = self._topics, {}
         now_s = self._clock.monotonic()
         for topic in topics:
@@ -91,7 +95,10 @@ class LimitBook:
         return [*self._topics.values(), *(known.limiter for known in self._clients.values())]
 
     def clients(self) -> list[tuple[str, Limit, int, int]]:
-        """Return who has a limit: name, limit, connections, and how often it was over. `default`: all others, each."""
+        """Return who has a limit: name, limit, connections, and how often it was over.
+
+        `default`: all others, each.
+        """
         known = {name: (each.limiter.limit, each.connections, each.limiter) for name, each in self._clients.items()}
         rows = [(name, limit, count, sum(limiter.over.values())) for name, (limit, count, limiter) in known.items()]
         rows += [(name, limit, 0, 0) for name, limit in self._client_limits.named.items() if name not in known]

@@ -1,4 +1,4 @@
-"""What was over a limit, in the broker's one registry: by topic or client and by mode, read when Prometheus asks."""
+"""Counts of exceeded limits in the broker's registry, by topic or client and by mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of clients as settings: a section of client ids, `default` for all others, each a line like `soft 10MiB/s`."""
+"""Limits of clients as settings: client ids, `default` for all others, lines like `soft 10MiB/s`."""
 
 from __future__ import annotations
 

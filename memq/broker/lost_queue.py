@@ -1,4 +1,4 @@
-"""Finds what the queue has lost: topics that it does not have, and logs that show nothing though the store has batches.
+"""Finds losses of the queue: missing topics, and empty logs of partitions with stored batches.
 
 With an empty queue a sweep would take every object for unnamed, and an owner that opened an empty log would begin anew.
 """
@@ -46,8 +46,9 @@ class LostQueue:
     coordinator: Coordinator
 
     async def check(self) -> list[LogLostError]:
-        """Prove that the queue knows each topic that has objects; return what logs it has lost of those that it knows.
+        """Prove that the queue knows each topic that has objects.
 
+        Return what logs it has lost of those that it knows.
         A topic that is not in the queue and has no objects is one whose making was interrupted. The objects that topics
         share may be anybody's, so they tell something only when no topic with such objects is known; those that writers
         staged, only when no topic is known at all. Raises: InvalidRequestError, MemqError of the parts.
@@ -78,7 +79,10 @@ class LostQueue:
                 yield topic, None if isinstance(spans, NotFoundError) else spans
 
     async def _spans(self, partitions: Sequence[ReadPartition]) -> list[Span]:
-        """Return the spans of the partitions of a topic. Raises: NotFoundError when one is not there, QueueError."""
+        """Return the spans of the partitions of a topic.
+
+        Raises: NotFoundError when one is not there, QueueError.
+        """
         found: list[Span] = []
         for first in range(0, len(partitions), PARTITIONS_AT_ONCE_MAX):
             asked = partitions[first : first + PARTITIONS_AT_ONCE_MAX]
@@ -115,8 +119,9 @@ class LostQueue:
         return [error for error in found if error is not None]
 
     async def check_opening(self, topic: Topic, partition: int, *, claimed: bool) -> None:
-        """Prove that a write partition may be opened of which its log shows nothing; `claimed`: it had an owner before.
+        """Prove that a write partition may be opened of which its log shows nothing.
 
+        `claimed`: it had an owner before.
         One that had none may share its log with others. Raises: LogLostError, MemqError of the parts.
         """
         read = topic.read_partition_of(partition)
@@ -146,7 +151,7 @@ class LostQueue:
         )
 
     async def _shows(self, partition: ReadPartition) -> bool:
-        """Whether a log shows anything now: it may have been opened, and got its first batch, since it was read."""
+        """Whether a log shows anything now: it may have been opened since it was read."""
         try:
             span = await self.queue.span(partition)
         except NotFoundError:

@@ -1,4 +1,4 @@
-"""The broker's counters as plain integers, and how Prometheus reads them: one registry for the process."""
+"""The broker's counters as plain integers, and their export to Prometheus in one registry."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Histogram:
 
 @dataclass(slots=True)
 class Counters:
-    """What a broker counts. Every field is a metric of the same name, after `memq_broker_`, in `memq.metrics`."""
+    """Counters of a broker.
+
+    Each field is the metric of the same name after `memq_broker_` in `memq.metrics`.
+    """
 
     received_bytes: int = 0
     received_blocks: int = 0

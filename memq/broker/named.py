@@ -1,4 +1,4 @@
-"""What a write partition remembers of named producers beyond its dedup window. Pure.
+"""One write partition's memory of named producers beyond its dedup window. Pure.
 
 Theory. A named producer's sequences are dense from 0: its owner opens no stream for it beyond what the queue holds. So
 one number, the sequence after its last, says which of them are committed, for as long as the name is remembered. Each
@@ -17,7 +17,10 @@ from memq.format.pointer import NamedProducer
 
 
 class NamedProducers:
-    """The names of one write partition, by producer id; no more than NAMED_PRODUCERS_MAX, its owner sees to that."""
+    """The names of one write partition, by producer id.
+
+    No more than NAMED_PRODUCERS_MAX, its owner sees to that.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, NamedProducer] = {}
@@ -34,7 +37,7 @@ class NamedProducers:
         return tuple(self._known.values())
 
     def learn(self, entry: NamedProducer, time_ms: int) -> None:
-        """Take what a pointer of queue time `time_ms` says, in any order: a late one says nothing that is newer."""
+        """Take the statement of a pointer of queue time `time_ms`, in any order: older ones change nothing."""
         known = self._known.get(entry.producer, entry)
         seen_ms = max(entry.last_seen_ms or time_ms, known.last_seen_ms)
         if entry.batch_id:
@@ -49,7 +52,7 @@ class NamedProducers:
         )
 
     def forget(self, before_ms: int, busy: Container[int] = ()) -> None:
-        """Forget the names that were silent since before `before_ms` (queue time), but for those that are `busy`."""
+        """Forget names silent since before `before_ms` (queue time), except the `busy` ones."""
         for number, entry in list(self._known.items()):
             if entry.last_seen_ms < before_ms and number not in busy:
                 del self._known[number]

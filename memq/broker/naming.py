@@ -1,4 +1,7 @@
-"""Decides which instance of a named producer may write to a partition, and from which sequence on. Pure."""
+"""Decides which instance of a named producer may write to a partition, and from which sequence on.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ RETRY_MS_MAX = 5_000
 
 
 def next_instance(own: Ownership, producer: Producer, epoch: int, now_s: float, *, by_age: bool) -> int:
-    """Return the epoch of an instance that begins: the one it asks for, for 0 the next. `now_s` is monotonic.
+    """Return the epoch of an instance that begins: the one it asks for, for 0 the next.
 
+    `now_s` is monotonic.
     An older instance may have blocks at an earlier owner. Where the queue refuses by age (`by_age`), their pointer may
     land for S after this owner's `opened`; before that, nobody can say where the name stands.
     Raises: ProducerFencedError for an older instance; NotReadyError until then; TooLargeError for a name too many.

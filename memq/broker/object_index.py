@@ -33,7 +33,10 @@ async def _read_once(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectInd
 
 
 async def read_batch_entries(stores: Mapping[str, ObjectReader], pointer: Pointer) -> tuple[BlockEntry, ...]:
-    """Return the entries of the blocks of a batch, by two ranged reads of a copy of it; otherwise as `read_index`."""
+    """Return the entries of the blocks of a batch, by two ranged reads of a copy of it.
+
+    Otherwise as `read_index`.
+    """
     ways = [
         Way(f"object '{location.key}'", partial(_entries_once, stores[location.store], location))
         for location in pointer.locations

@@ -1,4 +1,4 @@
-"""What waits for one client in its socket: frames go out through here, and a client that does not read is noticed."""
+"""The output of one connection: frames leave through it, and a client that does not read is seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an owner knows of its partition from the queue: its epoch, its proof, who sent what, and the totals. Pure.
+"""An owner's knowledge of its partition from the queue: epoch, proof, producers, totals. Pure.
 
 The queue is the log of what was committed. An owner opens with a control pointer, reads the tail up to
 it, and from then on knows everything that lies in the queue as long as it keeps reading what comes
@@ -163,7 +163,7 @@ class Ownership:
         return self.named_ms if len(self.named) else 0
 
     def must_restate(self) -> bool:
-        """Whether `opened` is to be published again, so that an opening has no more than W to read for the names."""
+        """Whether `opened` must be published again, so that an opening reads at most W for the names."""
         return len(self.named) > 0 and self.queue_time_ms() - self.named_ms > self.dedup_window_ms // 2
 
     # ---- what is published -------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Ownership:
         return offset == self.read_to
 
     def forget(self, now_ms: int, busy: Container[int] = (), retention_ms: int = 0) -> None:
-        """Drop producers that were silent for the dedup window, have no stream and no block in the ring (`busy`).
+        """Drop producers silent for the dedup window without stream or block in the ring (`busy`).
 
         A ring may hold blocks for longer than the window, of a producer that the queue has never seen. A named one
         goes after the topic's retention, 0: never.

@@ -186,7 +186,7 @@ class Partitions:
         self._services.events.error("drain-failed", repr(error), error)
 
     def at_work(self) -> list[TopicProcessor]:
-        """Return the processors of all partitions that are ours, and those that were let go of and are not done."""
+        """Return the processors of all owned partitions, and of released ones that are not finished."""
         return [*self.processors.values(), *self._left]
 
     # ---- what connections ask -------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Partitions:
         return processor
 
     def _elsewhere(self, topic: Topic, partition: int, address: str) -> MemqError:
-        """Return what a client is told that asks the wrong broker: where to go, or to wait until somebody owns it."""
+        """Return the answer for a client at the wrong broker: the owner's address, or wait."""
         if not address:
             text = f"partition {partition} of topic '{topic.name}' has no owner now"
             return NotReadyError(text, retry_after_ms=NO_OWNER_MS)
@@ -297,7 +297,7 @@ class Partitions:
         return self._addresses[entry.broker]
 
     async def _look_once(self) -> None:
-        """Refresh for all who ask until it begins: of thousands that look for new owners each would read everything."""
+        """Refresh once for all callers that wait: each would otherwise read everything."""
         async with self._looking:
             self._look = None
             with suppress(UnreachableError):
@@ -308,7 +308,10 @@ class Partitions:
     async def create(
         self, name: str, partitions: int, settings: TopicSettings, *, exist_ok: bool, internal: bool = False
     ) -> Topic:
-        """Make a topic and assign its partitions. Raises: InvalidNameError, InvalidSettingError, AlreadyExistsError."""
+        """Make a topic and assign its partitions.
+
+        Raises: InvalidNameError, InvalidSettingError, AlreadyExistsError.
+        """
         check_name(name, internal=internal)
         self._services.spool.check(settings)
         runtime = self._services.runtime

@@ -34,7 +34,10 @@ class Peer(asyncio.BufferedProtocol):
         self._failure: MemqError | None = None
 
     async def hello(self) -> None:
-        """Begin the conversation. Raises: UnreachableError, TimedOutError, UnsupportedVersionError, ProtocolError."""
+        """Begin the conversation.
+
+        Raises: UnreachableError, TimedOutError, UnsupportedVersionError, ProtocolError.
+        """
         hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1], client=f"memq-broker/{__version__}")
         frame = encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello))
         answer = decode_message((await self._ask(Api.HELLO, 0, [frame], CONNECT_TIMEOUT_S)).body, HelloAnswer)

@@ -119,7 +119,7 @@ def _name_held(broker: Broker) -> None:
 
 
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
-    """Look after retention at its interval, and sweep a few times within the safety age: it lists the whole store.
+    """Run retention at its interval and the sweep several times per safety age.
 
     One broker of a cluster sweeps, the governor: any could (`memq.broker.sweep`), but a listing costs requests.
     """
@@ -152,7 +152,7 @@ async def _first(*works: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None
 
 
 def traces_of(settings: BrokerSettings, runtime: Runtime) -> BrokerTraces | None:
-    """Return what is told of uploads and publishes; None where the setting is off. Raises: InvalidSettingError."""
+    """Return the tracer of uploads and publishes; None if the setting is off. Raises: InvalidSettingError."""
     if not settings.traces:
         return None
     try:

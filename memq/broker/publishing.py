@@ -1,4 +1,4 @@
-"""Publishing one pointer: with a fresh proof, in order, and never again before the queue was read to its end."""
+"""Publishing one pointer: with a fresh proof, in order, and only after a read to the queue's end."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class Publisher:
         until_s: float = math.inf,
         compare: Callable[[], Awaitable[None]] | None = None,
     ) -> bool:
-        """Bring the pointer that `build` makes into the queue; it is built anew for every try.
+        """Bring the pointer that `build` makes into the queue.
 
+        It is built again for every try.
         Before each try the queue is read when the proof is old or the last try went wrong: refused does not
         mean absent, and what landed is recognised by its batch sequence. Returns True when the pointer is in the
         queue, even if a higher epoch was met beside it; False when it was not known to be there at `until_s`

@@ -1,4 +1,4 @@
-"""Limits on bytes and requests per second as pure machines: what a topic or a client may have now, and what it owes.
+"""Limits on bytes and requests per second of a topic or client, as pure machines.
 
 Theory: a token bucket that lends. Tokens come in at the rate of the limit, up to what one second brings; whoever finds
 any takes a whole block, even when that is more than there is, and the debt is worked off before the next one. So a
@@ -20,8 +20,9 @@ ROUND_S = 0.1  # who was slowed comes back for at least so much: each time costs
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What somebody may have per second, 0 for as much as there is; `mode` says what happens beyond it.
+    """A limit per second, 0 for none.
 
+    `mode` says what happens beyond it.
     dark: it is counted; soft: it is slowed, without an error; hard: it is refused with an OverLimitError.
     """
 
@@ -88,7 +89,10 @@ class Limiter:
         self._requests = _changed(self._requests, limit.requests_s * share, now_s)
 
     def room(self, now_s: float) -> tuple[int, int]:
-        """Return how many requests and bytes may come now, the last request with more bytes than that; 0: none."""
+        """Return how many requests and bytes may come now, the last request with more bytes than that.
+
+        0: none.
+        """
         requests = math.inf if self._requests is None else self._requests.look(now_s)
         size = math.inf if self._bytes is None else self._bytes.look(now_s)
         if requests > 0 and size > 0:
@@ -96,7 +100,10 @@ class Limiter:
         return (_UNBOUNDED, _UNBOUNDED) if self.limit.mode == "dark" else (0, 0)
 
     def take(self, requests: int, size: int) -> None:
-        """Note what came, after a look at the room for it. In the dark, what finds no room is counted, and no more."""
+        """Note what arrived after a check of the room.
+
+        In mode `dark` an excess is only counted.
+        """
         if self.limit.mode == "dark" and any(bucket.tokens <= 0 for bucket in self._buckets()):
             self.over["dark"] += requests
             return

@@ -1,4 +1,4 @@
-"""Whether a broker is ready: a probe of store and queue that always answers soon, and only when somebody asks."""
+"""Readiness of a broker: a probe of store and queue that answers in bounded time, on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Readiness:
         self._checking: asyncio.Task[MemqError | None] | None = None
 
     async def prove(self) -> None:
-        """Return when store and queue answer. Raises: MemqError for what stands in the way; in `READY_S` at most."""
+        """Return when store and queue answer. Raises: MemqError for what stands in the way.
+
+        In `READY_S` at most.
+        """
         if self._checking is None or self._checking.done():
             self._checking = self._tasks.start(self._found(), "readiness")
         await asyncio.wait((self._checking,), timeout=READY_S)

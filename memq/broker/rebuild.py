@@ -57,7 +57,10 @@ class BatchPlace:
 
 
 def staged_places(manifest: Manifest, checksum: int) -> dict[str, list[BatchPlace]]:
-    """Return the pieces of a batch by topic id, in their order; epoch and batch sequence are still to be given."""
+    """Return the pieces of a batch by topic id, in their order.
+
+    Epoch and batch sequence are still to be given.
+    """
     places: dict[str, list[BatchPlace]] = {}
     for (_, topic_id, partition), pieces in manifest.places().items():
         for number, (staged, piece) in enumerate(pieces, 1):
@@ -76,7 +79,7 @@ def staged_places(manifest: Manifest, checksum: int) -> dict[str, list[BatchPlac
 
 
 def follow_on(places: list[BatchPlace], staged: list[BatchPlace]) -> list[BatchPlace]:
-    """Return the staged pieces of a partition as the batches of one more epoch, behind those that have theirs."""
+    """Return the staged pieces of a partition as batches of a further epoch, after the others."""
     epoch = 1 + max((place.epoch for place in places), default=0)
     found: list[BatchPlace] = []
     for number, place in enumerate(staged):

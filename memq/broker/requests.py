@@ -1,4 +1,4 @@
-"""Answers the control frames of connections: each request is a task, and a connection may have a bounded number."""
+"""Answers control frames: each request is a task, and each connection has a bounded number."""
 
 from __future__ import annotations
 
@@ -112,7 +112,10 @@ class Requests:
     # ---- memq.broker.connection.Handler ------------------------------------------------------------
 
     def request(self, connection: Connection, frame: Frame) -> None:
-        """Start to answer a request; HELLO is answered at once. Raises: ProtocolError, UnsupportedVersionError."""
+        """Start to answer a request; HELLO is answered at once.
+
+        Raises: ProtocolError, UnsupportedVersionError.
+        """
         if self._tasks.stopped:
             connection.abort()  # the broker closes: this connection was accepted, but not made, when it closed all
             return
@@ -183,7 +186,10 @@ class Requests:
         await self._tasks.stop()
 
     async def _answer(self, connection: Connection, frame: Frame) -> None:
-        """Answer a request; answers that may be large are made one budget at a time, and only for who reads them."""
+        """Answer a request.
+
+        Answers that may be large are made one budget at a time, and only for who reads them.
+        """
         if frame.api in (Api.OPEN, Api.CLOSE):
             await self._reply(connection, frame, self._answers[frame.api](connection, frame))
             return
@@ -305,7 +311,10 @@ class Requests:
         return Done()
 
     async def _processor(self, name: str, topic_id: str, partition: int) -> TopicProcessor:
-        """Return the processor of a partition of ours. It may have come here just now, and who sent the client knew."""
+        """Return the processor of a partition of ours.
+
+        It may have come here just now, and who sent the client knew.
+        """
         topic = await self._partitions.current_topic(name, topic_id)
         try:
             return self._partitions.processor(topic, partition)
@@ -393,7 +402,10 @@ class Requests:
 
 
 def _answer_bytes(frame: Frame) -> int:
-    """Return how large the answer to a READ or POLL may be; 0 for other requests, and for a READ that is refused."""
+    """Return how large the answer to a READ or POLL may be.
+
+    0 for other requests, and for a READ that is refused.
+    """
     if frame.api == Api.POLL:
         return POLL_BYTES_MAX
     try:
@@ -420,7 +432,10 @@ def _checked_sequence(number: int) -> int:
 
 
 def _burned(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return the sequences that a producer gave up, merged; the newest when there are too many for a pointer."""
+    """Return the sequences that a producer gave up, merged.
+
+    The newest when there are too many for a pointer.
+    """
     merged = RangeSet()
     for first, next_ in ranges:
         if not _checked_sequence(first) < _checked_sequence(next_):

@@ -1,4 +1,4 @@
-"""Fills what a queue has lost from the objects in the store: reads those of a topic in order, publishes pointers.
+"""Fills a lost queue from the objects: reads those of a topic in order, publishes pointers.
 
 Each read partition stands for itself: what owners use is left as it is, and only looked at.
 """
@@ -54,8 +54,9 @@ OPENED_TEXT = (
 
 @dataclass(slots=True)
 class Restored:
-    """What was found of a topic. `copies` are batches of nothing new; `findings` name objects and what is wrong.
+    """The results of a topic.
 
+    `copies` are batches without new records; `findings` name objects and faults.
     Of the `intact` read partitions, which the queue has and owners use, nothing was restored, nor counted.
     """
 
@@ -72,7 +73,10 @@ class Restored:
 
 
 class Restorer:
-    """Restores topics of one cluster from one store into one queue. No broker of the cluster may run meanwhile."""
+    """Restores topics of one cluster from one store into one queue.
+
+    No broker of the cluster may run meanwhile.
+    """
 
     def __init__(
         self,
@@ -85,7 +89,7 @@ class Restorer:
         dry_run: bool = False,
         moved: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """`moved` is told how many objects were dealt with."""
+        """`moved` receives the number of finished objects."""
         self._cluster = cluster
         self._store_name = store_name
         self._store = store
@@ -134,7 +138,10 @@ class Restorer:
         return lost
 
     async def _is_whole(self, topic: Topic, partition: ReadPartition, held: HeldPartition, places: Places) -> bool:
-        """Whether a log in use has all that belongs before its first opening; reads objects when keys leave doubt."""
+        """Whether a log in use has all that belongs before its first opening.
+
+        Reads objects when keys leave doubt.
+        """
         earlier = [held.should_have(places.get(writer, ())) for writer in topic.writers_of(partition)]
         if all(held.has(place) for each in earlier for place in each):
             return True
@@ -210,7 +217,10 @@ class Restorer:
         return found
 
     async def _shared_places(self, told: Restored) -> dict[str, list[BatchPlace]]:
-        """Read the indexes of all shared objects once; what is wrong with one is told of the first topic."""
+        """Read the indexes of all shared objects once.
+
+        The fault of an object is reported with its first topic.
+        """
         found: dict[str, list[BatchPlace]] = {}
         async for entry in self._store.list(shared_prefix(self._cluster)):
             try:
@@ -303,7 +313,10 @@ class Restorer:
         told.bytes += pointer.stored_bytes
 
     async def _publish(self, partition: ReadPartition, pointer: Pointer) -> None:
-        """Publish with the batch's own time, so that a seek by time finds it; with now where the queue wants that."""
+        """Publish with the batch's own time, so that a seek by time finds it.
+
+        With now where the queue wants that.
+        """
         for time_ms in (pointer.sealed_ms, self._clock.wall_ms()):
             publication = Publication(partition, pointer.partition, pointer.epoch, time_ms, encode_pointer(pointer))
             try:

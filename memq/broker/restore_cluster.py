@@ -20,7 +20,7 @@ async def restore_cluster(
     moved: Callable[[int], None] = lambda count: None,
     runtime: Runtime | None = None,
 ) -> list[Restored]:
-    """Restore the queue of a cluster for all topics that its coordinator knows, and return what was found of each.
+    """Restore the queue for all topics that the coordinator knows; return the results of each.
 
     What the queue holds already stays, and what is intact is left alone; called again after it was interrupted, it
     goes on where it was. `moved` is told how many objects were dealt with.

@@ -1,4 +1,4 @@
-"""What a restore needs of cold parts: the batches in large objects, and what their pointers said that objects do not.
+"""Compacted parts for a restore: batches in large objects, and facts that only pointers had.
 
 The new queue numbers anew, so manifests of the old one hold no more: once it is whole, each gets an empty successor.
 """
@@ -23,7 +23,7 @@ Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 
 @dataclass(slots=True)
 class ColdBatches:
-    """The batches of one topic in large objects, what `named` their pointers had, and what is wrong, by key."""
+    """The batches of a topic in large objects, their pointers' `named`, and faults, by key."""
 
     places: list[BatchPlace] = field(default_factory=list)
     named: dict[Identity, tuple[NamedProducer, ...]] = field(default_factory=dict)
@@ -84,7 +84,10 @@ def _piece_of(named: NamedProducer) -> tuple[int, str, int]:
 async def retire_manifests(
     cluster: str, store: StorageHandler, topic: Topic, partitions: Iterable[ReadPartition]
 ) -> None:
-    """Put an empty manifest above each of these read partitions that names something. Raises: as the store."""
+    """Put an empty manifest above each of these read partitions that names something.
+
+    Raises: as the store.
+    """
     files = ColdFiles(cluster, store)
     for partition in partitions:
         while True:

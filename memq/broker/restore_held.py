@@ -1,4 +1,4 @@
-"""What the queue has already of a read partition that may be lost: nothing, a part of a restore, or all of it.
+"""The present log of a read partition that may be lost: empty, part of a restore, or complete.
 
 Owners begin with `opened`, above all epochs before. So a log that begins with it, and has no object of a lower epoch,
 was never lost; one that was restored has all objects of lower epochs before it; and one that retention has cut was in
@@ -23,7 +23,10 @@ Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 
 @dataclass(slots=True)
 class HeldPartition:
-    """The beginning of a log. `trimmed`: retention has cut it; `opened`: the first epoch of each write partition."""
+    """The beginning of a log. `trimmed`: retention has cut it.
+
+    `opened`: the first epoch of each write partition.
+    """
 
     trimmed: bool = False
     batches: set[Identity] = field(default_factory=set)
@@ -35,7 +38,10 @@ class HeldPartition:
         return self.trimmed or bool(self.opened)
 
     def should_have(self, places: Iterable[BatchPlace]) -> list[BatchPlace]:
-        """Return the batches that belong before the first opening; a staged one has no epoch that would say it."""
+        """Return the batches that belong before the first opening.
+
+        A staged one has no epoch that would say it.
+        """
         return [
             place
             for place in places

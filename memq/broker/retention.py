@@ -25,7 +25,7 @@ NAMED_MAX = 20  # objects that one line of the log names
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What retention takes of a read partition: entries below `before`, and the objects that they alone named.
+    """The part of a read partition that retention removes: entries below `before`, and their objects.
 
     `holding` are write partitions whose last pointers keep more from it than is wanted.
     """
@@ -64,7 +64,7 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
 
 
 def _bounds(known: list[tuple[Entry, Pointer | None]], settings: TopicSettings) -> dict[int, int]:
-    """Return, per write partition, the index of the first entry that is as young as its last pointers want."""
+    """Return, per write partition, the index of the first entry as young as its last pointers require."""
     needs = TailNeeds()
     for entry, pointer in known:
         if pointer is not None:
@@ -76,8 +76,9 @@ def _bounds(known: list[tuple[Entry, Pointer | None]], settings: TopicSettings) 
 
 
 async def retire(services: Services, partitions: Partitions) -> None:
-    """Apply retention to what this broker owns of every topic; what fails of one is logged, and done the next time.
+    """Apply retention to what this broker owns of every topic.
 
+    What fails of one is logged, and done the next time.
     A partition is left alone until its first pointer can be too old: with thousands of them, to ask for each in every
     round took a fifth of a core.
     """
@@ -161,7 +162,7 @@ async def _delete_unnamed(
 
 
 async def _restate(partitions: Partitions, topic: Topic, holding: Iterable[int]) -> None:
-    """Have `opened` published again behind last pointers that are too old, so that the next round can take them."""
+    """Publish `opened` again behind last pointers that are too old, so that the next round removes them."""
     for partition in holding:
         processor = partitions.processors.get((topic.id, partition))
         if processor is not None:
@@ -169,7 +170,7 @@ async def _restate(partitions: Partitions, topic: Topic, holding: Iterable[int])
 
 
 class Swept(NamedTuple):
-    """What one pass of the sweep did: objects that are gone, and those that wait for a later pass, with their bytes."""
+    """The result of one sweep pass: deleted objects, and waiting ones with their bytes."""
 
     objects: int = 0
     bytes: int = 0
@@ -216,7 +217,10 @@ def pending_text(new: Sequence[Unnamed], done: Swept, confirm_ms: int) -> str:
 
 
 async def look_after(services: Services, partitions: Partitions, *, sweeps: bool = True) -> None:
-    """One round of retention, and of the sweep when it is due; errors are logged, the next round tries again."""
+    """One round of retention, and of the sweep when it is due.
+
+    Errors are logged, the next round tries again.
+    """
     try:
         await retire(services, partitions)
         if sweeps:

@@ -1,4 +1,4 @@
-"""What every part of one broker shares: its identity, its ports, its memory, its counters and its log."""
+"""Shared parts of one broker: identity, ports, memory, counters and log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLOSING_TURN_S = 5.0  # those whose part of the queue is away do not hold up the
 
 @dataclass(slots=True)
 class SweptNow:
-    """What waits for a later pass of the sweep, by the last one that ran here; nothing where another broker sweeps."""
+    """Objects that wait for a later sweep pass, as of the last pass that ran here."""
 
     pending_objects: int = 0
     pending_bytes: int = 0
@@ -77,7 +77,7 @@ class Services:
 
     @property
     def lost_queue(self) -> LostQueue:
-        """What compares the queue with the store."""
+        """Compares the queue with the store."""
         return LostQueue(self.settings.cluster, self.store, self.queue, self.coordinator)
 
     @property

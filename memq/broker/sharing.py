@@ -1,4 +1,4 @@
-"""Objects that small topics share: batches of several partitions gather for a moment and are stored as one object.
+"""Shared objects: batches of several small partitions are collected briefly and stored together.
 
 Theory. A PUT costs the same for 100 bytes as for 8 MiB, and a topic with one record a second needs one for each. The
 batches of all topics that opted in, sealed within `shared_age_ms_max` of each other, go into one object; each has its
@@ -58,7 +58,10 @@ class _Shipment:
 
 
 class Sharing:
-    """Gathers and stores the shared objects of one broker; `start_epoch` tells this run of it from all earlier ones."""
+    """Gathers and stores the shared objects of one broker.
+
+    `start_epoch` tells this run of it from all earlier ones.
+    """
 
     def __init__(self, services: Services, failed: Callable[[BaseException], None]) -> None:
         self._services = services

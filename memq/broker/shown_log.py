@@ -1,4 +1,4 @@
-"""What the log of one write partition shows of its own past: which objects it can have named, and let go again. Pure.
+"""The past of a write partition as its log shows it: objects it may have named and released. Pure.
 
 Theory. An owner publishes `opened` before it puts any object of its epoch, and the batches of an epoch in the order of
 their numbers, from 0 and without a hole. Retention takes pointers from the front and leaves the last ones. So an object
@@ -36,7 +36,10 @@ class ShownLog:
         self._whole: dict[int, None] = {}  # epochs that retention has not cut: their batches begin with 0
 
     def take(self, pointer: Pointer, *, cut: bool) -> None:
-        """Take the next pointer; `cut`: the log, with those of all its write partitions, does not begin at offset 0."""
+        """Take the next pointer.
+
+        `cut`: the log, with those of all its write partitions, does not begin at offset 0.
+        """
         if not self._shows:
             self._begin(pointer, cut=cut)
         data = pointer.kind == "data"

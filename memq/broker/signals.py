@@ -1,4 +1,4 @@
-"""The first and the second SIGTERM or SIGINT of a process that serves until it is told to end."""
+"""The first and second SIGTERM or SIGINT of a serving process."""
 
 from __future__ import annotations
 

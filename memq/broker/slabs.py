@@ -1,4 +1,4 @@
-"""Memory that received bytes land in: prefaulted slabs, reference-counted, under one hard budget for the process.
+"""Memory of received bytes: prefaulted, reference-counted slabs under one hard budget.
 
 A slab is filled from its start by one connection after another (reads are synchronous, so the bytes
 between two reads belong to nobody), and it is used again only when nothing points into it: not the
@@ -31,7 +31,7 @@ class Slab:
 
 
 def _prefaulted(size: int) -> mmap.mmap:
-    """Return memory of our own that is there already: in one call where the system has one (105 µs a MiB, else 290)."""
+    """Return mapped memory: one system call where available (105 µs per MiB, otherwise 290)."""
     if hasattr(mmap, "MAP_POPULATE"):
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
     memory = mmap.mmap(-1, size)
@@ -101,7 +101,7 @@ class SlabPool:
             self.freed()
 
     def trim(self, keep_bytes: int) -> None:
-        """Return to the system, beyond `keep_bytes`, a part of the spare slabs that nobody wanted since the last call.
+        """Return unused spare slabs beyond `keep_bytes` to the system, some at each call.
 
         Made anew, a slab costs as much as receiving into it: what comes and goes with every batch stays, and so does,
         for some calls, what the next burst wants.

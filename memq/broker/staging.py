@@ -1,4 +1,4 @@
-"""Publishes pieces of a writer's batch for one partition, each once, however often and after what it is asked.
+"""Publishes pieces of a writer's batch for one partition, each once, in any order of requests.
 
 Theory. The manifest, which the first commit of a batch has put, never changes, so the number of a piece in it says
 which it is. The pointer of piece 3 says that the writer's batch is at 4: who asks again, after hours, a crash or a
@@ -47,7 +47,10 @@ class _Published:
         self._changed.set()
 
     async def wait(self) -> None:
-        """Return when all are in the queue. Raises: what stood in the way."""
+        """Return when all are in the queue.
+
+        Raises: what stood in the way.
+        """
         while self._settled < self.waiting:
             self._changed.clear()
             await self._changed.wait()
@@ -56,7 +59,9 @@ class _Published:
 
 
 async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
-    """Publish the pieces that are asked for and not there yet; return how many of the batch are there then.
+    """Publish the pieces that are asked for and not there yet.
+
+    Return how many of the batch are there then.
 
     Raises: InvalidRequestError, TooLargeError; TooOldError for a manifest whose objects the sweep may take;
     CorruptDataError when an object is not what the manifest says; NotFoundError when it is gone; MovedError,
@@ -101,7 +106,10 @@ def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
 
 
 def _held(own: Ownership, ask: PublishStaged) -> int:
-    """Return how many pieces of the batch the queue holds; a batch before the last one is there as a whole."""
+    """Return how many pieces of the batch the queue holds.
+
+    A batch before the last one is there as a whole.
+    """
     known = own.named.get(writer_id(ask.writer))
     if not ask.remember:
         return ask.first
@@ -133,7 +141,7 @@ def _held(own: Ownership, ask: PublishStaged) -> int:
 
 
 def _check_age(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> None:
-    """Refuse what the sweep may take while it is published: it takes nothing that is younger than the whole age."""
+    """Refuse a piece that the sweep may delete meanwhile: it deletes nothing below the whole age."""
     age_ms = processor.services.runtime.clock.wall_ms() - created_ms
     if age_ms > processor.services.settings.staged_age_ms // 2:
         raise TooOldError(
@@ -175,7 +183,7 @@ async def _index_of(store: ObjectReader, piece: WirePiece) -> ObjectIndex:
 
 
 async def _idle(processor: TopicProcessor) -> None:
-    """Wait until no staged batch is on its way: of one that nobody waits for any more, nobody knows the number."""
+    """Wait until no staged batch is in flight, also one whose requester is gone."""
     while any(slot.staged is not None for slot in processor.ring):
         if processor.failure is not None:
             raise processor.failure

@@ -1,4 +1,4 @@
-"""What stores count, in the broker's one registry: read when Prometheus asks, by the name of the store."""
+"""Counters of stores in the broker's registry, by the name of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting one object until it is stored: a store that fails is tried again for ever, while somebody waits for it."""
+"""Storing one object: a failing store is retried without end, while the result is wanted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ async def store_object(
 ) -> float | None:
     """Put an object; return when its first put began (monotonic s): no store dates it earlier.
 
-    None when it was not stored, and is not `wanted` any more or its key's time is over: see `key_s`. `name` says in the
-    log whose it is. Raises: ObjectExistsError when other bytes lie under its key.
+    The result is None when it was not stored, and is not `wanted` any more or its key's time is over: see `key_s`.
+    `name` says in the log whose it is. Raises: ObjectExistsError when other bytes lie under its key.
     """
     clock, counters = services.runtime.clock, services.counters
     started_s, tries = clock.monotonic(), 0
@@ -45,7 +45,7 @@ async def store_object(
 
 
 def key_s(settings: BrokerSettings) -> float:
-    """Return how long a key is used, from the first put on: half the age at which a sweep takes what is not named.
+    """Return how long a key is used after its first put: half the age of the sweep.
 
     A pointer that is not handed over to the queue by then must name another object: see `memq.broker.sweep`.
     """

@@ -1,4 +1,4 @@
-"""What the broker knows of one producer, and of one stream of its blocks over one connection. Pure data."""
+"""The broker's knowledge of one producer, and of one stream of its blocks. Pure data."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ CHECKED = "a check of the store left it"
 
 
 class Topics(Protocol):
-    """Who knows all topics; a coordinator does."""
+    """Lists all topics; a coordinator does."""
 
     async def topics(self) -> Sequence[Topic]:
         """Return all topics as they are now."""
@@ -60,7 +60,7 @@ class Topics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unnamed:
-    """One object that no pointer names: its key, size in bytes, time of writing in Unix ms, and why it may go.
+    """One object that no pointer names: key, bytes, time of writing (Unix ms), and why it may go.
 
     `since_ms` is when a pass found it first, this one when it is `new`; of one that `goes`, that was long enough ago.
     """
@@ -75,8 +75,9 @@ class Unnamed:
 
 
 class Sweep:
-    """One pass over the objects of one cluster. `note` is called with what is left alone though it may be garbage.
+    """One pass over the objects of one cluster.
 
+    `note` is called with what is left alone though it may be garbage.
     `kept` counts the objects that a lost log may have named, or that of a topic which the coordinator does not know.
     """
 
@@ -108,8 +109,9 @@ class Sweep:
         self._left_bound_ms = 0
 
     async def find(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[Unnamed]:
-        """Yield the objects that are older than `age_ms` and that no pointer names; staged ones by their own age.
+        """Yield the objects that are older than `age_ms` and that no pointer names.
 
+        Staged ones by their own age.
         The ages must be those of the brokers; `age_ms` is 0 where none is at work. Changes nothing.
         Raises: MemqError of store, queue and coordinator.
         """
@@ -143,7 +145,7 @@ class Sweep:
             yield prefix, await self._judged(prefix, entries, dict.fromkeys(entries, CHECKED))
 
     async def _judged(self, prefix: str, entries: dict[str, ObjectEntry], why: dict[str, str]) -> list[Unnamed]:
-        """Return what may go of one prefix, with what earlier passes say of it, but for what an operator keeps."""
+        """Return the deletable objects of a prefix, with earlier passes' times, without kept ones."""
         if not why:
             return []
         unnamed = {key: entries[key] for key in why}
@@ -167,7 +169,7 @@ class Sweep:
         ]
 
     async def _old(self, start: str, bound_ms: int) -> AsyncIterator[tuple[str, dict[str, ObjectEntry]]]:
-        """Yield the objects that are older, those of one topic or the shared ones together: a listing comes by key."""
+        """Yield the old objects, grouped by topic or shared: a listing is in order of keys."""
         prefix, entries = "", dict[str, ObjectEntry]()
         async for entry in self._store.list(start):
             if entry.modified_ms > (self._staged_bound_ms if entry.key.startswith(self._staged) else bound_ms):

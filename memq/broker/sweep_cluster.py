@@ -26,7 +26,10 @@ Note = Callable[[str], None]
 async def cluster_sweep(
     cluster: str, parts: PartSettings, note: Note, confirm_ms: int, *, runtime: Runtime | None = None
 ) -> AsyncIterator[Sweep]:
-    """Open the parts that the settings name; brokers may run (`memq.broker.sweep`). Raises: MemqError of the parts."""
+    """Open the parts that the settings name; brokers may run (`memq.broker.sweep`).
+
+    Raises: MemqError of the parts.
+    """
     runtime = runtime or Runtime()
     coordinator = open_coordinator(parts, runtime, cluster)
     try:
@@ -42,7 +45,10 @@ async def cluster_sweep(
 async def folder_sweep(
     path: Path, note: Note, confirm_ms: int, *, runtime: Runtime | None = None
 ) -> AsyncIterator[Sweep]:
-    """Open a data folder, which nobody else uses meanwhile. Raises: InvalidRequestError when somebody does."""
+    """Open a data folder, which nobody else uses meanwhile.
+
+    Raises: InvalidRequestError when another process does.
+    """
     runtime = runtime or Runtime()
     folder = DataFolder.open(path, runtime.random)
     try:
@@ -72,7 +78,10 @@ async def cluster_lists(
 
 @asynccontextmanager
 async def folder_lists(path: Path, note: Note) -> AsyncIterator[SweepLists]:
-    """Open the lists of a data folder's sweeps; a broker may run on it. Raises: CorruptDataError, as the store."""
+    """Open the lists of a data folder's sweeps; a broker may run on it.
+
+    Raises: CorruptDataError, as the store.
+    """
     store = FilesystemHandler(path / "objects", path / "tmp")
     try:
         yield SweepLists(cluster_of(path), store, note)

@@ -1,4 +1,4 @@
-"""The lists of a cluster's sweeps in its store: what waits to be confirmed, and what an operator keeps.
+"""The lists of a cluster's sweeps in its store: waiting objects, and objects that are kept.
 
 Theory. One pass can be wrong: a queue that lost rows, an old topic list, a listing of yesterday. So a pass deletes
 nothing that it has found itself. It writes a list, put if absent, and a pass `confirm_ms` later deletes what it finds
@@ -49,7 +49,7 @@ class SweepLists:
     # ---- for a sweep ---------------------------------------------------------------------------
 
     async def pending(self) -> dict[str, list[ObjectEntry]]:
-        """Return the lists of waiting objects, by the digest of their prefix: of one moment, before a pass adds its."""
+        """Return the lists of waiting objects by the digest of their prefix, before a pass adds its own."""
         lists: dict[str, list[ObjectEntry]] = {}
         async for entry in self._store.list(f"{sweep_prefix(self._cluster)}pending/"):
             named = parse_sweep_list_key(entry.key)

@@ -1,4 +1,4 @@
-"""What an opening makes of the queue's tail: the totals behind it, and which batches no owner has counted yet. Pure."""
+"""The queue's tail at an opening: totals behind it, and batches no owner has counted. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from memq.topic import Totals
 
 
 class Tail:
-    """The pointers of one write partition, added in order of offset; `last_ms` is the latest queue time of them.
+    """The pointers of one write partition, added in order of offset.
 
+    `last_ms` is the latest queue time of them.
     `named_ms` is from when on they must be read for what they say of named producers, 0: they say nothing.
     """
 

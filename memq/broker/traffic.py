@@ -1,4 +1,4 @@
-"""What the partitions of a broker take in, from the totals that they publish: what the governor balances by. Pure."""
+"""The load of a broker's partitions from their published totals, for the governor. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Traffic:
     _last_s: float = 0.0
 
     def look(self, stored_bytes: Mapping[Place, int], now_s: float) -> list[Load]:
-        """Return the rates since the last look, rounded so that a steady rate is reported once; idle ones are left out.
+        """Return the rates since the last look, rounded so that a steady rate is reported once.
 
+        Idle ones are left out.
         `stored_bytes`: what each partition committed since its creation.
         """
         last, span_s = self._last, now_s - self._last_s

@@ -1,4 +1,4 @@
-"""Bounds how many works of one kind go at once, without letting those that get stuck hold up the others."""
+"""Bounds the number of concurrent operations of a kind; stuck ones do not block the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ PARTITIONS_AT_ONCE_MAX = 1_000  # that a queue is asked for: it joins what is as
 
 
 class Turns:
-    """At most `at_once` works have a turn. One that takes longer than `longest_s` goes on beside the next."""
+    """At most `at_once` works have a turn.
+
+    One that takes longer than `longest_s` continues next to the following one.
+    """
 
     def __init__(self, at_once: int, longest_s: float) -> None:
         self._free = asyncio.Semaphore(at_once)
@@ -39,7 +42,10 @@ class Turns:
 
 
 def bunches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
-    """Yield topics in their order, as many together as have PARTITIONS_AT_ONCE_MAX read partitions; one at least."""
+    """Yield topics in their order, as many together as have PARTITIONS_AT_ONCE_MAX read partitions.
+
+    One at least.
+    """
     bunch: list[Topic] = []
     partitions = 0
     for topic in topics:

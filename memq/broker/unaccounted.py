@@ -1,4 +1,4 @@
-"""Which of the objects that no pointer names a log may name that lost its past, or is not known: those must stay."""
+"""Unnamed objects that must stay: their log lost its past, or is unknown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Place = tuple[str, int]  # topic id, write partition
 
 
 class Claim(NamedTuple):
-    """Who may name an object that no pointer names: what is known of it, and what to do."""
+    """A log that may name an unnamed object: its state, and the action to take."""
 
     text: str
     cure: str
@@ -75,8 +75,9 @@ class Unaccounted:
         return None
 
     def _accounts(self, place: Place, epoch: int, batch_sequence: int) -> bool:
-        """Whether the log of a place accounts for a batch; one of epoch 0 was staged, and any owner may have named it.
+        """Whether the log of a place accounts for a batch.
 
+        One of epoch 0 was staged, and any owner may have named it.
         An owner opens before it stores; but what writers stage may wait for a partition that never had one.
         """
         log = self._logs.get(place)

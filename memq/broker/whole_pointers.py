@@ -1,4 +1,4 @@
-"""Reads a read partition on, for an owner that must know each block in it: pointers come with all their producers."""
+"""Reads a read partition for an owner: pointers come with all their producers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ READ_BYTES = 1 << 20
 
 
 class WholePointers:
-    """One read partition; `name` is what the log calls it. What a pointer has no room for comes from its object."""
+    """One read partition; `name` is what the log calls it.
+
+    What a pointer has no room for comes from its object.
+    """
 
     def __init__(self, services: Services, partition: ReadPartition, name: str) -> None:
         self._services = services
@@ -30,7 +33,10 @@ class WholePointers:
         self._name = name
 
     async def read(self, offset: int) -> Entries:
-        """Return some entries from `offset` on, none only at the end. Raises: as `PointerReader.read` of the queue."""
+        """Return some entries from `offset` on, none only at the end.
+
+        Raises: as `PointerReader.read` of the queue.
+        """
         return await self._services.queue.read(self._partition, offset, READ_BYTES)
 
     async def pointer(self, entry: Entry) -> Pointer | None:
@@ -64,6 +70,6 @@ class WholePointers:
 
 
 def search_of(services: Services, read: ReadPartition, partition: int, name: str) -> BlockSearch:
-    """Return what finds the blocks of one write partition that the queue holds, by the indexes of their objects."""
+    """Return a search for the blocks of one write partition in the queue, by their objects' indexes."""
     index_of = partial(read_batch_entries, services.stores)
     return BlockSearch(services.queue, read, partition, index_of, services.events, name)

@@ -91,7 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main_of_process(arguments: list[str]) -> int:
-    """Run the command of this process. librdkafka's destructors may wait for ever: the process ends without them."""
+    """Run the command of this process.
+
+    Librdkafka's destructors may wait for ever: the process ends without them.
+    """
     from memq.process_end import end_process, own_process
 
     own_process()

@@ -1,4 +1,4 @@
-"""`memq auditor metrics`: what the live audit found, for Prometheus: findings, verdicts of the last hour, latencies."""
+"""`memq auditor metrics`: findings, verdicts of the last hour and latencies, for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Series = Iterable[tuple[Sequence[str], float]]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What one round read: topics with their last hour, the findings that hold, the clients that report."""
+    """The data of one round: topics with their last hour, open findings, reporting clients."""
 
     topics: Sequence[TopicSummary]
     findings: Sequence[LiveFinding]
@@ -48,7 +48,10 @@ async def export_audit(view: AuditView, listen: Address, ready: Callable[[str], 
 
 
 def audit_metrics(known: Known) -> list[Metric]:
-    """Return what was read as metrics. A topic without findings has zeros, so that an alert can fire on a change."""
+    """Return what was read as metrics.
+
+    A topic without findings has zeros, so that an alert can fire on a change.
+    """
     holding = Counter((finding.topic, finding.kind) for finding in known.findings)
     for topic in known.topics:
         for kind in ("lost", "doubled", "corrupt"):

@@ -1,4 +1,4 @@
-"""Where the auditors of the command line keep their state: a URL of the settings, or the data folder of `memq dev`."""
+"""The auditors' state for the command line: a URL of the settings, or the folder of `memq dev`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def state_of(settings: AuditorSettings) -> OpenState:
 
 
 def written_state(settings: AuditorSettings) -> OpenState:
-    """Return the same for who asks what was found: where no auditor has written, nothing found would mean nothing.
+    """Return the same for readers: fail if no auditor has written, since no finding would mean nothing.
 
     Raises: InvalidSettingError, NotFoundError.
     """

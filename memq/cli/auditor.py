@@ -1,4 +1,7 @@
-"""`memq auditor`: watches all topics, and keeps what it finds; its subcommands show that, and note who has seen it."""
+"""`memq auditor`: watches all topics, and keeps what it finds.
+
+Its subcommands show that, and note who has seen it.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +68,9 @@ def auditor(context: click.Context, /, config: str | None, profile: str | None, 
 )
 @json_option
 def show(minutes: int, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Show each topic's verdict, with its groups, over the last minutes; exits with 1 when something is wrong.
+    """Show each topic's verdict, with its groups, over the last minutes.
 
+    Exits with 1 when something is wrong.
     The last columns say within how many ms of their event time half, 90 % and 99 % of the records were acked, or
     processed by the group.
     """
@@ -95,7 +99,10 @@ def findings(
     profile: str | None,
     **flags: Value | None,
 ) -> int:
-    """List findings of all topics, or of TOPIC, with the sequences of each; exits with 1 when there are any."""
+    """List findings of all topics, or of TOPIC, with the sequences of each.
+
+    Exits with 1 when there are any.
+    """
     settings = settings_of(config, profile, **flags)
     found = _asked(settings, lambda view, _: view.findings(topic, all_=all_, limit=EVIDENCE_MAX))
     if as_csv:
@@ -143,7 +150,10 @@ def metrics(serve: str, config: str | None, profile: str | None, **flags: Value 
 @setting_options("brokers", *rules_of(AuditorSettings))
 @click.argument("finding")
 def verify(finding: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Fetch the object of FINDING again, check its batch, and say what it holds; exits with 1 for damage or nothing."""
+    """Fetch the object of FINDING again, check its batch, and say what it holds.
+
+    Exits with 1 for damage or nothing.
+    """
     settings = settings_of(config, profile, **flags)
     found = _asked(settings, lambda view, _: view.finding(finding))
     told = asyncio.run(verify_finding(settings.client().brokers, found))

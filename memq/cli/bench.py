@@ -22,7 +22,7 @@ CHUNK_RECORDS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What was measured: whole seconds of wall clock on this machine, records per second, bytes of values."""
+    """Measurements: wall-clock seconds on this machine, records per second, bytes of values."""
 
     topic: str
     records: int
@@ -93,7 +93,7 @@ def bench(
 
 
 def _values(runtime: Runtime, size: int) -> list[bytes]:
-    """Return different values, as many as are sent at a time: a block that holds one twice compresses too well."""
+    """Return as many different values as are sent at a time: repeated ones compress too well."""
     digits = random.Random(runtime.random.getrandbits(64)).randbytes(CHUNK_RECORDS * size // 2 + 1).hex().encode()
     return [digits[at * size : (at + 1) * size] for at in range(CHUNK_RECORDS)]
 

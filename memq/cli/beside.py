@@ -1,4 +1,4 @@
-"""What runs beside the broker of `memq dev`, or beside an auditor: an auditor, the dashboard where it is installed.
+"""Services next to a broker or auditor: an auditor, and the dashboard where it is installed.
 
 Both are imported only once clients can come, and in a thread: they take half as long to import as the broker, which
 would answer nobody meanwhile.
@@ -29,7 +29,7 @@ _RETRY_S_MAX = 30.0
 
 
 def auditor_beside(open_state: OpenState, keep_ms: int) -> Beside:
-    """Return what audits the cluster of a broker: what ends it is logged, and it begins again from what it stored."""
+    """Return the auditor of a broker's cluster: errors are logged, and it continues from its state."""
 
     async def run(address: str) -> None:
         await asyncio.to_thread(import_module, "memq.cli.live_audit")
@@ -57,8 +57,9 @@ def auditor_beside(open_state: OpenState, keep_ms: int) -> Beside:
 
 
 def dashboard_beside(loaded: Settings, open_state: OpenState | None) -> Beside | None:
-    """Return what serves the dashboard for the brokers at an address; None where it is off, or not installed.
+    """Return what serves the dashboard for the brokers at an address.
 
+    The result is None where it is off, or not installed.
     `open_state` opens what auditors store, None where nobody audits.
 
     A port that is taken is logged, and the broker goes on. Raises: InvalidSettingError when settings ask for it, and

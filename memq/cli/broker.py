@@ -1,4 +1,7 @@
-"""`memq broker`: one broker of a cluster, until a signal; `list`, `clients` and `drain` are about those that run."""
+"""`memq broker`: one broker of a cluster, until a signal.
+
+`list`, `clients` and `drain` are about those that run.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Wish:
 
 @dataclass(slots=True)
 class Tally:
-    """What was printed, and what was passed over."""
+    """Counts of printed and skipped records."""
 
     records: int = 0
     damaged: int = 0
@@ -128,7 +128,10 @@ def _check_together(group: str | None, partition: int | None, start: Start, form
 
 
 def _print_all(settings: ClientSettings, wish: Wish, count: int | None, printer: Printer, tally: Tally) -> None:
-    """Print up to the end, or `count` records. A batch is done, and committed, when the next one is asked for."""
+    """Print up to the end, or `count` records.
+
+    A batch is done, and committed, when the next one is asked for.
+    """
     with _open_consumer(settings, wish) as consumer:
         for batch in consumer:
             if wish.partition is not None and batch.partition != wish.partition:

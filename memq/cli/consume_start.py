@@ -18,7 +18,9 @@ Positions = Mapping[tuple[str, int], Position]
 
 
 def look_up(brokers: str, topic: str, start: Start, partition: int | None) -> tuple[Positions, Positions]:
-    """Return where to start and where the end is now, for every partition; all but `partition` start at their end.
+    """Return where to start and where the end is now, for every partition.
+
+    All but `partition` start at their end.
 
     Raises: NotFoundError for a partition that is not there; as the consumer.
     """

@@ -1,4 +1,4 @@
-"""Metrics that have to be asked for, served for Prometheus: what the last of many rounds found, on /metrics."""
+"""Metrics that must be collected: the last round's results, served on /metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ask = Callable[[], Awaitable[Sequence[Metric]]]
 
 
 class RoundCollector:
-    """What the last round found; nothing of it when that failed: what is old would look as if it were true now."""
+    """The results of the last round; nothing after a failed round, so that no stale value is shown."""
 
     def __init__(self, name: str) -> None:
         """`name`: its own metrics are `memq_NAME_rounds` and `memq_NAME_failed_rounds`."""

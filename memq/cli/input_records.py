@@ -40,7 +40,10 @@ def _check_bound(waiting: int, done: int) -> None:
 
 
 def split_keys(records: list[bytes], separator: bytes) -> tuple[list[bytes | None], list[bytes]]:
-    """Return keys and values: what stands before the first separator is the key; without one there is none."""
+    """Return keys and values: what stands before the first separator is the key.
+
+    Without one there is none.
+    """
     keys: list[bytes | None] = []
     values: list[bytes] = []
     for record in records:

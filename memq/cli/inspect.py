@@ -60,7 +60,10 @@ def inspect(target: str, records: bool, as_json: bool, config: str | None, profi
 
 
 def _inspect_folder(folder: Target, *, records: bool, as_json: bool) -> None:
-    """Show each object in a line, as JSON in whole, or with its records. What can't be read is said on stderr."""
+    """Show each object in a line, as JSON in whole, or with its records.
+
+    What can't be read is said on stderr.
+    """
     damaged = 0
     if not folder.objects:
         raise NotFoundError(f"no file lies below '{folder.name}'", hint="name an object, or a folder with some")

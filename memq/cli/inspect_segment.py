@@ -19,7 +19,10 @@ def is_segment(data: memoryview) -> bool:
 
 
 def print_segment(name: str, data: memoryview, *, as_json: bool) -> None:
-    """Print what a segment holds. Raises: CorruptDataError, UnsupportedFormatError when its head can't be read."""
+    """Print what a segment holds.
+
+    Raises: CorruptDataError, UnsupportedFormatError when its head can't be read.
+    """
     content = decode_segment(bytes(data))
     if as_json:
         blocks, damages = [_entry_json(entry) for entry in content.entries], [asdict(part) for part in content.damages]
@@ -42,7 +45,7 @@ def print_segment(name: str, data: memoryview, *, as_json: bool) -> None:
 
 
 def segment_blocks(data: memoryview) -> Iterator[tuple[int, BlockReader | MemqError]]:
-    """Yield place and reader of each block, or the error of what can't be read, in the order of the segment."""
+    """Yield place and reader of each block, or its error, in the order of the segment."""
     content = decode_segment(bytes(data))
     found: dict[int, BlockReader | MemqError] = {}
     for damage in content.damages:

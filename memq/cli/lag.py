@@ -30,7 +30,7 @@ def lag(
     profile: str | None,
     **flags: Value | None,
 ) -> int:
-    """Show the lag of groups, of all without a name: records and stored bytes before dedup, seconds of the oldest."""
+    """Show the lag of one or all groups: records and stored bytes before dedup, age of the oldest."""
     if serve is not None:
         return _serve(brokers_of(config, profile, flags), groups, serve)
     with Admin(brokers_of(config, profile, flags)) as admin:

@@ -1,4 +1,4 @@
-"""The live audit over brokers: an ordinary member of the group of all auditors that have the same state."""
+"""The live audit over brokers: an ordinary member of the group of auditors with the same state."""
 
 from __future__ import annotations
 

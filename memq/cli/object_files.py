@@ -24,7 +24,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a path or a URI names: one object, or all that are below it."""
+    """The objects that a path or a URI names: one, or all below it."""
 
     name: str
     is_folder: bool

@@ -1,4 +1,4 @@
-"""Options that several commands share, made from the table of settings, and the settings that they lead to."""
+"""Options shared by several commands, from the table of settings, and the resulting settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def json_option(command: Command) -> Command:
 
 
 def setting_options(*names: str) -> Callable[[Command], Command]:
-    """Add an option for each of these settings, with `--config` and `--profile`; what is not given is None."""
+    """Add an option for each of these settings, with `--config` and `--profile`.
+
+    What is not given is None.
+    """
 
     def decorate(command: Command) -> Command:
         command = settings_options(command)

@@ -1,4 +1,4 @@
-"""What commands print: data on stdout, talk on stderr, tables for people and JSON for programs."""
+"""Output of commands: data on stdout, messages on stderr, tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ def talk(text: str) -> None:
 
 
 def confirm(question: str) -> None:
-    """Ask on a terminal before what can't be undone; without one go on. Raises: click.ClickException for a no."""
+    """Ask on a terminal before what can't be undone; without one go on.
+
+    Raises: click.ClickException for a no.
+    """
     if sys.stdin.isatty() and not click.confirm(question, err=True):
         raise click.ClickException("nothing was changed")
 
 
 def one_line(text: str) -> str:
-    """Return `text` with line breaks and control characters made visible: an error is one line, whatever it quotes."""
+    """Return `text` with control characters and line breaks made visible: an error is one line."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
@@ -62,7 +65,10 @@ def colored() -> bool:
 
 
 def time_text(time_ms: int | None) -> str:
-    """Return Unix ms as RFC 3339 with milliseconds, UTC; `-` for None, the number itself where no calendar reaches."""
+    """Return Unix ms as RFC 3339 with milliseconds, UTC.
+
+    `-` for None, the number itself where no calendar reaches.
+    """
     if time_ms is None:
         return "-"
     try:

@@ -1,4 +1,4 @@
-"""What commands need that serve: where to listen, and the line that says that clients can come."""
+"""Parts of serving commands: the listening address, and the ready line."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
 class Printed(Protocol):
-    """What a format reads of a record."""
+    """A column of the output format."""
 
     @property
     def value(self) -> bytes | None:

@@ -18,7 +18,7 @@ FIELDS = (*PLACE_FIELDS, "timestamp_ms", "key", "key_base64", "headers", "tag", 
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """What a line of JSON asks to send; the timestamp is None when the line has none."""
+    """A record from a line of JSON; its timestamp is None if the line has none."""
 
     value: bytes | None
     key: bytes | None

@@ -1,4 +1,4 @@
-"""How `memq consume` shows records: by a format, as JSON lines, or as values and delimiters, which is the fast way."""
+"""Printers of `memq consume`: a format, JSON lines, or values with delimiters (the fast way)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Tally:
-    """What was sent and what became of it; acks come from the I/O thread."""
+    """Counts of sent records and their outcomes; acks arrive on the I/O thread."""
 
     records: int = 0
     bytes: int = 0

@@ -1,4 +1,4 @@
-"""`memq restore`: makes the queue of a data folder, or of a cluster, anew from the objects."""
+"""`memq restore`: makes the queue of a data folder or a cluster again from the objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @setting_options("data", "cluster", *rules_of(PartSettings))
 @json_option
 def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Make a notification queue anew, when queue.sqlite or topics of a cluster in Kafka are gone.
+    """Make a lost notification queue again: queue.sqlite, or a cluster's topics in Kafka.
 
     Every object is read and checked, and gets its pointer in the order in which it was committed; what lies there
     twice is named once. Partitions that the queue has are left alone, and counted as intact. Groups' positions were in

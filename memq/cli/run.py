@@ -1,4 +1,4 @@
-"""Runs a command: finds it in the table, and turns everything that can go wrong into one line and an exit code."""
+"""Runs a command: finds it in the table; every failure becomes one line and an exit code."""
 
 from __future__ import annotations
 
@@ -113,7 +113,10 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def report_output(error: OSError) -> int:
-    """Say that stdout takes no more, unless its reader has gone; the interpreter's own flush at exit goes nowhere."""
+    """Say that stdout takes no more, unless its reader has gone.
+
+    The interpreter's own flush at exit goes nowhere.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED if isinstance(error, BrokenPipeError) else _report(error)
 

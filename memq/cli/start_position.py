@@ -1,4 +1,4 @@
-"""What `consume -o` and `group reset --to` mean: text to a place in a topic."""
+"""Parses `consume -o` and `group reset --to`: from text to a place in a topic."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def parse_start(text: str, now_ms: int) -> Start:
 
 
 def parse_place(text: str, now_ms: int) -> Place:
-    """Return a place for a group: as `parse_start`, but neither `stored` nor `-100`. Raises: InvalidSettingError."""
+    """Return a place for a group: as `parse_start`, but neither `stored` nor `-100`.
+
+    Raises: InvalidSettingError.
+    """
     return _parse_place("place", text, now_ms, _PLACE_HINT)
 
 

@@ -1,4 +1,4 @@
-"""`memq sweep`: names the objects that no pointer names, and deletes those that an earlier pass has found, too."""
+"""`memq sweep`: lists unnamed objects and deletes those that an earlier pass found too."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def sweep(
 
 
 class _Tally:
-    """What was found so far, printed at once."""
+    """The results so far, printed immediately."""
 
     def __init__(self, confirm_ms: int, *, as_json: bool) -> None:
         self.notes = self.found = 0

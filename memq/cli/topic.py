@@ -132,7 +132,9 @@ def delete(name: str, yes: bool, config: str | None, profile: str | None, **flag
 
 
 def parse_topic_settings(texts: tuple[str, ...]) -> dict[str, int | bool | str]:
-    """Return the settings of `KEY=VALUE` texts; sizes as 64MiB, times as 5s. The broker checks their bounds.
+    """Return the settings of `KEY=VALUE` texts; sizes as 64MiB, times as 5s.
+
+    The broker checks their bounds.
 
     Raises: UnknownSettingError with a "did you mean", InvalidSettingError.
     """

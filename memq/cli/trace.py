@@ -1,4 +1,4 @@
-"""`memq trace`: the path of one record: its block, object and pointers, its times, and which groups are past it."""
+"""`memq trace`: the path of one record: block, object, pointers, times, groups behind it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ async def _sightings(opened: OpenedTopic, wanted: Wanted) -> AsyncIterator[Sight
 
 
 async def _in_batch(opened: OpenedTopic, wanted: Wanted, partition: int, entry: Entry) -> AsyncIterator[Sighting]:
-    """Follow one pointer, when its batch may hold what is wanted; what can't be read is told as the pointer has it."""
+    """Follow one pointer, when its batch may hold what is wanted.
+
+    An unreadable block is reported as the pointer describes it.
+    """
     pointer: Pointer | None = None
     batch: Buffer = b""
     cause = "no block of the batch that can be read has it"

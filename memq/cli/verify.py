@@ -1,4 +1,4 @@
-"""`memq verify`: whether objects hold what they say, byte for byte, and whether every pointer has its object."""
+"""`memq verify`: checks objects byte for byte, and that every pointer has its object."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READS_MAX = 4  # further readings of an object that seems to be damaged
 
 @dataclass(slots=True)
 class Tally:
-    """What was checked, and what is wrong: a finding names its object, the place in it, the error's code and text."""
+    """Checked objects and their findings: object, place in it, code and text of the error."""
 
     quiet: bool
     objects: int = 0
@@ -113,7 +113,10 @@ def _take_verdict(name: str, verdict: Verdict, tally: Tally, *, counts: bool = T
 
 
 def _verdict(one: Found) -> Verdict:
-    """Check an object; one that seems to be damaged is read again until two readings agree: bits flip on the way."""
+    """Check an object.
+
+    One that seems to be damaged is read again until two readings agree: bits flip on the way.
+    """
     verdict = check_file(one.name, one.read())
     for _ in range(READS_MAX):
         if not verdict.findings:

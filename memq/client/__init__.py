@@ -1,1 +1,1 @@
-"""What users hold: producer, consumer and admin, sync and asyncio shells over the same pure machines."""
+"""The client: producer, consumer and admin, sync and asyncio shells over the same machines."""

@@ -82,7 +82,10 @@ class Admin:
         return self._background.run(self._core.topic(name))
 
     def ends(self, topics: Sequence[Topic]) -> dict[str, tuple[int, ...]]:
-        """Return the pointer offsets at which the read partitions of topics end, by name. Raises: NotFoundError."""
+        """Return the pointer offsets at which the read partitions of topics end, by name.
+
+        Raises: NotFoundError.
+        """
         return self._background.run(self._core.ends(topics))
 
     def end_totals(self, topic: Topic) -> dict[int, Totals]:

@@ -50,15 +50,16 @@ Settings = Mapping[str, int | bool | str]
 
 @dataclass(frozen=True, slots=True)
 class GovernorPlan:
-    """What the governor would change, and what it has to say to an operator."""
+    """Changes that the governor would make, and its notes to an operator."""
 
     changes: tuple[WireChange, ...]
     notes: tuple[str, ...]
 
 
 class AsyncAdmin:
-    """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers. Any broker answers.
+    """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers.
 
+    Any broker answers.
     Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
     """
 
@@ -129,7 +130,10 @@ class AsyncAdmin:
         return found
 
     async def ends(self, topics: Sequence[Topic]) -> dict[str, tuple[int, ...]]:
-        """Return the pointer offsets at which the read partitions of topics end, by name. Raises: NotFoundError."""
+        """Return the pointer offsets at which the read partitions of topics end, by name.
+
+        Raises: NotFoundError.
+        """
         _check_topics(topics)
         await self._pool.reach(self._connect_timeout_s)
         partitions = [partition for topic in topics for partition in read_partitions(topic)]
@@ -342,7 +346,10 @@ def _topic_of(answer: AdminAnswer) -> Topic:
 
 
 def _named_partitions(topic: Topic, to: Point) -> list[ReadPartition]:
-    """Return the partitions that `to` says something of. Raises: InvalidRequestError for one that is not there."""
+    """Return the partitions that `to` says something of.
+
+    Raises: InvalidRequestError for one that is not there.
+    """
     every = read_partitions(topic)
     if isinstance(to, str | datetime):
         return every

@@ -204,7 +204,7 @@ class AsyncConsumer:
 
 
 def told(changes: Changes) -> tuple[list[TopicPartition], ...]:
-    """Return what the callbacks on_lost, on_revoked and on_assigned are told, in this order."""
+    """Return the arguments of the callbacks on_lost, on_revoked and on_assigned, in this order."""
     return tuple(
         [place_of(partition) for partition in part] for part in (changes.lost, changes.revoked, changes.assigned)
     )

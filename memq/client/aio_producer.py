@@ -1,4 +1,4 @@
-"""The producer for asyncio: the same machines as the sync one, on the caller's event loop, without threads."""
+"""The producer for asyncio: the machines of the sync one on the caller's loop, without threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class AsyncProducer:
-    """Sends records to topics. Arguments as those of `memq.Producer`; use it as `async with`, on one event loop."""
+    """Sends records to topics. Arguments as those of `memq.Producer`.
+
+    Use it as `async with`, on one event loop.
+    """
 
     def __init__(
         self,
@@ -162,7 +165,10 @@ class AsyncProducer:
         timestamps_ms: Sequence[int] | None = None,
         tag: str | None = None,
     ) -> list[AsyncDelivery]:
-        """Put many records in, and return the deliveries of their blocks. Raises: as `memq.Producer.send_many`."""
+        """Put many records in, and return the deliveries of their blocks.
+
+        Raises: as `memq.Producer.send_many`.
+        """
         return await self._put_many(topic, check_many(values, keys, timestamps_ms, tag))
 
     async def _traced_send_many(
@@ -187,7 +193,10 @@ class AsyncProducer:
     async def _put_many(
         self, topic: str, many: Many | None, taken: Callable[[Sequence[AsyncDelivery]], None] | None = None
     ) -> list[AsyncDelivery]:
-        """Put records in, as many at a time as there is room for; `taken` is told of their blocks each time."""
+        """Put records in, as many at a time as there is room for.
+
+        `taken` receives their blocks each time.
+        """
         deliveries: list[AsyncDelivery] = []
         deadline_s: float | None = None
         while many is not None and many.values:
@@ -222,7 +231,10 @@ class AsyncProducer:
         self._core.raise_unseen()
 
     async def stood(self, topic: str) -> dict[int, int]:
-        """Return, by partition, how many records of this name the topic held. See `memq.Producer.stood`."""
+        """Return, by partition, how many records of this name the topic held.
+
+        See `memq.Producer.stood`.
+        """
         return (await self._route(topic)).stood()
 
     def stats(self) -> ProducerStats:

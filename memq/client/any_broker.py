@@ -1,4 +1,4 @@
-"""Requests that every broker answers: sent over one connection as long as it lasts, then over the next."""
+"""Requests that any broker answers: sent over one connection, and over the next when it fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ READ_ANSWER_S = 30.0
 
 
 class AnyBroker:
-    """Asks one broker of the pool, in the client's zone if one is there; when it is gone, or is silent, the others."""
+    """Asks one broker of the pool, in the client's zone if one is there.
+
+    When it is gone, or is silent, the others.
+    """
 
     def __init__(self, pool: LinkPool, holders: Callable[[Pointer], Sequence[Address]] = lambda pointer: ()) -> None:
         """`holders` names the brokers that may hold a batch in memory, the likeliest first."""
@@ -56,7 +59,9 @@ class AnyBroker:
     async def read(
         self, store: str, key: str, offset: int, length: int, near: Pointer | None = None
     ) -> bytes | bytearray:
-        """Return a range of an object through a broker, in pieces of READ_BYTES_MAX; that of batch `near` if it can.
+        """Return a range of an object through a broker, in pieces of READ_BYTES_MAX.
+
+        It asks for the object of batch `near` where it can.
 
         Raises: NotFoundError, CorruptDataError when the object is shorter, StoreError; UnreachableError, TimedOutError.
         """
@@ -81,7 +86,7 @@ class AnyBroker:
         return read
 
     async def _holder(self, near: Pointer | None) -> Link | None:
-        """Return a link to a broker that may hold a batch, unless it is in another zone or did not answer lately."""
+        """Return a link to a broker that may hold a batch, in this zone and recently responsive; or None."""
         for address in self._holders(near) if near is not None else ():
             if not self._pool.is_preferred(address):
                 continue

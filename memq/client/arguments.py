@@ -1,4 +1,4 @@
-"""Checks of the arguments that all clients have: what is wrong is named at once, and not where it is used."""
+"""Checks of client arguments: an error is raised at once, and not at the first use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def check_client_id(value: str) -> str:
 
 
 def check_zone(value: str) -> str:
-    """Return a client's zone, which it need not say, when it holds. Raises: InvalidSettingError, TypeError."""
+    """Return a client's zone, which it need not say, when it holds.
+
+    Raises: InvalidSettingError, TypeError.
+    """
     if not isinstance(value, str):
         raise TypeError(f"zone is of type str, not {type(value).__name__}")
     if len(value) > NAME_CHARS_MAX:
@@ -38,7 +41,10 @@ def check_zone(value: str) -> str:
 
 
 def check_timeout(timeout: float | None) -> float | None:
-    """Return how many seconds to wait, None for ever; below 0 is as 0. Raises: TypeError; InvalidSettingError."""
+    """Return how many seconds to wait, None for ever; below 0 is as 0. Raises: TypeError.
+
+    InvalidSettingError.
+    """
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):

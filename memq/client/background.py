@@ -1,4 +1,4 @@
-"""What the I/O thread keeps of a sync client, whichever it is: the client itself may be forgotten."""
+"""A sync client's state on the I/O thread: the client itself may be garbage-collected."""
 
 from __future__ import annotations
 

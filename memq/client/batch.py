@@ -1,4 +1,4 @@
-"""What a consumer hands out: the records of one stored batch, unpacked when they are asked for."""
+"""A consumer's batch: the records of one stored batch, unpacked on demand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A damaged block: where it lies, how many records it had, its raw bytes as they were found, and the cause."""
+    """A damaged block: its place, number of records, raw bytes as found, and the cause."""
 
     object_key: str
     block: int
@@ -135,7 +135,7 @@ class Batch:
         return self._lists(BlockReader.memoryviews)
 
     def arrow(self) -> pyarrow.Table:
-        """Return value, key, headers, timestamp and tag as an Arrow table, values in one chunk per block, uncopied.
+        """Return value, key, headers, timestamp and tag as an Arrow table, without copying values.
 
         Raises: ImportError when the extra [arrow] is not installed.
         """

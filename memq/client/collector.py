@@ -1,4 +1,4 @@
-"""What producers and consumers count, for Prometheus: who has a registry registers one collector for all clients."""
+"""Counters of producers and consumers for Prometheus: one collector for all clients."""
 
 from __future__ import annotations
 

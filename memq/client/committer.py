@@ -1,4 +1,4 @@
-"""Stores what a consumer has done: one request for all partitions, one at a time, never what was stored already."""
+"""Commits consumed positions: one request for all partitions, one at a time, each value once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Committer:
         self._busy = asyncio.Lock()
 
     async def commit_surely(self) -> None:
-        """Store what is done in all partitions, however long the queue is away: as long as this member is in its group.
+        """Commit all partitions however long the queue is away, while this member is in its group.
 
         Raises: GenerationFencedError when a partition is another member's by now, or may be.
         """

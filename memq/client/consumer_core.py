@@ -1,4 +1,7 @@
-"""The consumer on one event loop: what the asyncio and the sync face share. Policy lives in its machines."""
+"""The consumer on one event loop: what the asyncio and the sync face share.
+
+Policy lives in its machines.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ AHEAD_SHARE = 16  # batches that are made ahead hold a sixteenth of what may be 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """Counters since the start: those of `Counts`, and what was retried, committed and sent to dead letters.
+    """Counters since the start: those of `Counts`, and of retries, commits and dead letters.
 
     `transit_errors` are answers of a store that another fetch of the same bytes has contradicted.
     """
@@ -62,7 +65,10 @@ class ConsumerStats:
 
 
 class ConsumerCore:
-    """One consumer. `next` is for one caller at a time; it returns batches, and changes that the caller must take."""
+    """One consumer. `next` is for one caller at a time.
+
+    It returns batches, and changes that the caller must take.
+    """
 
     def __init__(
         self,
@@ -150,8 +156,9 @@ class ConsumerCore:
                 self._tasks.start(self._committer.run(self.settings.auto_commit_interval_ms), "consumer commits")
 
     async def close(self, timeout_s: float = CLOSE_S_MAX) -> None:
-        """Commit what is done when auto-commit is on, leave the group, and let go of everything; twice is fine.
+        """Commit what is done when auto-commit is on, leave the group, and let go of everything.
 
+        Twice is fine.
         The commit and the leave take at most `timeout_s` each. Raises: what the commit met that does not pass, when all
         is let go: a member that stayed would hold its partitions, and read nothing.
         """
@@ -179,8 +186,9 @@ class ConsumerCore:
     # ---- batches -----------------------------------------------------------------------------------
 
     def next_at_hand(self) -> Batch | None:
-        """Return the next batch when one was made ahead and nothing is more urgent; what was handed out before is done.
+        """Return the next batch when one was made ahead and nothing is more urgent.
 
+        What was handed out before is done.
         Of all that this class has only this may be called on the user's own thread.
         """
         if self._closed or self._handouts.urgent or self._reading.failure is not None:
@@ -189,8 +197,9 @@ class ConsumerCore:
         return self._handouts.take()
 
     async def next(self, timeout_s: float | None) -> Batch | Changes | None:
-        """Return the next batch; or changes of the assignment, which the caller tells and then takes by `take`.
+        """Return the next batch.
 
+        Changes of the assignment come first: the caller reports them and then takes them by `take`.
         What was handed out before is done by this call. None after `timeout_s`, at the end, and after `wakeup`.
         More batches may be at hand then.
         Raises: CorruptDataError before a damaged block; what the cluster says that does not pass by itself.
@@ -235,7 +244,7 @@ class ConsumerCore:
         self._changed.set()
 
     async def take(self, changes: Changes) -> None:
-        """Note that the user was told of `changes`: what was revoked is committed, with auto-commit, and given back."""
+        """Note that the user got `changes`: revoked partitions are committed (auto-commit) and returned."""
         if self._group is None or self._committer is None:
             return
         for partition in changes.lost:
@@ -360,7 +369,7 @@ class ConsumerCore:
         self._changed.set()
 
     def _new_changes(self) -> Changes | None:
-        """Return what the user is to be told: partitions that come are told of when they are open."""
+        """Return changes for the user: assigned partitions only when they are open."""
         if self._group is None:
             return None
         changes = self._group.state.changes()
@@ -486,8 +495,9 @@ class ConsumerCore:
         return self._committer
 
     async def _look_up(self, name: str) -> TopicMetadata | None:
-        """Ask for a topic; None when brokers said three times that it is gone: one that has just come up may not know.
+        """Ask for a topic.
 
+        The result is None when brokers said three times that it is gone: one that has just come up may not know.
         A consumer that believed it once would lose its place, and begin again where it was told to start.
         """
         found = await self._metadata.refresh(name)

@@ -1,4 +1,4 @@
-"""What a consumer can be told, checked once."""
+"""Validated consumer settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ BEGINNING, END = "beginning", "end"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """The settings of one consumer. Sizes in bytes, times in ms; `start` and `end` as `point_of` takes them."""
+    """The settings of one consumer. Sizes in bytes, times in ms.
+
+    `start` and `end` as `point_of` takes them.
+    """
 
     topics: tuple[str, ...]
     group: str | None = None

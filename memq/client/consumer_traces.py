@@ -1,4 +1,4 @@
-"""The spans of a consumer: `fetch` of each stored batch, and `process` from when it is handed out until it is done."""
+"""Spans of a consumer: `fetch` of each stored batch, and `process` from delivery until done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends blocks of one partition under an identity that outlives the process: producer id and sequences are given."""
+"""Sends blocks under a given identity (producer id, sequences) that outlives the process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class Copier:
         self._pending: deque[tuple[AsyncDelivery, int]] = deque()
 
     async def put(self, cut: Cut) -> None:
-        """Send a block; waits while many are under way. Raises: what became of an earlier block, TooLargeError."""
+        """Send a block; waits while many are under way.
+
+        Raises: what became of an earlier block, TooLargeError.
+        """
         while len(self._pending) >= BLOCKS_IN_FLIGHT_MAX:
             await self._settle()
         route = await self._core.route(self._topic)

@@ -24,7 +24,9 @@ class DeadLetters:
         self._producer: AsyncProducer | None = None
 
     async def send(self, place: TopicPartition, damage: Damage) -> None:
-        """Send one block and wait until it is stored; its value is empty when it is over the topic's record bound.
+        """Send one block and wait until it is stored.
+
+        Its value is empty when it is over the topic's record bound.
 
         Raises: as AsyncProducer.send and its delivery.
         """

@@ -1,4 +1,4 @@
-"""What becomes of a block: the promise that `send` returns, one for all records of a block."""
+"""The result of a block: the promise that `send` returns, one for all records of a block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Ack(NamedTuple):
 
 
 class Promise:
-    """The state that both deliveries share. Settled once, from any thread; safe to look at from any thread."""
+    """The state that both deliveries share. Settled once, from any thread.
+
+    It may be read from any thread.
+    """
 
     __slots__ = ("_callbacks", "_lock", "_outcome", "observed")
 
@@ -41,7 +44,7 @@ class Promise:
 
     @property
     def outcome(self) -> Ack | MemqError | None:
-        """What became of the block, None before that; a look that is none of the user's: an error stays unseen."""
+        """The block's result, None before it has one; reading it does not count as seen by the user."""
         return self._outcome
 
     def __repr__(self) -> str:
@@ -80,7 +83,7 @@ class Promise:
 
 
 class Delivery(Promise):
-    """What becomes of the block of a record. All records of a block share one."""
+    """The result of a record's block. All records of a block share one."""
 
     __slots__ = ()
 
@@ -120,7 +123,7 @@ class Delivery(Promise):
 
 
 class AsyncDelivery(Promise):
-    """What becomes of the block of a record: await it for its Ack. All records of a block share one."""
+    """The result of a record's block: await it for its Ack. All records of a block share one."""
 
     __slots__ = ()
 

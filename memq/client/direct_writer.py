@@ -1,4 +1,4 @@
-"""Sends records straight to the owners under an identity that is made again: at least once, and a plain retry once.
+"""Sends records to the owners under a repeatable identity: at least once; a plain retry, once.
 
 Blocks are cut by the records alone, and the producer id and the sequences are given. Whoever sends the same records in
 the same order again sends the same blocks, and owners and readers drop them for the dedup window of the topic. The
@@ -36,7 +36,10 @@ ORDERS_MAX = 16  # so many orders of its records a task may meet within the dedu
 
 @dataclass(frozen=True, slots=True)
 class DirectIdentity:
-    """One task of one batch of a writer; `stream` is what stays with the checkpoint, or with the job, that it is of."""
+    """One task of one batch of a writer.
+
+    `stream` is what stays with the checkpoint, or with the job, that it is of.
+    """
 
     writer: str
     stream: str
@@ -131,7 +134,7 @@ class DirectWriter:
         timestamps_ms: Sequence[int] | None = None,
         tag: str | None = None,
     ) -> None:
-        """Send many records, the fast way in: in the same blocks as by `add`, whichever records come in one call.
+        """Send many records, the fast way; block boundaries are the same as with `add`.
 
         Arguments and errors as those of `memq.Producer.send_many`.
         """
@@ -157,7 +160,10 @@ class DirectWriter:
                 await self._extend(self._home(route, place), many.pick(chosen), ends)
 
     async def finish(self) -> None:
-        """Send what is left; return when all of it is in the queue. Raises: what became of a block that is not."""
+        """Send what is left; return when all of it is in the queue.
+
+        Raises: what became of a block that is not.
+        """
         for home in self._homes.values():
             await self._end(home)
         while self._pending:

@@ -1,4 +1,4 @@
-"""What a reader is told when retention was faster: where it can go on, and what it will not see. Pure."""
+"""The error of a reader that retention overtook: where it can continue, and its losses. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memq.topic import Position, ReadPartition, Totals
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What retention took: all before offset `first`, before which `before` lay in all, as far as that is known."""
+    """The removed part: everything before offset `first`, with `before` records as far as known."""
 
     first: int
     before: Totals = field(default_factory=Totals)

@@ -1,4 +1,4 @@
-"""Brings stored batches: straight from the store where it opens, else through a broker, checked and cut into pieces."""
+"""Fetches stored batches from the store or through a broker, checks them, cuts them into blocks."""
 
 from __future__ import annotations
 
@@ -243,7 +243,10 @@ async def _fetch_runs(
     entries: Sequence[NumberedEntry],
     wanted: Callable[[NumberedEntry], bool],
 ) -> list[Piece]:
-    """Fetch the wanted blocks, each run of neighbours at once; numbers and record indexes are those in the batch."""
+    """Fetch the wanted blocks, each run of neighbours at once.
+
+    Numbers and record indexes are those in the batch.
+    """
     pieces: list[Piece] = []
     for is_wanted, run in groupby(entries, wanted):
         if not is_wanted:

@@ -1,4 +1,4 @@
-"""What callers may pass for the fields of a record, turned into what a block holds."""
+"""Validated record fields, converted to the content of a block."""
 
 from __future__ import annotations
 
@@ -122,7 +122,10 @@ def check_many(
 
 
 def _as_column(cells: Sequence[BytesLike | None], what: str) -> Sequence[bytes | None]:
-    """Return a column as a list or tuple of bytes. Looking at the kinds as a set costs 20 ns a record, a loop 60."""
+    """Return a column as a list or tuple of bytes.
+
+    Looking at the kinds as a set costs 20 ns a record, a loop 60.
+    """
     if not isinstance(cells, list | tuple):
         check_not_text(cells, f"{what}s")
         cells = list(cells)
@@ -174,7 +177,10 @@ def as_bytes(value: BytesLike | None, what: str) -> bytes | None:
 
 
 def header_pairs(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:
-    """Return headers as pairs of name and value. Raises: TypeError; InvalidRequestError for what is not Unicode."""
+    """Return headers as pairs of name and value. Raises: TypeError.
+
+    InvalidRequestError for what is not Unicode.
+    """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     if not isinstance(pairs, Iterable):
         raise TypeError(f"headers are pairs or a mapping, not {type(headers).__name__}")

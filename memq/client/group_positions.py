@@ -1,4 +1,4 @@
-"""What a group has read of a topic and what is left, as typed results; and where a reset puts it."""
+"""A group's progress in a topic as typed results, and the effect of a reset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memq.topic import Position
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """Where a group stands in one partition: its position (None: nothing stored), member ("" when free), and lag."""
+    """A group's state in one partition: position (None: none), member ("" when free), and lag."""
 
     place: TopicPartition
     position: Position | None
@@ -31,7 +31,7 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """One partition of a reset: where the group stood (None: nothing stored) and where it is put."""
+    """One partition of a reset: the group's position before (None: none stored) and after."""
 
     place: TopicPartition
     before: Position | None

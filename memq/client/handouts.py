@@ -1,4 +1,4 @@
-"""The batches on their way from the flows to the user: made ahead, handed out, and not yet known to be done. Pure.
+"""Batches between cursors and user: made ahead, handed out, not yet done. Pure.
 
 Theory: to ask the I/O thread for a batch costs 100 µs of CPU, since two threads that sleep are woken: 200 ns for each
 record of 1 KB. So one question brings several batches, and the thread of a sync consumer takes the others from here by
@@ -72,7 +72,7 @@ class Handouts:
             handout.assigned.ledger.finish(handout.batch.next)
 
     def settle_finished(self) -> None:
-        """Tell the ledgers which batches are done, and those that were read to their end, before the next is asked for.
+        """Report batches as done, and those that were read completely, before the next is requested.
 
         While the user waits for this: only then it does not change.
         """

@@ -26,7 +26,7 @@ class Lane:
 
     @property
     def position(self) -> tuple[int, str]:
-        """What is to be stored: how far the copy is for good, and the plan."""
+        """The stored state of a copy: its confirmed progress, and its plan."""
         return self.copier.acked, encode_plan(self.end)
 
     @property

@@ -1,4 +1,4 @@
-"""How a topic of another log is cut into blocks, and how far a copy is to go: decided so that a copy can die. Pure.
+"""The plan of a copy of a foreign log: block boundaries and range, safe against a kill. Pure.
 
 A copied record has its source's offset as its sequence, under a producer id that only the pair of source partition and
 target topic has. So it is the same record whoever copies it, and when. memq drops what comes twice by whole
@@ -60,7 +60,7 @@ class Cut:
 
 
 class Cutter:
-    """Takes the records of one partition in order and cuts them into blocks: one by one or many at once, alike."""
+    """Cuts the records of one partition, in order, into blocks; the same for single and many."""
 
     def __init__(self) -> None:
         self._first = 0
@@ -68,7 +68,10 @@ class Cutter:
         self._bytes = 0
 
     def add(self, offset: int, fields: Fields, size: int) -> Cut | None:
-        """Take a record of `size` bytes; return the block that ended before it. Raises: as `BlockBuilder.append`."""
+        """Take a record of `size` bytes; return the block that ended before it.
+
+        Raises: as `BlockBuilder.append`.
+        """
         count, done = self._columns.count, None
         if count and (
             offset != self._first + count or self._bytes + size > BLOCK_BYTES_MAX or count == BLOCK_RECORDS_MAX
@@ -81,8 +84,9 @@ class Cutter:
         return done
 
     def extend(self, offset: int, many: Many, start: int, end: int, ends: Sequence[int]) -> int:
-        """Take records of `many` from number `start` up to `end` as long as they fit; return the number of the next.
+        """Take records of `many` from number `start` up to `end` as long as they fit.
 
+        Return the number of the next.
         They follow on what came before, and the first one has this offset. `ends` are the bytes of all records up to
         each, with it. Where nothing fits, end the block. Raises: as `BlockBuilder.extend`.
         """

@@ -1,4 +1,4 @@
-"""What a topic holds of one producer, by its queue: how far it came, and where a sequence lies."""
+"""A topic's content of one producer, from its queue: progress, and the place of a sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP = 256  # pointers that are looked at first, from the end; then four times a
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How far a producer came: the sequence behind its greatest, and when the batch of that was sealed, Unix ms."""
+    """A producer's progress: the sequence after its highest, and the seal time of that batch (Unix ms)."""
 
     next: int
     sealed_ms: int
@@ -56,7 +56,10 @@ class Imported:
         return None
 
     async def positions(self, sequences: Sequence[int]) -> dict[int, Position]:
-        """Return where each sequence lies first, or the next one after it; the end for what is behind all there is."""
+        """Return where each sequence lies first, or the next one after it.
+
+        The end for what is behind all there is.
+        """
         span = await valid_span(self._queue, self._partition)
         left, found = sorted(sequences), dict[int, Position]()
         number = self._partition.partition

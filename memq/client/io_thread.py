@@ -53,7 +53,9 @@ class IoThread:
         self.loop.call_soon_threadsafe(function, *args)
 
     def run(self, coroutine: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
-        """Run a coroutine on the loop and wait for its result, from any other thread. It is cancelled on a timeout.
+        """Run a coroutine on the loop and wait for its result, from any other thread.
+
+        It is cancelled on a timeout.
 
         Raises: what the coroutine raises; TimedOutError; InvalidRequestError on the thread itself, in a callback.
         """
@@ -145,7 +147,7 @@ def _flush_at_exit() -> None:
 
 
 def _forget_after_fork() -> None:
-    """In the child there is no thread, and a lock may be held by a thread that is gone: start over with new ones."""
+    """In a forked child, start again with new threads and locks: the parent's threads are gone."""
     global _lock, _thread
     thread, _thread, _lock = _thread, None, threading.Lock()
     if thread is not None:

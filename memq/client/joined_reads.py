@@ -1,4 +1,4 @@
-"""Reads of neighbours in one large object as one request: what is asked for within one turn of the loop."""
+"""Combines reads of neighbouring ranges of one object within a loop turn into one request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ class JoinedReads:
         return await self._reader.get_range(key, offset, length) if found is None else found
 
     async def _read_run(self, key: str, run: Sequence[_Wanted]) -> None:
-        """Read a run for all; when that fails each of them reads his own range, and learns what is wrong with it."""
+        """Read a run for all.
+
+        When that fails each of them reads his own range, and learns what is wrong with it.
+        """
         if len(run) == 1:
             return
         start = run[0].offset

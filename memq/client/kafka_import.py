@@ -1,4 +1,4 @@
-"""Copies topics of a Kafka into a topic: it can be killed at any moment, goes on, and copies nothing twice.
+"""Copies Kafka topics into a topic: can be killed at any moment, continues, copies nothing twice.
 
 What survives a SIGKILL is what the two sides hold. The target's queue shows how far each source partition came, since
 the source's offsets are the sequences; the source's group keeps the plan, which says where the last block ends
@@ -37,7 +37,7 @@ STORE_S = 1.0  # how often the positions are stored: what was copied since is fo
 
 @dataclass(frozen=True, slots=True)
 class ImportedPartition:
-    """What was done of one source partition: records copied by this run, and the offsets between which it went."""
+    """The copy of one source partition: records copied by this run, and its offsets."""
 
     topic: str
     partition: int
@@ -58,7 +58,7 @@ class KafkaImport:
         moved: Callable[[int], None] = lambda records: None,
         runtime: Runtime | None = None,
     ) -> None:
-        """`moved` is told how many records more were read."""
+        """`moved` receives the number of further records read."""
         self._source = source
         self._runtime = runtime_of(runtime)
         self._bootstrap = bootstrap_addresses(brokers)

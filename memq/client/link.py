@@ -1,4 +1,4 @@
-"""One connection to a broker: frames out, answers matched to requests, stream frames handed to their owner."""
+"""One broker connection: frames out, answers matched to requests, stream frames to their owner."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ REQUEST_TIMEOUT_S = 30.0
 
 
 class LinkOwner(Protocol):
-    """Who uses a link: it is told what was not asked for. The methods must not raise."""
+    """The user of a link: gets unrequested frames. The methods must not raise."""
 
     def stream_frame(self, frame: Frame) -> None:
-        """Take an ACK, NACK, THROTTLE or REDIRECT of a stream, or the answer to `Link.open_stream`: OPEN or ERROR."""
+        """Take a stream's ACK, NACK, THROTTLE or REDIRECT, or the answer to `Link.open_stream`."""
         ...
 
     def draining(self) -> None:
@@ -44,7 +44,7 @@ class LinkOwner(Protocol):
         ...
 
     def lost(self, error: MemqError) -> None:
-        """The connection is gone: called once after a successful `connect_link`, when open requests have failed."""
+        """The connection is closed: called once after a successful `connect_link`, after requests failed."""
         ...
 
 
@@ -78,7 +78,7 @@ class Link(asyncio.BufferedProtocol):
         return self._conversation.state in (State.READY, State.DRAINING)
 
     def clock_ms(self, monotonic_s: float) -> int:
-        """Return a monotonic time on the connection's clock: ms since the HELLO answer was read, may be negative."""
+        """Return a monotonic time as ms since the HELLO answer was read; may be negative."""
         return int((monotonic_s - self._ready_at) * 1000)
 
     def write(self, *buffers: bytes | bytearray | memoryview) -> None:

@@ -28,7 +28,7 @@ _REACH_AGAIN_S = 0.1
 
 
 def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
-    """Return the addresses to start from: `brokers` (one, a list, or separated by commas), else MEMQ_BROKERS.
+    """Return the start addresses: `brokers` (one, a list, or comma-separated), else MEMQ_BROKERS.
 
     Raises: InvalidSettingError when there is none, and for what is no address; TypeError.
     """
@@ -47,7 +47,10 @@ def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
 
 
 class Session:
-    """A link and the owners of its streams. Frames go to the owner of their stream, the rest to all of them."""
+    """A link and the owners of its streams.
+
+    Frames go to the owner of their stream, the rest to all of them.
+    """
 
     def __init__(self, pool: LinkPool) -> None:
         self.link: Link
@@ -82,7 +85,10 @@ class Session:
             owner.draining()
 
     def writable(self) -> None:
-        """See `LinkOwner.writable`. Each stream goes on until the socket is full again, so the first one rotates."""
+        """See `LinkOwner.writable`.
+
+        Each stream continues until the socket is full again, so the first one rotates.
+        """
         owners = list(self._streams.items())
         for stream, owner in owners:
             if self.link.congested:
@@ -100,7 +106,10 @@ class Session:
 
 
 class LinkPool:
-    """One connection for each broker, made on demand. It belongs to one client and lives on one event loop."""
+    """One connection for each broker, made on demand.
+
+    It belongs to one client and lives on one event loop.
+    """
 
     def __init__(self, runtime: Runtime, bootstrap: Sequence[Address], *, client_id: str = "", zone: str = "") -> None:
         self._runtime = runtime
@@ -116,7 +125,7 @@ class LinkPool:
         self.reached = False  # whether a broker ever answered: one that does not answer now may be restarting
 
     def learn(self, addresses: Sequence[Address], zones: Sequence[str]) -> None:
-        """Keep the addresses of the live brokers, with their zones, beside those to start from and those in use."""
+        """Keep the addresses of live brokers, with zones, in addition to start addresses and those in use."""
         kept = {address: self._known.get(address, "") for address in (*self._bootstrap, *self._sessions)}
         told = zip_longest(addresses[:BROKERS_MAX], zones[: min(len(addresses), BROKERS_MAX)], fillvalue="")
         self._known = kept | {address: zone for address, zone in told if not isinstance(address, str)}
@@ -126,7 +135,7 @@ class LinkPool:
         return [session for session in self._sessions.values() if session.link.open]
 
     def candidates(self) -> list[Address]:
-        """Return all known brokers to ask in turn: those in the client's zone first, then connected ones, then others.
+        """Return all known brokers in order: those of the client's zone, then connected ones, then others.
 
         Who did not answer a moment ago comes last, and has its place again after a while. Else the order is random.
         """
@@ -161,7 +170,7 @@ class LinkPool:
         return self._dead_until_s.get(address, 0.0) > self._runtime.clock.monotonic()
 
     async def reach(self, timeout_s: float) -> None:
-        """Connect to any broker unless one is connected, trying again for `timeout_s`: one may be just coming up.
+        """Connect to any broker unless one is connected, retrying for `timeout_s`: one may be starting.
 
         What all clients do before their first question, and an admin before each; a broker that does not answer at
         all has its share of the time only. Raises: UnreachableError naming each that was tried, and why; ClosedError.
@@ -187,7 +196,9 @@ class LinkPool:
             await asyncio.sleep(_REACH_AGAIN_S)
 
     async def session(self, address: Address) -> Session:
-        """Return the session with a broker, connecting when there is none; concurrent callers share one attempt.
+        """Return the session with a broker, connecting when there is none.
+
+        Concurrent callers share one attempt.
 
         Raises: UnreachableError, TimedOutError, UnsupportedVersionError, ClosedError.
         """

@@ -1,4 +1,4 @@
-"""What a reader has seen of each producer within the dedup window, and what it makes of the next block. Pure.
+"""A reader's memory of each producer within the dedup window, and its verdict on a block. Pure.
 
 A block that was sent again is the same block: same producer, same sequences. The queue may hold it twice
 for as long as the window W (DESIGN, rule 9), so a reader that remembers W of sequences drops every copy.

@@ -1,4 +1,4 @@
-"""What a group member holds, what it must give back, and what its user must be told. Pure.
+"""A group member: what it holds, what it must return, and changes for its user. Pure.
 
 The group's answers come in the background, and the user's thread takes the changes when it polls: between
 the two a partition may come and go again, and then nobody is told. A partition that is to be given back is
@@ -19,7 +19,7 @@ from memq.topic import ReadPartition
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What happened since the user was told last, in the order in which it is told: lost, revoked, assigned."""
+    """Changes since the last notice to the user, in order: lost, revoked, assigned."""
 
     lost: tuple[ReadPartition, ...] = ()
     revoked: tuple[ReadPartition, ...] = ()
@@ -52,12 +52,12 @@ class MemberState:
 
     @property
     def held(self) -> tuple[ReadPartition, ...]:
-        """What the user was told that it has."""
+        """The partitions that the user knows it has."""
         return tuple(self._held)
 
     @property
     def granted(self) -> Mapping[ReadPartition, int]:
-        """What may be read and committed now, each with the number of its grant."""
+        """The partitions that may be read and committed now, each with the number of its grant."""
         return self._granted
 
     @property

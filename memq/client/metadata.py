@@ -1,4 +1,4 @@
-"""What a client knows of the cluster: topics, owners of partitions, stores; asked of any broker that answers."""
+"""A client's knowledge of the cluster: topics, owners, stores; asked of any broker."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class _Refresh:
 
 
 class ClusterMetadata:
-    """The cache of one client. It is filled by need and replaced by newer answers; nothing here expires by itself.
+    """The cache of one client. It is filled by need and replaced by newer answers.
 
+    Nothing here expires by itself.
     Newer is what has the higher version of the topic, and for each owner the higher epoch.
     """
 
     def __init__(self, runtime: Runtime, pool: LinkPool, heard: Callable[[Topic], None] | None = None) -> None:
-        """`heard` is told of every topic in an answer; it must not raise."""
+        """`heard` receives every topic of an answer; it must not raise."""
         self.cluster = ""
         self.stores: tuple[StoreMetadata, ...] = ()
         self._runtime = runtime
@@ -64,7 +65,7 @@ class ClusterMetadata:
         return None
 
     def holders(self, pointer: Pointer) -> list[Address]:
-        """Return the brokers that may hold a batch in memory as last heard: its writer, then its partition's owner."""
+        """Return the brokers that may have a batch in memory: its writer, then its partition's owner."""
         known = self._topics.get(pointer.topic)
         owners = [owner for owner in known.owners if owner.address] if known is not None else []
         found = [owner.address for owner in owners if owner.broker == pointer.broker][:1]
@@ -102,7 +103,7 @@ class ClusterMetadata:
         return self._topics[name]
 
     async def refresh(self, name: str, *, create: bool = False) -> TopicMetadata | None:
-        """Ask anew for a topic and return it, None when it does not exist. Callers at the same time share a question.
+        """Ask again for a topic; None when it does not exist. Concurrent callers share a request.
 
         Raises: UnreachableError when no broker answers; what a broker says against the question.
         """
@@ -152,7 +153,10 @@ class ClusterMetadata:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _refresh(self, refresh: _Refresh, create: bool) -> MemqError | None:
-        """Ask for the names that gathered; an error is returned, not raised: the callers may all have gone by then."""
+        """Ask for the names that gathered.
+
+        An error is returned, not raised: the callers may all have gone by then.
+        """
         try:
             async with self._asking:
                 del self._next[create]
@@ -176,7 +180,7 @@ class ClusterMetadata:
 
 
 def _newest(known: TopicMetadata | None, found: TopicMetadata) -> TopicMetadata:
-    """Return what was found, but for what is known to be newer: brokers learn of changes one after another."""
+    """Return the answer without what is known to be newer: brokers learn of changes one by one."""
     if known is None or known.topic.id != found.topic.id:
         return found
     epochs = {owner.partition: owner for owner in known.owners}

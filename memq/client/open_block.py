@@ -23,7 +23,7 @@ _ONCE_COST = 16
 
 
 class OpenBlock:
-    """What all open blocks have: a place in the producer, a promise, a size.
+    """Attributes of all open blocks: a place in the producer, a promise, a size.
 
     `limit` is the raw size up to which the block may grow before anybody must be asked: it starts small and
     doubles, so that thousands of open blocks of a few records claim little of the producer's memory.
@@ -45,7 +45,7 @@ class OpenBlock:
 
 
 class RowBlock(OpenBlock):
-    """An open block whose records all have the same shape: their cells in one list, so that one step adds a record.
+    """An open block of records with the same shape: cells in one list, so a record is one step.
 
     That makes a way in without the lock, which would cost half of a `send`. The rule, which rests on the GIL (each
     step is atomic, and seen by all threads in its order):
@@ -136,7 +136,7 @@ class MixedBlock(OpenBlock):
 
     @classmethod
     def instead_of(cls, block: RowBlock) -> MixedBlock:
-        """Return a block that goes on where `block` was closed, and keeps its promise."""
+        """Return a block that continues a closed `block` and keeps its promise."""
         mixed = cls(block.home, block.delivery, block.limit, block.opened_s)
         mixed.slots_hold = block.slots_hold
         if block.count_closed:
@@ -155,7 +155,7 @@ class MixedBlock(OpenBlock):
 
     @property
     def row_cost(self) -> int:
-        """What the columns of a row take beside the bytes of its cells."""
+        """The bytes of a row's columns in addition to its cells."""
         return self.builder.row_cost
 
     def append(self, fields: Fields) -> None:
@@ -203,7 +203,7 @@ class PendingBlock(UnackedBlock):
 
 
 class Gate(NamedTuple):
-    """Slots moved from `before` to a partition: its blocks from `first` on wait for those of `before` below `below`."""
+    """Slots moved from `before`: blocks from `first` on wait for those of `before` below `below`."""
 
     first: int
     before: PartitionBuffer

@@ -1,4 +1,4 @@
-"""Opens the partitions that a consumer is to read: finds where each one starts, and starts to read there."""
+"""Opens the partitions of a consumer: finds the start of each one, and begins to read."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ class Opener:
             await self._kicked.wait()
 
     async def seek(self, partition: ReadPartition, to: Point) -> None:
-        """Read a partition, which is read, from another place. Raises: InvalidRequestError when it goes meanwhile."""
+        """Read a partition, which is read, from another place.
+
+        Raises: InvalidRequestError when it goes meanwhile.
+        """
         assigned = self._reading.assigned[partition]
         point = point_of(to, place_of(partition))
         position = await self._start_at(point, partition, assigned.settings)

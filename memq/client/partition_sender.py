@@ -1,4 +1,4 @@
-"""The shell of one producer window: finds the owner of the partition, opens the stream, writes, keeps the time."""
+"""The shell of a producer window: finds the owner, opens the stream, writes, keeps the time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _TIMER_S_MIN = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderParts:
-    """What all senders of one producer share.
+    """The shared parts of a producer's senders.
 
     `settled` gets each block with its error, None when it is acked; `broke` what cannot be; `reporter` is told of
     both for the audit, where there is one.

@@ -1,4 +1,7 @@
-"""Which partition a record goes to: key to slot to partition; without a key one partition per block, in turn."""
+"""Which partition a record goes to: key to slot to partition.
+
+Without a key one partition per block, in turn.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ NAMED_MAX = 20  # in the error about one that is not there: others may have been
 
 
 class PartitionMap:
-    """A topic's partition map for lookups. A place is an index of the partitions in the order of their slots."""
+    """A topic's partition map for lookups.
+
+    A place is an index of the partitions in the order of their slots.
+    """
 
     def __init__(self, topic: Topic) -> None:
         parts = topic.taking

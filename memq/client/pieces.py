@@ -1,5 +1,6 @@
-"""A stored batch cut into its blocks, each checked: what is whole, and what is damaged and where. Pure.
+"""A stored batch cut into its blocks, each checked: what is whole, and what is damaged and where.
 
+Pure.
 A block's length finds the next block, so a damaged block may hide those behind it. Then the index of the
 object says where each block lies and how many records it has; without an index the rest of the batch is one
 damaged piece. Record indexes count what was stored, so they stay right across damage.
@@ -35,8 +36,9 @@ class Piece(NamedTuple):
 
 
 def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None = None) -> list[Piece]:
-    """Cut the bytes of a batch into pieces; with `index`, the entries of its blocks, by their places there.
+    """Cut the bytes of a batch into pieces.
 
+    With `index`, the entries of its blocks, by their places there.
     `data` may be shorter than the batch: what is missing is damage. `index` counts offsets from the start of `data`.
     """
     scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)

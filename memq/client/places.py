@@ -1,4 +1,4 @@
-"""Finds places in a read partition by asking the queue: where a time lies, what lies before a start, and at the end."""
+"""Resolves places of a read partition through the queue: a time, counts before a start, the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END_RETRY_S = 0.1  # doubled for each try: 1.5 s in all
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What lies between a position and the end: records, stored bytes, and how many seconds the oldest has waited."""
+    """The remainder before the end: records, stored bytes, and the age in s of the oldest."""
 
     records: int
     bytes: int
@@ -44,7 +44,10 @@ def window_ms(settings: TopicSettings) -> int:
 
 
 class Places:
-    """Answers questions about places, by reading pointers only; totals from the last `tail_offsets`, if they do."""
+    """Answers questions about places, by reading pointers only.
+
+    Totals from the last `tail_offsets`, if they do.
+    """
 
     def __init__(self, queue: PointerReader, tail_offsets: int = TAIL_OFFSETS) -> None:
         self._queue = queue
@@ -78,7 +81,9 @@ class Places:
         *,
         pass_expired: bool = False,
     ) -> Position:
-        """Return the position that a point means now, to read all from there on; with `pass_expired` an expired one.
+        """Return the position that a point means now, to read all from there on.
+
+        With `pass_expired` an expired one.
 
         Raises: PositionExpiredError for one that retention has passed, InvalidRequestError for one behind the end; as
         `position_of`.
@@ -177,7 +182,7 @@ class Places:
     # ---- inside --------------------------------------------------------------------------------
 
     async def _offset_at(self, partition: ReadPartition, time_ms: int, settings: TopicSettings) -> int:
-        """A queue time is at most `late_ms` older than the seal: start there, and look at the seals."""
+        """A queue time is at most `late_ms` after the seal: start there, and compare the seals."""
         first = await self._queue.seek_time(partition, time_ms - late_ms(settings))
         end = (await valid_span(self._queue, partition)).end
         async for entries in self.pages(partition, first, end):
@@ -206,7 +211,7 @@ class Places:
     async def _before(
         self, partition: ReadPartition, offset: int, span: Span, settings: TopicSettings, writers: Sequence[int]
     ) -> Progress:
-        """Return what lies before `offset`, from as few pointers before it as settle the totals of all `writers`.
+        """Return the totals before `offset`, from as few pointers before it as settle all `writers`.
 
         See `memq.format.totals`. Where retention took them, the first pointer that is left says what lay before it.
         """

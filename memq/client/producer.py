@@ -1,4 +1,4 @@
-"""The producer for everybody else: thread-safe, blocking where it says so, its I/O on the one I/O thread."""
+"""The thread-safe producer: blocking where documented, with its I/O on the one I/O thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INTERRUPTED_CLOSE_S = 0.4  # after Ctrl-C
 
 
 class _ProducerBackground(Background[ProducerCore]):
-    """That of a producer: the core wakes threads that wait for room, and delivers what a forgotten producer took."""
+    """A producer's background: wakes threads that wait for room, delivers a forgotten producer's records."""
 
     def __init__(self, settings: ProducerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
         carrier = ReportCarrier if settings.audit else None
@@ -287,7 +287,10 @@ class Producer:
     def _put_many(
         self, topic: str, many: Many | None, taken: Callable[[Sequence[Delivery]], None] | None = None
     ) -> list[Delivery]:
-        """Put records in, as many at a time as there is room for; `taken` is told of their blocks each time."""
+        """Put records in, as many at a time as there is room for.
+
+        `taken` receives their blocks each time.
+        """
         deliveries: list[Delivery] = []
         deadline_s: float | None = None
         while many is not None and many.values:

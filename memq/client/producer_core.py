@@ -1,4 +1,4 @@
-"""What the producers share, sync and asyncio: the senders of all partitions, on one event loop."""
+"""The shared core of producers, sync and asyncio: the senders of all partitions on one loop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ FAILURES_MAX = 1_000  # that are kept for the close
 
 @dataclass(slots=True)
 class ProducerStats:
-    """What a producer did so far. Bytes are those of sealed blocks; pending bytes are what the bound is about."""
+    """A producer's counters.
+
+    Bytes are those of sealed blocks; pending bytes are the bounded ones.
+    """
 
     records_acked: int = 0
     records_failed: int = 0
@@ -80,8 +83,9 @@ class ProducerCore:
         pool: LinkPool | None = None,
         events: EventLog | None = None,
     ) -> None:
-        """A new producer has an id of its own; who brings `producer_id` goes on as the producer that had it before.
+        """A new producer has an id of its own.
 
+        A caller that gives `producer_id` continues as the producer that had it before.
         The id of a named producer is that of its name. With a `carrier` it reports to the audit, as `kind`, where
         the cluster asks for that. It uses the connections of `pool`, which stay, when that is another client's.
         """
@@ -124,7 +128,9 @@ class ProducerCore:
     # ---- what the shells call ------------------------------------------------------------------
 
     async def route(self, topic: str) -> Route:
-        """Return the route of a topic, asking the cluster when it is not known; it is made where that is allowed.
+        """Return the route of a topic, asking the cluster when it is not known.
+
+        It is made where that is allowed.
 
         Raises: NotFoundError, InvalidNameError, UnreachableError, TimedOutError, ClosedError.
         """
@@ -190,7 +196,7 @@ class ProducerCore:
             ) from error
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Take nothing more, flush for at most `timeout_s`, report the ends of the streams, let go of everything.
+        """Refuse new records, flush for at most `timeout_s`, report the streams' ends, close everything.
 
         None waits for the delivery timeout, and long enough beyond it for each block to get its own error.
 
@@ -206,7 +212,7 @@ class ProducerCore:
             await self._stop(timeout_s)
 
     async def leave(self, timeout_s: float) -> None:
-        """Write what is there, within `timeout_s`, and let go of everything: what is written need not be acked."""
+        """Write what is queued within `timeout_s` and close; written blocks need not be acked."""
         await self.write(timeout_s)
         await self._stop()
 
@@ -313,7 +319,7 @@ class ProducerCore:
             self.buffer.add_route(topic)
 
     def _refresh_when_old(self, topic: str) -> None:
-        """Ask anew for a topic that was asked for long ago, to learn of new partitions."""
+        """Ask again for a topic that was asked for long ago, to learn of new partitions."""
         now_s = self._runtime.clock.monotonic()
         if self._ended is None and now_s - self._asked_s.setdefault(topic, now_s) > METADATA_AGE_S_MAX:
             self._asked_s[topic] = now_s

@@ -30,7 +30,7 @@ _LEVELS: dict[object, AckLevel] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
-    """What a producer promises and how much it holds.
+    """The guarantees of a producer and its bounds.
 
     `block_bytes` is the raw size at which a block is sealed: 512 KiB cost both clients 5 to 20 % less than 256 KiB, and
     the broker does not care. `full_wait_s` is how long `send` waits for room: None as long as the delivery timeout.
@@ -53,7 +53,7 @@ class ProducerSettings:
 
     @property
     def open_timeout_s(self) -> float:
-        """How long an owner may take to be found, reached, and to answer OPEN: several tries fit into a delivery."""
+        """The time for finding and reaching an owner and its OPEN: several tries fit into a delivery."""
         return min(30.0, self.delivery_timeout_s / 4)
 
     @property
@@ -83,7 +83,10 @@ def producer_settings(
     name: str,
     audit: bool,
 ) -> ProducerSettings:
-    """Check the arguments of a producer. Raises: InvalidSettingError naming the one that is wrong; InvalidNameError."""
+    """Check the arguments of a producer. Raises: InvalidSettingError naming the one that is wrong.
+
+    InvalidNameError.
+    """
     if isinstance(acks, bool) or acks not in tuple(_LEVELS):  # which asks for no hash
         raise InvalidSettingError(f"acks = {acks!r} is not 0, 1 or 'all'")
     if codec not in tuple(CODECS):

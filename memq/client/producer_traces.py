@@ -1,4 +1,4 @@
-"""The spans of a producer: `send` for each record, whose context goes into its headers, and `batch` for each block.
+"""Spans of a producer: `send` per record, with its context in the headers, and `batch` per block.
 
 A call of `send_many` is one `send`: its records go in as columns, and carry nothing.
 """
@@ -21,7 +21,7 @@ Headers = list[tuple[str, bytes | None]]
 
 
 class Sent:
-    """The span of one call, which ends when the call is over and each block that took its records is settled."""
+    """The span of one call: it ends when the call and all blocks with its records are settled."""
 
     __slots__ = ("blocks", "error", "left", "links", "over", "span")
 

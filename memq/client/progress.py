@@ -1,5 +1,6 @@
-"""How many records and bytes lie before a place in a read partition, from the totals in its pointers. Pure.
+"""How many records and bytes lie before a place in a read partition, from the totals in its pointers.
 
+Pure.
 One fold per write partition (`memq.format.totals`, with the theory) gives both ends of a lag: records stored, before
 dedup, filter and damage.
 """
@@ -24,7 +25,7 @@ class Progress:
         self._part(pointer.partition).add(pointer)
 
     def start_at(self, pointer: Pointer) -> None:
-        """Take what `pointer`, the first of its write partition at or behind this place, states to lie before it."""
+        """Take the totals that `pointer`, the first of its write partition here or later, states."""
         self._part(pointer.partition).reach(pointer.totals)
 
     def join(self, other: Progress) -> None:
@@ -40,7 +41,7 @@ class Progress:
 
     @property
     def totals(self) -> Totals:
-        """What lies before this place, of all write partitions together."""
+        """The totals before this place, over all write partitions."""
         total = Totals()
         for part in self._parts.values():
             total = total.plus(part.totals.records, part.totals.bytes)

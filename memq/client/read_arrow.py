@@ -23,7 +23,7 @@ def read_arrow(
     read: ReadMode = "auto",
     runtime: Runtime | None = None,
 ) -> pyarrow.Table:
-    """Return the records of a topic from `start` up to, not with, `end`: value, key, headers, timestamp and tag.
+    """Return the records of a topic in a range: value, key, headers, timestamp and tag.
 
     Times mean when a batch was sealed, so ranges that follow on each other share nothing and leave nothing out. One
     partition follows on the other in no promised order; within each, records are in order. It must fit in memory.

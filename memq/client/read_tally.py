@@ -1,4 +1,4 @@
-"""What is to be reported of one read partition: where reading began, what was given out, left out, damaged, committed.
+"""The report on one read partition: start, delivered, skipped, damaged, committed.
 
 Pure: time comes in. It knows read partitions as consumers have them; what is said goes to the tallies of write
 partitions, whose pointers lie there.

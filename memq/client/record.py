@@ -1,4 +1,4 @@
-"""What a reader gets: one record, and the name of one partition."""
+"""One record as readers get it, and the name of one partition."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 def block_records(reader: BlockReader, *, first: Position, low: int, high: int) -> Iterator[Record]:
-    """Iterate over the records `low` up to, not with, `high` of a block whose first record lies at `first`.
+    """Iterate over records `low` to `high` (exclusive) of a block whose first record is number `first`.
 
     Columns that the block does not have cost nothing. Raises: CorruptDataError, UnsupportedFormatError, at the call.
     """

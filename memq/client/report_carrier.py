@@ -1,4 +1,4 @@
-"""Sends reports as any records are sent: acked and deduplicated, by a producer on the connections of another client."""
+"""Sends reports like records, acked and deduplicated, on the connections of another client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SETTINGS = ProducerSettings(
 
 
 class _QuietLog(EventLog):
-    """What fails of a report is no error of the user's: the audit sees that it is lacking."""
+    """A failed report is no error for the user: the audit notices the gap."""
 
     def error(self, event: str, text: str, error: BaseException | None = None) -> None:
         """Log it for developers only."""

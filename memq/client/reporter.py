@@ -1,4 +1,4 @@
-"""Tells the audit what a client does: a tally, sent now and then, beside the client's own work and never in its way."""
+"""Reports a client's work to the audit periodically, without delaying that work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Named(Protocol):
 
 
 class MakeCarrier(Protocol):
-    """What makes a carrier on the connections of a client; its own work is never reported."""
+    """Makes a carrier on a client's connections; its own work is never reported."""
 
     def __call__(self, runtime: Runtime, pool: LinkPool) -> Carrier:
         """Make it."""
@@ -62,7 +62,7 @@ class MakeCarrier(Protocol):
 
 
 class Reporter:
-    """Reports for one client, on its event loop, to a cluster that asks for it: at once after `tasks` have started it.
+    """Reports for one client on its loop, to a cluster that asks for them.
 
     What can't be sent is dropped and counted in `lost`; the audit sees that by the numbers of the reports.
     """
@@ -168,7 +168,7 @@ class Reporter:
 
 
 class JobReporter(Reporter):
-    """A reporter for a job that has no tasks of its own to run it in: what ends it is logged, its close ends it."""
+    """A reporter for a job without a task owner: an error is logged and ends it, as does its close."""
 
     def __init__(self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, carrier: MakeCarrier) -> None:
         events = EventLog(runtime.clock)

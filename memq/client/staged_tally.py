@@ -1,4 +1,4 @@
-"""What is to be reported of a staged batch, by its manifest: sent once it is decided, acked once owners published it.
+"""The report on a staged batch, from its manifest: sent when decided, acked when published.
 
 Pure: time comes in. The blocks of a piece have the producer id of their object and sequences from 0 on.
 """
@@ -16,7 +16,10 @@ Pieces = Sequence[tuple[StagedObject, StagedPiece]]
 
 
 class StagedTally:
-    """The notes on the pieces of one batch in one write partition; `part` is None when nobody wants to know."""
+    """The notes on the pieces of one batch in one write partition.
+
+    `part` is None when nobody wants to know.
+    """
 
     def __init__(self, part: PartTally | None, pieces: Pieces) -> None:
         self._part = part

@@ -1,4 +1,4 @@
-"""Opens the cluster's stores in the client's own process, where their address is one that can be opened here."""
+"""Opens the cluster's stores in the client's process, where their address can be opened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _S3_TIMES: Section = {
 
 
 class OpenStores:
-    """The stores that metadata names, opened on demand: folders that are here, and buckets that there are keys for.
+    """The stores that metadata names, opened on demand: local folders, and buckets with keys.
 
     `s3` has the section `[s3]`; without it that of this process: `MEMQ_S3_…` and memq.toml in its folder.
     """

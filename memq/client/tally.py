@@ -1,4 +1,4 @@
-"""What one client is to report, folded from what it does: events in, reports out. Pure.
+"""A client's report, computed from its work: events in, reports out. Pure.
 
 Theory. A client does thousands of things in an interval, and nearly all of them follow on each other: so they are kept
 as range sets by write partition, stage, producer and event-time minute, and an event costs one range that grows and one
@@ -33,7 +33,7 @@ HEARTBEAT_INTERVALS = 6  # a report is promised within so many intervals, and co
 
 
 class _Span:
-    """The sequences of one producer and minute that passed a stage, and how late they were, in records by bucket.
+    """Sequences of one producer and minute that passed a stage, with lateness in records by bucket.
 
     Those from `first` up to `next` are not in `ranges` yet: nearly always the next event goes on there.
     """
@@ -82,7 +82,7 @@ class _Room:
 
 @dataclass(slots=True)
 class _Home:
-    """What a partition of the audit topic was told: the next number, and up to when."""
+    """The state of a partition of the audit topic: next report number, and end of the last report."""
 
     until_ms: int
     number: int = 0
@@ -118,7 +118,10 @@ class PartTally:
     def pass_stage(
         self, stage: Stage, producer: int, first: int, next_: int, base_ms: int, now_ms: int, level: int = 0
     ) -> None:
-        """Note that sequences `first` up to `next_` of a block passed a stage; `base_ms` is its least timestamp."""
+        """Note that sequences `first` up to `next_` of a block passed a stage.
+
+        `base_ms` is its least timestamp.
+        """
         # Four times for each block: so the likely way is as short as it can be, half of what look-ups would cost.
         if not self._room.take():
             self.lacks = True
@@ -201,7 +204,10 @@ class PartTally:
 
 
 class Tally:
-    """What one client is to report. `full` is called when a report is due before its time."""
+    """The pending report of one client.
+
+    `full` is called when a report is due early.
+    """
 
     def __init__(
         self, client: int, kind: Kind, name: str, host: str, interval_ms: int, full: Callable[[], None]
@@ -231,7 +237,7 @@ class Tally:
         return self._room.noted or any(self._is_silent(home, now_ms) for home in self._homes.values())
 
     def take(self, now_ms: int, homes: int, *, last: bool = False) -> list[tuple[int, Report]]:
-        """Return the reports that are due, each with the partition of the audit topic, of `homes`, that it goes to.
+        """Return the due reports, each with its partition (of `homes`) of the audit topic.
 
         With `last` they are the last ones. What was noted is forgotten, and the numbers are used, whatever becomes of
         the reports.
@@ -264,7 +270,10 @@ class Tally:
         return home
 
     def _is_silent(self, home: _Home, now_ms: int) -> bool:
-        """Whether half of the time has passed within which a report was promised; a clock may be set back, too."""
+        """Whether half of the time has passed within which a report was promised.
+
+        A clock may be set back, too.
+        """
         return not 0 <= now_ms - home.until_ms < self._interval_ms * HEARTBEAT_INTERVALS // 2
 
     def _reports(self, home: _Home, parts: list[Part], now_ms: int, *, last: bool) -> list[Report]:

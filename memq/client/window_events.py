@@ -1,4 +1,4 @@
-"""What happens to a producer's window, and what it orders: the vocabulary between the machine and its shell."""
+"""Events and instructions of a producer's window: the vocabulary between machine and shell."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The producer waits no longer: what is not settled fails with `error`, or as unknown when it was sent."""
+    """The producer stops waiting: unsettled blocks fail with `error`, or as unknown if sent."""
 
     error: MemqError
 
@@ -175,7 +175,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class CloseStream:
-    """Say CLOSE: all sequences are below `next_sequence`, the `burned` ones (half-open ranges) were given up."""
+    """Send CLOSE: all sequences are below `next_sequence`; `burned` ranges (half-open) were given up."""
 
     next_sequence: int
     burned: list[tuple[int, int]]

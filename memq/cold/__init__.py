@@ -1,1 +1,1 @@
-"""Cold parts of read partitions: small objects copied into large ones, and readers that find both as one log."""
+"""Compaction: small objects become large ones, and readers see both as one log."""

@@ -1,4 +1,4 @@
-"""Compaction of one read partition: large objects, then the manifest, and then the pointers leave the queue.
+"""Compaction of a read partition: large objects, then the manifest, then the pointers leave.
 
 Theory. Each step leaves a log that is whole, so whoever is killed leaves nothing to repair: objects and parts that no
 manifest names go with the sweep, pointers that a manifest has and the queue too are the same in both, and leave with
@@ -55,8 +55,9 @@ async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: C
 async def publish_parts(
     files: ColdFiles, manifest: ColdManifest, copied: Sequence[Copied], clock: Clock, named_within_ms: int
 ) -> ColdManifest | None:
-    """Make the parts visible that were copied behind a manifest; None when another compaction or retention was faster.
+    """Make the parts visible that were copied behind a manifest.
 
+    The result is None when another compaction or retention was faster.
     Where they do not follow on its end, retention has taken what lay between, and so all that is older: its parts go.
     Raises: NotReadyError when it took too long to name what was copied first.
     """
@@ -85,7 +86,9 @@ async def compact(
     *,
     named_within_ms: int,
 ) -> list[Copied]:
-    """Compact a read partition in this process, and return what was done. Two at once, or killed ones, do no harm.
+    """Compact a read partition in this process, and return what was done.
+
+    Two at once, or killed ones, do no harm.
 
     Raises: NotReadyError when retention was faster; as stores and queue.
     """

@@ -1,4 +1,4 @@
-"""Copies the batches of a run of pointers into one large object, and writes the part that names them there.
+"""Copies the batches of a run of pointers into one large object, and writes its part.
 
 Blocks are copied as they are, and never opened; each is checked first. A batch with damage stays where it lies, and so
 does one that is missing: its pointer goes into the part unchanged, and what is wrong is told.
@@ -72,7 +72,10 @@ class _LargeObject:
 
 
 class Copier:
-    """Copies batches of a cluster. `open_store` gives the stores that pointers name; objects go to `store`, by name."""
+    """Copies batches of a cluster. `open_store` gives the stores that pointers name.
+
+    Objects go to `store`, by name.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,9 @@ class Copier:
         self._runtime = runtime
 
     async def copy(self, partition: ReadPartition, span: Span) -> Copied:
-        """Store one large object and its part; again after a crash it stores others, and those go with the sweep.
+        """Store one large object and its part.
+
+        Again after a crash it stores others, and those go with the sweep.
 
         Raises: NotReadyError when retention was faster: plan again; as stores and queue.
         """

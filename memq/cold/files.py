@@ -1,4 +1,4 @@
-"""The files of cold parts in the store: the highest manifest of a read partition, its parts, and its successor."""
+"""The files of compacted parts in the store: the highest manifest, its parts, its successor."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ColdFiles:
                 continue  # a successor came, and a sweep after it
 
     async def seen(self, partition: ReadPartition, known: ColdManifest | None = None) -> ColdManifest | None:
-        """Return the manifest that holds, for who goes on without one where the store may not be listed.
+        """Return the known manifest, for callers that continue where the store must not be listed.
 
         Compaction does not begin there: it lists first.
         """

@@ -1,4 +1,4 @@
-"""What of a read partition becomes large objects: runs of pointers that are old enough, and nothing of its tail."""
+"""Selects pointers of a read partition for large objects: runs that are old enough. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ POINTERS_MAX = OBJECT_BATCHES_MAX // 4  # of one part
 
 @dataclass(frozen=True, slots=True)
 class ColdRule:
-    """What is cold: entries older than `age_ms`, in runs of about `object_bytes`; with `rest` also what fills none."""
+    """What is cold: entries older than `age_ms`, in runs of about `object_bytes`.
+
+    With `rest` also what fills none.
+    """
 
     age_ms: int
     object_bytes: int = OBJECT_BYTES
@@ -105,7 +108,7 @@ def following(manifest: ColdManifest, parts: tuple[PartRef, ...]) -> ColdManifes
 
 
 def without(manifest: ColdManifest, count: int, now_ms: int, kept_ms: int) -> ColdManifest:
-    """Return the successor without its first `count` parts: they left now, and are named for `kept_ms` more."""
+    """Return the successor without its first `count` parts, which stay named for `kept_ms` more."""
     left = tuple(each for each in manifest.left if each.since_ms >= now_ms - 2 * kept_ms)
     return ColdManifest(
         number=manifest.number + 1,

@@ -1,4 +1,4 @@
-"""Reads a whole log: pointers that left the queue from the manifest of its cold part, the others from the queue.
+"""Reads a whole log: moved pointers from the manifest, the others from the queue.
 
 Theory. A manifest is stored before its pointers leave the queue. So who finds the queue's first offset beyond what he
 knows of the cold part finds the manifest that has the rest, and what lies below a manifest's end is the same in both
@@ -27,7 +27,7 @@ PARTITIONS_MAX = 4_096  # whose manifests are kept
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was seen of a partition: its manifest, up to which queue offset that is enough, and when (monotonic, s)."""
+    """The known state of a partition: manifest, queue offset it suffices for, time (monotonic s)."""
 
     manifest: ColdManifest | None
     reach: int
@@ -90,16 +90,19 @@ class ColdReader:
         return known.manifest
 
     def forget(self, partition: ReadPartition) -> None:
-        """Look anew, since there is a newer manifest."""
+        """Read again, since a newer manifest exists."""
         self._known.pop(partition, None)
 
     async def _joined(self, partition: ReadPartition, begin: int) -> ColdManifest | None:
-        """Return a manifest with parts that the queue goes on from, which begins at `begin`."""
+        """Return a manifest that reaches `begin`, where the queue continues."""
         manifest = await self._manifest(partition, begin)
         return manifest if manifest is not None and manifest.parts and manifest.next >= begin else None
 
     async def _manifest(self, partition: ReadPartition, begin: int) -> ColdManifest | None:
-        """Return a manifest that reaches the queue's first offset; None when retention alone can have moved that."""
+        """Return a manifest that reaches the queue's first offset.
+
+        The result is None when retention alone can have moved that.
+        """
         known = self._known.get(partition)
         if begin == 0 and known is None:
             return None  # nothing has left the queue so far

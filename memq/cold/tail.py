@@ -1,4 +1,4 @@
-"""What of a read partition's end its owners' next opening needs, so that retention and compaction leave it. Pure."""
+"""The end of a read partition that the next opening needs: retention and compaction keep it. Pure."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _SUMS, _SUM_OPTIONS = pc.get_function("cumulative_sum_checked"), pc.CumulativeOp
 
 
 class Ends(NamedTuple):
-    """Arrow's offsets of cells, one more than there are cells, and the last of them: how many bytes the cells have."""
+    """Arrow's offsets of cells (one more than cells); the last one is the size of all cells."""
 
     offsets: pa.Array
     total: int
@@ -58,7 +58,10 @@ _NO_ENDS = Ends(_ZERO, 0)
 
 
 class Rows(NamedTuple):
-    """Some records of one block, in columns. What no record has is None; one time for all of them is a number."""
+    """Some records of one block, in columns. What no record has is None.
+
+    One time for all of them is a number.
+    """
 
     records: int
     values: pa.Array
@@ -113,7 +116,7 @@ def table(blocks: Sequence[Rows]) -> pa.Table:
 
 
 def _filled(chunks: Sequence[pa.Array | None], counts: Sequence[int], kind: int) -> list[pa.Array]:
-    """Return the chunks of a column, with an absent column of its `kind` in place of each run that is None."""
+    """Return the chunks of a column, with an absent column of `kind` for each run that is None."""
     found: list[pa.Array] = []
     missing = 0
     for chunk, count in zip(chunks, counts, strict=True):

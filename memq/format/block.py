@@ -1,4 +1,4 @@
-"""The block's 72-byte header: what it says, whether it holds, and the checksum over all that follows it.
+"""The block's 72-byte header: its fields, its checks, and the checksum of the rest.
 
 A block is records of one producer for one topic partition. The same bytes go over the wire and into the
 object, so this check runs at the broker for every block in place, and again at the reader.
@@ -54,7 +54,7 @@ def base_ms_of(block: Buffer) -> int:
 
 
 class StoredBlock(NamedTuple):
-    """What is known of a block that lies in an object, without its bytes: enough to tell a copy from other content."""
+    """Facts of a stored block without its bytes: enough to tell a copy from other content."""
 
     producer_id: int
     first_sequence: int
@@ -140,7 +140,7 @@ class BlockHeader(NamedTuple):
 
 
 def parse_header(buffer: Buffer, at: int = 0) -> BlockHeader:
-    """Read the header that lies `at` bytes into `buffer`, and check every bound that it can be held against.
+    """Read the header at byte `at` of `buffer`, and check all its bounds.
 
     The payload need not be there, and the checksum is not looked at.
     Raises: CorruptDataError; UnsupportedFormatError for a newer version, codec or flag.
@@ -203,7 +203,7 @@ def _header_error(fields: tuple[Any, ...]) -> MemqError:
 
 
 def check_block(buffer: Buffer, scope: int | None = None) -> BlockHeader:
-    """Check that `buffer` is exactly one whole block: header, length and checksum, and that it belongs to `scope`.
+    """Check that `buffer` is one whole block (header, length, checksum) that belongs to `scope`.
 
     Raises: CorruptDataError; UnsupportedFormatError for what is whole but newer.
     """

@@ -199,7 +199,7 @@ class BlockBuilder:
         self.header_values += values
 
     def _open(self, key: bool, timestamp: bool, headers: bool, tag: str | None) -> None:
-        """Make the columns that a record needs and that are not there, filled with nothing for those before it."""
+        """Add the columns that a record needs, filled with absent cells for earlier records."""
         count = len(self.values)
         if key and self.keys is None:
             self._open_column(_KEY_COST)
@@ -360,7 +360,7 @@ def _join_columns(builder: BlockBuilder, now_ms: int) -> tuple[int, int, int, by
 
 
 def _cells(column: list[bytes | None]) -> tuple[bytes, bytes, Sequence[bytes]]:
-    """Return the column of lengths, the bitmap of what is present (empty when all is), and the cells that are."""
+    """Return the column of lengths, the bitmap of present cells (empty if all), and these cells."""
     try:
         return struct.pack(f"<{len(column)}I", *map(len, column)), b"", column  # type: ignore[arg-type, return-value]
     except TypeError:

@@ -71,7 +71,10 @@ def decompress(payload: Buffer, codec: int, raw_length: int) -> Buffer:
 
 
 def _decompress_zstd(payload: Buffer, raw_length: int) -> bytes:
-    """Unpack one zstd frame. Its stated size is compared first: `max_output_size` is ignored when there is one."""
+    """Unpack one zstd frame.
+
+    Its stated size is compared first: `max_output_size` is ignored when there is one.
+    """
     try:
         frame = zstandard.get_frame_parameters(payload)
         # A skippable frame has parameters too, and no content; hence the look at the magic.

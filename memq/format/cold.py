@@ -1,4 +1,4 @@
-"""The cold part of a read partition: pointers that left the queue, in the store beside the large objects they name.
+"""The compacted part of a read partition: moved pointers, stored next to their large objects.
 
 A *part* has pointers as the queue had them, each with its offset and queue time; only where a batch lies is new. A
 *manifest* names the parts in the order of their offsets. Manifests are numbered and never change: the highest holds.
@@ -52,7 +52,10 @@ class LeftPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ColdManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The cold part of one read partition: what lies before offset `next`. Before the first part nothing is left."""
+    """The cold part of one read partition: what lies before offset `next`.
+
+    Before the first part nothing is left.
+    """
 
     number: int
     cluster: Text

@@ -1,4 +1,4 @@
-"""The headers of many blocks as one table that is read by columns: what index and pointer of a batch are made of.
+"""Headers of many blocks as a table of columns: the source of a batch's index and pointer.
 
 A batch of 4 KiB blocks has thousands of them, and a named tuple for each cost 5 µs a block, more than all the
 rest of the broker. The columns are strided copies in C: a header is 18 words of 32 bits and 9 of 64, an index

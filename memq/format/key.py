@@ -41,7 +41,7 @@ _COLD_MANIFEST_LAST = re.compile(r"(\d{5,10})-(\d{16})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ObjectKey:
-    """What the key of a topic's object says: of the topic id the first 8 hex digits, of the seal the hour."""
+    """The content of a topic object's key: first 8 hex digits of the topic id, hour of the seal."""
 
     cluster: str
     topic: str
@@ -54,7 +54,7 @@ class ObjectKey:
 
 @dataclass(frozen=True, slots=True)
 class SweepListKey:
-    """What the key of a sweep's list says: whether its objects are `kept`, the digest of their prefix, since when."""
+    """The content of a sweep list's key: whether objects are `kept`, digest of their prefix, time."""
 
     kept: bool
     digest: str
@@ -63,7 +63,7 @@ class SweepListKey:
 
 @dataclass(frozen=True, slots=True)
 class SharedObjectKey:
-    """What the key of an object with batches of several topics says."""
+    """The content of the key of an object with batches of several topics."""
 
     cluster: str
     broker: str
@@ -74,7 +74,7 @@ class SharedObjectKey:
 
 @dataclass(frozen=True, slots=True)
 class ColdObjectKey:
-    """What the key of a large object says, into which cold batches of one topic were copied."""
+    """The content of the key of a large object with compacted batches of one topic."""
 
     cluster: str
     topic: str
@@ -114,7 +114,7 @@ def staged_object_key(cluster: str, writer: str, object_id: int, created_ms: int
 
 
 def manifest_key(cluster: str, writer: str, batch_id: int) -> str:
-    """Return the key of the manifest of one batch of a writer: whoever puts it first decides what the batch is."""
+    """Return the key of the manifest of a writer's batch: the first put decides the batch."""
     return f"{manifest_prefix(cluster, writer)}{_number(batch_id, 19)}"
 
 
@@ -159,7 +159,10 @@ def cold_manifest_key(cluster: str, topic: str, topic_id: str, partition: int, n
 
 
 def cold_manifest_number(key: str) -> tuple[int, int]:
-    """Return read partition and number of a manifest by its key; the number is 0 for a key of something else."""
+    """Return read partition and number of a manifest by its key.
+
+    The number is 0 for a key of something else.
+    """
     last = _COLD_MANIFEST_LAST.fullmatch(key.rpartition("/")[2])
     return (int(last[1]), int(last[2])) if last else (0, 0)
 
@@ -197,7 +200,10 @@ def is_of_many(key: str) -> bool:
 
 
 def is_staged_object(key: str) -> bool:
-    """Whether an object with this key was put there by a writer that stages; the manifests of commits are none."""
+    """Whether an object with this key was put there by a writer that stages.
+
+    The manifests of commits are none.
+    """
     parts = key.split("/")
     return parts[1:2] == ["staged"] and parts[3:4] == ["objects"]
 

@@ -67,7 +67,10 @@ assert (BATCH_ENTRY.size, BLOCK_ENTRY.size) == (BATCH_ENTRY_BYTES, BLOCK_ENTRY_B
 
 
 class BatchEntry(NamedTuple):
-    """One batch in the index; offset and length in bytes of the object, `topic` a place in `ObjectMeta.topics`."""
+    """One batch in the index.
+
+    Offset and length in bytes of the object, `topic` a place in `ObjectMeta.topics`.
+    """
 
     offset: int
     length: int
@@ -121,7 +124,10 @@ class ObjectTopic(msgspec.Struct, frozen=True):
 
 
 class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wrote the object. Fields that a newer writer added are passed over, unless `requires` names something."""
+    """The writer of the object.
+
+    Unknown fields are skipped, unless `requires` names something.
+    """
 
     format: int = FORMAT_VERSION
     cluster: str
@@ -133,7 +139,7 @@ class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ObjectIndex:
-    """What an object holds: batches in order, and the blocks of all of them."""
+    """The content of an object: batches in order, and all their blocks."""
 
     meta: ObjectMeta
     batches: tuple[BatchEntry, ...]
@@ -161,7 +167,10 @@ class Trailer(NamedTuple):
 def encode_index(
     meta: ObjectMeta, batches: Sequence[BatchEntry], blocks: Sequence[BlockEntry], index_offset: int
 ) -> bytes:
-    """Return index and trailer, which follow on the `index_offset` bytes of the batches; see `encode_packed_index`."""
+    """Return index and trailer, which follow on the `index_offset` bytes of the batches.
+
+    See `encode_packed_index`.
+    """
     return encode_packed_index(meta, batches, b"".join(BLOCK_ENTRY.pack(*entry) for entry in blocks), index_offset)
 
 
@@ -234,7 +243,7 @@ def parse_index(buffer: Buffer, trailer: Trailer) -> ObjectIndex:
 
 
 def index_bytes(head: Buffer) -> int:
-    """Return how long the index is that begins with `head`, its first INDEX_HEAD_BYTES or more, unchecked so far.
+    """Return the length of the index that begins with `head` (at least INDEX_HEAD_BYTES), unchecked.
 
     Raises: CorruptDataError for what is over a bound.
     """
@@ -270,7 +279,7 @@ def _index_sizes(head: Buffer) -> tuple[int, int, int, int, int]:
 
 
 class _MetaNeeds(msgspec.Struct):
-    """What of the meta decides whether the rest can be read."""
+    """The fields of the meta that decide whether the rest can be read."""
 
     format: int
     requires: tuple[str, ...] = ()
@@ -287,7 +296,7 @@ def _parse_meta(encoded: bytes) -> ObjectMeta:
 
 
 def _check_entries(index: ObjectIndex, index_offset: int) -> None:
-    """Check that batches lie one after another before the index, and blocks one after another in their batches."""
+    """Check that batches are adjacent before the index, and blocks adjacent within their batches."""
     at = first_block = 0
     for number, batch in enumerate(index.batches):
         if batch.topic >= len(index.meta.topics):
@@ -328,7 +337,7 @@ def batch_checksum(blocks: tuple[BlockEntry, ...]) -> int:
 
 
 def scan_object(buffer: Buffer) -> Iterator[tuple[int, BlockHeader | MemqError]]:
-    """Yield offset and header of each block from byte 0 up to the index, for an object whose index is lost.
+    """Yield offset and header of each block before the index, for an object that lost its index.
 
     A damaged block is yielded as its error. The scan goes on behind it while its length leads to another
     block or to the index; else it ends there, since only the index knows where the next block lies.

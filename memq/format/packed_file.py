@@ -1,4 +1,4 @@
-"""Files of memq in the store that are no objects: a head of 16 bytes, and JSON that is packed by a codec of blocks.
+"""Files in the store that are not objects: a 16-byte head, and JSON packed by a block codec.
 
 The codec bounds what comes out, and the checksum covers all but itself: a file is whole, or it is damage.
 """

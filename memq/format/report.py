@@ -1,4 +1,4 @@
-"""The report: one JSON record of the topic `_memq_audit`, in which a client says what it did, by ranges of sequences.
+"""The report: one JSON record of `_memq_audit` with a client's work, as ranges of sequences.
 
 Theory. Who counts what was lost must know whose word is missing, too. So a client gives the reports that it puts into
 one partition of `_memq_audit` dense numbers, and each says up to when it is complete and when the next one comes at the
@@ -44,7 +44,7 @@ _HexRange = tuple[Hex, Hex]
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A block that a reader could not read: its object and number there, the offset of its pointer, and why.
+    """A block that a reader could not read: object, number in it, pointer offset, and cause.
 
     `records` is how many are lost to the reader. `block` is 0 for a whole batch, too. A damaged header says nothing
     that can be trusted; where only the payload is damaged, `producer` and its sequences `first` up to `next` are known.
@@ -61,7 +61,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """A reader began at a position: where its group stands, where it was told to start, or where it sought to.
+    """A reader began at a position: its group's, its configured start, or the target of a seek.
 
     So what is processed again after a rewind is told from a doubling.
     """
@@ -71,7 +71,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """What passed one stage: sequences of one producer whose blocks have their least timestamp in one minute.
+    """One stage's progress: sequences of one producer with the least timestamp in one minute.
 
     `minute` is in Unix minutes of event time, as the block headers have it. `ranges` are half-open, ascend and do not
     touch. `level` is the ack level that the producer asked for, 0 of readers. `latency` is as in `format/latency.py`.
@@ -86,7 +86,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report says about one write partition; where a reader began anew meanwhile, there are several, in order.
+    """A report's content for one write partition; several in order if a reader began again.
 
     `begins` come before all that the part says was processed and committed.
     `committed` is the position that the group has stored last, as its commits were answered; "" when it stored none
@@ -105,7 +105,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one client did from `since_ms` to `until_ms` (its wall clock) in the write partitions of one home.
+    """One client's work from `since_ms` to `until_ms` (its clock) in the write partitions of a home.
 
     `number` is dense for each client and partition of `_memq_audit`, from 0 on: a hole is a report that is lost. The
     next one comes by `next_ms`, if only to say that there is nothing to say; after `last` none does. When one record is
@@ -212,7 +212,7 @@ def decode_report(body: bytes | bytearray | memoryview) -> Report:
 
 
 def fitting(report: Report, bytes_max: int = REPORT_BYTES_MAX) -> list[Report]:
-    """Return the report, or several with its content and numbers from its own on, each at most `bytes_max` large."""
+    """Return the report, or several with its content, each at most `bytes_max` bytes."""
     pieces = _pieces(report, bytes_max)
     last = len(pieces) - 1
     return [

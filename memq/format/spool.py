@@ -1,5 +1,6 @@
-"""A segment of the spool: a head, then entries, each a header and one block as it was received; bytes <-> values.
+"""A segment of the spool: a head, then entries, each a header and one block as it was received.
 
+Bytes <-> values.
 A segment is only ever appended to, so a crash cuts its end: what is cut was never acked. Everything else that can't be
 read is damage, and what follows it is found again: an entry's header has a checksum of its own, seeded by its segment,
 so that neither the bytes of a block nor what an old file left on the disk pass for one.
@@ -57,7 +58,10 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class SpoolContent:
-    """What a segment holds. `torn_bytes`: its end, which was being written when the process or the machine died."""
+    """The content of a segment.
+
+    `torn_bytes`: its end, which was being written at a crash.
+    """
 
     entries: list[SpoolEntry]
     damages: list[Damage]
@@ -115,7 +119,7 @@ def decode_segment(data: bytes) -> SpoolContent:
 
 
 def copied_entries(data: bytes, start: int, end: int, seed: int) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the entries between two bytes of a segment as they are in one with `seed`: each a header, and the block.
+    """Yield entries between two bytes of a segment as entries of one with `seed`: header and block.
 
     A block's own checksum goes with it, and is not looked at. Raises: CorruptDataError when there is something else.
     """
@@ -131,7 +135,7 @@ def copied_entries(data: bytes, start: int, end: int, seed: int) -> Iterator[tup
 
 
 def _is_torn(rest: bytes, least: int) -> bool:
-    """Whether bytes at the end of a segment are what a crash leaves: too few, or a file made longer and not filled."""
+    """Whether bytes at a segment's end are what a crash leaves: too few, or zeros after an extension."""
     return len(rest) < least or not rest.strip(b"\0")
 
 

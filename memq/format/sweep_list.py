@@ -26,7 +26,7 @@ class ListedObject(NamedTuple):
 
 
 class SweepList(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass found below `prefix` at `since_ms`, or, when `kept`, what an operator takes out of all sweeps."""
+    """Objects that a pass found below `prefix` at `since_ms`, or, if `kept`, that an operator keeps."""
 
     cluster: Text
     prefix: Key

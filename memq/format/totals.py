@@ -1,5 +1,6 @@
-"""How much a write partition committed, folded from its pointers in order. Pure, the same for owner and reader.
+"""How much a write partition committed, folded from its pointers in order.
 
+Pure, the same for owner and reader.
 Theory. Let S(x) be what the batches at offsets below x hold: every pointer of kind `data` once, copies and late ones
 too. Lag is S(end) - S(here), so whoever stands anywhere has to find S there, also one who can't read from offset 0.
 
@@ -32,7 +33,10 @@ RUN = 2  # batches that follow on each other as (4) says, behind the first of th
 
 
 class TotalsFold:
-    """The totals of one write partition behind the last pointer added; `settled` once a tight one has shown (4)."""
+    """The totals of one write partition behind the last pointer added.
+
+    `settled` once a tight one has shown (4).
+    """
 
     def __init__(self) -> None:
         self.totals = Totals()

@@ -1,4 +1,4 @@
-"""Whether a block's header tells the truth about its records: what no reader needs on its way, and an audit wants."""
+"""Whether a block's header matches its records: unnecessary for readers, needed by an audit."""
 
 from __future__ import annotations
 

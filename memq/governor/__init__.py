@@ -1,4 +1,4 @@
-"""Who owns what: the coordinator port (membership, topics, assignments by compare-and-set), one file each."""
+"""The coordinator port: membership, topics, and assignments by compare-and-set; one file each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a write partition takes in now, as its owner measured it."""
+    """The current load of a write partition, as its owner measured it."""
 
     topic_id: str
     partition: int
@@ -34,8 +34,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owns a write partition. `epoch` only grows; `version` is for compare-and-set; `broker` "" means nobody.
+    """The owner of a write partition.
 
+    `epoch` only grows; `version` is for compare-and-set; `broker` "" means none.
     `session` is that of the owner that opened it, "" while it is assigned but not opened. In a planned move it is
     still that of the old owner while `broker` is the new one already: who drains first gives it back.
     """
@@ -94,7 +95,7 @@ class Coordinator(Protocol):
         ...
 
     async def current_topic(self, name: str) -> Topic | None:
-        """Return a topic by a fresh read, None when there is none: every change that ended before this call is seen."""
+        """Return a topic by a fresh read, None if there is none: all earlier changes are visible."""
         ...
 
     async def deleted(self, topic_id: str) -> bool:
@@ -114,14 +115,18 @@ class Coordinator(Protocol):
         ...
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
-        """Replace the assignment whose stored version is `assignment.version`; return it with the next version.
+        """Replace the assignment whose stored version is `assignment.version`.
 
+        Return it with the next version.
         With a `term` the change is the governor's. Raises: TermFencedError when that term has ended.
         """
         ...
 
     async def govern(self, broker: BrokerEntry) -> int:
-        """Return the term in which this registered session governs: a new one when nobody did; 0 when another does."""
+        """Return the term in which this registered session governs: a new one when nobody did.
+
+        0 when another does.
+        """
         ...
 
     async def governor(self) -> str:
@@ -129,7 +134,10 @@ class Coordinator(Protocol):
         ...
 
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
-        """Tell what the broker's partitions take in, in place of what it told before; it goes when the broker goes."""
+        """Tell what the broker's partitions take in, in place of what it told before.
+
+        It goes when the broker goes.
+        """
         ...
 
     async def loads(self) -> Sequence[Load]:

@@ -1,4 +1,4 @@
-"""Which broker shall own which partition: pure strategies that give every partition a live owner, and move the least.
+"""Which broker owns which partition: strategies that give each a live owner with few moves. Pure.
 
 What a live broker has, it keeps, also under a new session: it opens again by itself. The partitions of dead brokers and
 of nobody go where there is room; those of a draining broker move away; then, with `balanced`, the busiest broker gives
@@ -46,7 +46,7 @@ def balanced(view: ClusterView) -> Plan:
 
 
 def _is_settled(view: ClusterView) -> bool:
-    """Whether nothing wants a place, and nobody is busy or busier than others: then no plan would change anything.
+    """Whether no plan would change anything: no partition is unplaced, no broker busier than others.
 
     That is what most rounds find, and of 10,000 partitions the board takes ten times as long.
     """
@@ -67,7 +67,7 @@ def _is_settled(view: ClusterView) -> bool:
 
 
 def _capacities(view: ClusterView) -> dict[str, float]:
-    """Return what each broker can take, in bytes per s: of one that does not say, what is usual among those that do."""
+    """Return the capacity of each broker in bytes/s; if it states none, the usual one of the others."""
     said = sorted(broker.capacity_bytes_s for broker in view.brokers if broker.capacity_bytes_s > 0)
     usual = said[len(said) // 2] if said else CAPACITY_BYTES_S
     return {
@@ -154,7 +154,10 @@ class _Board:
                 return
 
     def _even_round(self) -> bool:
-        """Move while it helps, take back what relieves its broker by too little; return whether anything is left."""
+        """Move while it helps, take back what relieves its broker by too little.
+
+        Return whether anything is left.
+        """
         before = {name: seat.weight for name, seat in self.seats.items()}
         moved: dict[str, list[_Piece]] = {}
         for _ in range(len(self.pieces)):
@@ -229,7 +232,7 @@ class _Board:
         return self.by_place[min(found)[1]] if found else None
 
     def _in_flight(self, piece: _Piece) -> bool:
-        """Whether a partition is on its way from an owner that has not let go of it yet: it is not sent elsewhere."""
+        """Whether a partition is moving from an owner that still has it: it is not sent elsewhere."""
         holder = piece.before.session
         return holder in self.sessions and self.live.get(piece.broker, _NOBODY).session != holder
 

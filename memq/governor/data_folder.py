@@ -33,7 +33,7 @@ _LOCK_BYTES_MAX = 64
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cluster.json` holds: the cluster's name, which begins every object key, and the version of the layout."""
+    """The content of `cluster.json`: the cluster's name (first part of object keys) and the layout."""
 
     id: str
     layout: int
@@ -41,7 +41,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class DataFolder:
-    """An open data folder: nobody else opens it until `close`, or until this process ends, however it ends."""
+    """An open data folder: no other process opens it until `close` or the end of this process."""
 
     path: Path
     cluster: str
@@ -49,8 +49,9 @@ class DataFolder:
 
     @classmethod
     def open(cls, path: Path, draw: random.Random, name: str = "memq", *, queue_gone: bool = False) -> DataFolder:
-        """Open the folder at `path`, making what is not there; a new cluster is called `name` and what `draw` draws.
+        """Open the folder at `path`, making what is not there.
 
+        A new cluster is called `name` and what `draw` draws.
         `queue_gone` says that the queue's file may be missing beside objects: it is about to be restored.
         Raises: InvalidRequestError when another process holds it, naming its pid; DeniedError when it can't be
         written; CorruptDataError when a part is missing or damaged; UnsupportedFormatError when a newer memq made
@@ -103,7 +104,7 @@ class DataFolder:
 
 
 def _make_folders(path: Path) -> None:
-    """Make the folders, and fsync the parents of new ones: else a power loss takes them with all that they hold."""
+    """Make folders and fsync the parents of new ones: else a power loss removes them."""
     _make_each([*reversed(path.parents), path, path / "objects", path / "tmp"])
 
 
@@ -118,7 +119,9 @@ def _make_each(folders: Iterable[Path]) -> None:
 
 
 def make_folder(path: Path, what: str = "data folder", setting: str = "--data") -> None:
-    """Make a folder and those above it, each fsynced in its parent; `what` and `setting` are for its errors.
+    """Make a folder and those above it, each fsynced in its parent.
+
+    `what` and `setting` are for its errors.
 
     Raises: DeniedError, InvalidRequestError, StoreError.
     """
@@ -129,7 +132,9 @@ def make_folder(path: Path, what: str = "data folder", setting: str = "--data") 
 
 
 def lock_folder(path: Path, what: str = "data folder", setting: str = "--data") -> int:
-    """Lock the folder by flock, which the kernel lets go when the process ends; the pid inside is for people.
+    """Lock the folder by flock, which the kernel lets go when the process ends.
+
+    The pid inside is for people.
 
     Raises: InvalidRequestError when another process holds it; DeniedError, StoreError.
     """
@@ -164,7 +169,10 @@ def _identity(path: Path, draw: random.Random, name: str, *, queue_gone: bool) -
 
 
 def cluster_of(path: Path) -> str:
-    """Return the name of a folder's cluster. Raises: InvalidRequestError for another folder; as `DataFolder.open`."""
+    """Return the name of a folder's cluster. Raises: InvalidRequestError for another folder.
+
+    As `DataFolder.open`.
+    """
     try:
         return read_identity(path).id
     except FileNotFoundError as error:
@@ -208,7 +216,7 @@ def _new_identity(path: Path, draw: random.Random, name: str) -> Identity:
 
 
 def _check_parts(path: Path, names: tuple[str, ...]) -> None:
-    """Refuse a folder that holds objects but lost what names them: an empty queue would have all of them swept."""
+    """Refuse a folder with objects that lost its queue: the sweep would delete all objects."""
     if not any((path / "objects").iterdir()):
         return
     for name in names:

@@ -1,4 +1,4 @@
-"""The governor: a role that any broker takes when nobody has it, and that ends with the session that it was taken in.
+"""The governor: a role that any broker takes when free, and that ends with its session.
 
 The shell around a strategy. Each act asks for the term first, and everything that it sets carries that term: from the
 moment another one governs, the coordinator refuses it, however late it comes. Whatever goes wrong ends the act.
@@ -115,7 +115,10 @@ class Governor:
                 self._events.warning("governor-note", note)
 
     async def _set(self, change: Change) -> bool:
-        """Set one assignment; return False when somebody was faster: that change comes as one more act."""
+        """Set one assignment.
+
+        Return False when another process was faster: its change arrives as one more event.
+        """
         try:
             after = await self._coordinator.set_assignment(change.assignment, term=self._term)
         except (VersionConflictError, NotFoundError):

@@ -1,4 +1,4 @@
-"""What the coordinators of one process have in common: all that they know is a registry in memory."""
+"""The shared part of coordinators in one process: all their knowledge is a registry in memory."""
 
 from __future__ import annotations
 

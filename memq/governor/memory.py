@@ -13,7 +13,7 @@ from memq.logs import EventLog
 
 
 class MemoryCluster:
-    """What all coordinators of one cluster share."""
+    """The state that all coordinators of one cluster share."""
 
     def __init__(self, name: str = "memory", clock: Clock | None = None) -> None:
         self.name = name
@@ -38,7 +38,10 @@ class MemoryCluster:
 
 
 class MemoryCoordinator(LocalCoordinator):
-    """One process's door to a `MemoryCluster`. No thread and no waiting; what one changes, all see at once."""
+    """One process's door to a `MemoryCluster`. No thread and no waiting.
+
+    What one changes, all see at once.
+    """
 
     def __init__(self, shared: MemoryCluster) -> None:
         super().__init__(shared.name, shared.registry, Watchers(shared.events))

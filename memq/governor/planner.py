@@ -1,4 +1,4 @@
-"""Makes plans beside the event loop: those of few partitions on it, at once, those of many in a thread.
+"""Makes plans: small ones on the event loop at once, large ones in a thread.
 
 A plan is pure, so it may be made anywhere, of the view that was read. One of 50,000 partitions takes half a second of
 Python: in a thread the loop gets its turn every 5 ms meanwhile. Few are planned before a thread has begun; so the

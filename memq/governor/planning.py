@@ -1,4 +1,4 @@
-"""What a governor plans from and what it plans: the words between the strategies (pure) and the governor's shell."""
+"""Input and output of a governor's plan: words between pure strategies and the shell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memq.topic import Topic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The cluster as the coordinator showed it, not all at one moment: what a plan changes is compared and set."""
+    """The cluster as the coordinator showed it, not at one moment: changes are compare-and-set."""
 
     topics: Sequence[Topic]
     brokers: Sequence[BrokerEntry]
@@ -31,7 +31,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to change, in this order, and what an operator should know: brokers over their capacity, nobody there."""
+    """Changes in order, and notes for an operator: overloaded brokers, no broker at all."""
 
     changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()

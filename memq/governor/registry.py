@@ -29,7 +29,7 @@ _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a request changes: topics to store and to remove, assignments to store."""
+    """The changes of a request: topics to store and remove, assignments to store."""
 
     stored: tuple[Topic, ...] = ()
     removed: tuple[Topic, ...] = ()
@@ -37,7 +37,7 @@ class Change:
 
 
 class Registry:
-    """The topics with the assignments of their partitions, the ids that were ever used, and the live brokers."""
+    """Topics, assignments of partitions, all ids ever used, and the live brokers."""
 
     def __init__(
         self, topics: Iterable[Topic] = (), assignments: Iterable[Assignment] = (), used_ids: Iterable[str] = ()
@@ -179,7 +179,10 @@ class Registry:
         return True
 
     def govern(self, broker: BrokerEntry) -> int:
-        """Return the term in which a live session governs; it begins one when nobody does. 0 when another does."""
+        """Return the term in which a live session governs; it begins one when nobody does.
+
+        0 when another does.
+        """
         if self._governor is None and self._is_live(broker):
             self._governor = broker
             self._term += 1
@@ -195,7 +198,7 @@ class Registry:
         return found is not None and found.session == broker.session
 
     def _forget(self, broker: str) -> None:
-        """What belonged to a session goes with it."""
+        """Remove everything that belonged to a session."""
         self._loads.pop(broker, None)
         if self._governor is not None and self._governor.id == broker:
             self._governor = None
@@ -237,7 +240,7 @@ def check_topic(topic: Topic) -> Topic:
 
 
 def released_by(entry: Assignment, broker: BrokerEntry, *, live: bool) -> Assignment:
-    """Return the assignment after the farewell of a broker, which is the `live` session of its id or an older one.
+    """Return the assignment after a broker's departure: its `live` session or an older one.
 
     A partition on its way to another broker goes on there; what an older session left open, too.
     """

@@ -1,4 +1,4 @@
-"""The coordinator of one broker without a cluster: topics, settings and assignments in one SQLite file.
+"""The coordinator of one broker without a cluster: topics and assignments in a SQLite file.
 
 Only one process opens the file (see `DataFolder`), so the whole state is in memory; a change is committed with an
 fsync before it counts. The membership is that one broker, in memory.
@@ -72,7 +72,10 @@ class StandaloneCoordinator(LocalCoordinator):
         self._connection.close()
 
     async def _change(self, decide: Callable[[Registry], Change]) -> Change:
-        """Decide on the current state, store the change, and only then apply it; what waits may be stored together."""
+        """Decide on the current state, store the change, and only then apply it.
+
+        What waits may be stored together.
+        """
         request = _Request(decide, asyncio.get_running_loop().create_future())
         request.done.add_done_callback(_hear)
         self._waiting.append(request)
@@ -109,7 +112,7 @@ class StandaloneCoordinator(LocalCoordinator):
         self._changed()
 
     def _next_together(self) -> list[tuple[_Request, Change]]:
-        """Decide on waiting requests, in order: any number for different partitions, or one that changes a topic."""
+        """Decide waiting requests in order: many for different partitions, or one that changes a topic."""
         together: list[tuple[_Request, Change]] = []
         touched: dict[tuple[str, int], None] = {}
         while self._waiting and len(together) < TOGETHER_MAX:

@@ -1,4 +1,4 @@
-"""Calls back whoever watches a coordinator: one task per watcher, so that a slow one delays nobody else."""
+"""Notifies watchers of a coordinator: one task each, so that a slow one delays no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from memq.logs import EventLog
 
 
 class Watchers:
-    """The watchers of one coordinator. Changes that come while a callback runs are merged into one more call."""
+    """The watchers of one coordinator.
+
+    Changes that come while a callback runs are merged into one more call.
+    """
 
     def __init__(self, events: EventLog) -> None:
         self._events = events

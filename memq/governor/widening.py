@@ -1,4 +1,4 @@
-"""How many write partitions a topic needs for its traffic: what takes too much is split, what takes little is joined.
+"""Number of write partitions for a topic's traffic: splits of large ones, joins of small ones.
 
 Pure. A split gives the upper half of a write partition's slots to another one, whose pointers go to the same read
 partition; a join gives them back. So readers see nothing of it, and the order of a key holds: its producers keep the
@@ -39,7 +39,10 @@ class Reshape:
 
 
 def reshapes(view: ClusterView) -> list[Reshape]:
-    """Return at most one change for each topic; when it is made, the loads that it was made for are none any more."""
+    """Return at most one change for each topic.
+
+    When it is made, the loads that it was made for are none any more.
+    """
     traffic: dict[tuple[str, int], int] = {}
     for load in view.loads:
         traffic[load.topic_id, load.partition] = max(load.bytes_s, 0)
@@ -65,7 +68,7 @@ def split(topic: Topic, partition: int, now_ms: int) -> Topic:
 
 
 def join(topic: Topic, one: int, other: int, now_ms: int) -> Topic:
-    """Return a topic in which the younger of two neighbours has given its slots to the older, and has none."""
+    """Return a topic in which the younger of two neighbours has given its slots to the older."""
     older, younger = topic.partitions[min(one, other)], topic.partitions[max(one, other)]
     assert older.read_partition == younger.read_partition, f"{one} and {other} are of two read partitions"
     slots = {"slot_first": min(older.slot_first, younger.slot_first)}

@@ -40,7 +40,7 @@ class Entries(list[Entry]):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a read partition holds: offsets from `begin` up to, not with, `end`."""
+    """The content of a read partition: offsets `begin` up to `end` (exclusive)."""
 
     begin: int
     end: int
@@ -48,7 +48,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What an owner publishes: the pointer and what the queue needs to refuse it when it is stale.
+    """A publish request: the pointer, and the facts by which the queue refuses a stale one.
 
     `write_partition` and `epoch` fence in queues that can compare them; `time_ms` is the queue time.
     """
@@ -123,7 +123,7 @@ class TopicFinder(Protocol):
     """Finds topics, for who knows no broker to ask. Raises: QueueError."""
 
     async def partitions(self, topic: str) -> list[ReadPartition]:
-        """Return the read partitions of all topics of this name, one made again after the other was dropped included.
+        """Return all read partitions of topics with this name, also of deleted and recreated ones.
 
         In no promised order; none when there is no such topic.
         """
@@ -132,7 +132,7 @@ class TopicFinder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a group member holds: its generation, what it may read, and what it must give back.
+    """A group member's state: generation, partitions it may read, partitions it must return.
 
     A member delivers only `assigned`. `revoking` is what it still holds and must release (finish, commit,
     then name it in the next heartbeat's `released`); only then does another member get it.
@@ -186,6 +186,8 @@ class Groups(Protocol):
 
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
         """Store positions, all or none; after QueueError some may be stored, and storing all again is right.
+
+        A position may be lower than the stored one: its holder has sought back.
 
         A member "" with generation -1 commits from outside the membership: allowed only while the group has
         no members.

@@ -10,7 +10,7 @@ from memq.topic import ReadPartition
 def balance(
     wanted: Mapping[str, Sequence[ReadPartition]], kept: Mapping[ReadPartition, str]
 ) -> dict[ReadPartition, str]:
-    """Return a member for every partition that somebody wants, starting from who holds it now (`kept`).
+    """Return a member for each wanted partition, starting from the present holders (`kept`).
 
     Each step lowers the sum of the squared loads, so it ends; when all members want the same partitions, their
     loads differ by one at most. Partitions without a holder move first: that costs nobody anything. The same
@@ -48,7 +48,10 @@ def _level(
     loads: dict[str, int],
     limit: int,
 ) -> bool:
-    """Move partitions whose owner has more than `limit`, and two more than another that wants it; tell if one moved."""
+    """Move partitions whose owner has more than `limit`, and two more than another that wants it.
+
+    Return whether one moved.
+    """
     moved = False
     if max(loads.values(), default=0) - min(loads.values(), default=0) <= 1:
         return False

@@ -38,7 +38,10 @@ OUTSIDE_GENERATION = -1  # of the member "", who commits from outside the member
 
 
 class Hold(msgspec.Struct):
-    """One partition that a member holds, since which generation; `revoking` is that of its revocation, or 0."""
+    """One partition that a member holds, since which generation.
+
+    `revoking` is that of its revocation, or 0.
+    """
 
     partition: ReadPartition
     since: int
@@ -72,7 +75,10 @@ class Group(msgspec.Struct):
             self._change()
 
     def join(self, name: str, wanted: Sequence[ReadPartition], session_timeout_ms: int, now_ms: int) -> Membership:
-        """Enter, or change what is wanted. Whatever the member holds begins again: its older generations are void."""
+        """Enter, or change what is wanted.
+
+        Whatever the member holds begins again: its older generations are void.
+        """
         self.expire(now_ms)
         check_member(name, wanted, session_timeout_ms)
         if name not in self.members and len(self.members) >= GROUP_MEMBERS_MAX:

@@ -45,7 +45,10 @@ async def entries_between(
 
 
 async def all_entries(queue: PointerReader, partition: ReadPartition) -> AsyncIterator[list[Entry]]:
-    """Yield all entries that a partition holds now, in pages. Raises: as `valid_span` and `entries_between`."""
+    """Yield all entries that a partition holds now, in pages.
+
+    Raises: as `valid_span` and `entries_between`.
+    """
     span = await valid_span(queue, partition)
     async for page in entries_between(queue, partition, span.begin, span.end):
         yield page

@@ -19,7 +19,7 @@ AHEAD_MS_MAX = 10_000  # in "age" mode, as Kafka's message.timestamp.after.max.m
 
 @dataclass(slots=True)
 class Log:
-    """One read partition: entries at the offsets `begin`, `begin` + 1, …, and the highest epoch per write partition."""
+    """One read partition: entries from offset `begin` on, highest epoch per write partition."""
 
     stale_publish_ms: int
     begin: int = 0

@@ -1,4 +1,4 @@
-"""What every queue that lives in this package refuses, in the same words."""
+"""Refusals that are the same, in the same words, for every queue of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notification queue of the embedded default: one SQLite file, durable, for several processes at once."""
+"""The queue of the embedded default: one SQLite file, durable, for several processes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ T = TypeVar("T")
 
 
 class SqliteQueue:
-    """Logs and groups in the file at `path`, which it makes when it is not there. It belongs to one event loop.
+    """Logs and groups in the file at `path`, which it makes when it is not there.
 
+    It belongs to one event loop.
     Every commit is an fsync; publishes that wait together share one. Publishes of this process wake its waiters at
     once, those of other processes within `poll_interval_ms`. A lock that another process holds for longer than
     `busy_timeout_ms` is a QueueError. The clock's monotonic time must be the machine's: processes share it.
@@ -102,7 +103,7 @@ class SqliteQueue:
             self._waiters.remove(number)
 
     async def _follow(self) -> None:
-        """Notice what other processes commit, while somebody waits."""
+        """Notice commits of other processes while a caller waits."""
         seen = -1
         while True:
             await self._waited.wait()

@@ -1,4 +1,4 @@
-"""Consumer groups in SQLite: each function is one request on a connection, in a transaction of the caller.
+"""Groups in SQLite: each function is one request on a connection, in the caller's transaction.
 
 A group's membership is one row of JSON, written only when its generation changed; when a member was heard is a row of
 its own, since that changes with every heartbeat. Nothing is kept of a request that is refused.

@@ -1,4 +1,6 @@
-"""Logs of pointers in SQLite: each function is one request on a connection. The schema of the queue's file is here too.
+"""Logs of pointers in SQLite: each function is one request on a connection.
+
+The schema of the queue's file is here too.
 
 **Rows.** An entry's row id is `partition id << 40 | offset`: one tree holds all logs, an append goes to the end of
 its partition's range, and a read is one range scan. Offsets are dense from `begin` to `next`, since only `trim` takes
@@ -128,7 +130,10 @@ def span(connection: sqlite3.Connection, partition: ReadPartition) -> Span:
 
 
 def seek_time(connection: sqlite3.Connection, partition: ReadPartition, time_ms: int) -> int:
-    """Return the least offset at or after a queue time, see `PointerReader.seek_time`; run it in one transaction."""
+    """Return the least offset at or after a queue time, see `PointerReader.seek_time`.
+
+    Run it in one transaction.
+    """
     row = partition_row(connection, partition)
     low, high = row.begin, row.next
     while low < high:
@@ -201,7 +206,10 @@ def delete_hidden(connection: sqlite3.Connection) -> bool:
 
 
 def _delete_entries(connection: sqlite3.Connection, first: int, end: int) -> bool:
-    """Delete at most `DELETE_ROWS_MAX` rows from `first` up to, not with, `end`; return whether there may be more."""
+    """Delete at most `DELETE_ROWS_MAX` rows from `first` up to, not with, `end`.
+
+    Return whether there may be more.
+    """
     last = connection.execute(
         "SELECT id FROM entries WHERE id >= ? AND id < ? ORDER BY id LIMIT 1 OFFSET ?",
         (first, end, DELETE_ROWS_MAX - 1),

@@ -1,4 +1,4 @@
-"""Who waits for entries of which partition: shared by the queues that live in this process."""
+"""Waiters for entries by partition: shared by the queues of this process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Waiters:
             waiter.fail(error)
 
     def partitions(self) -> list[ReadPartition]:
-        """Return all partitions that somebody waits for, each once."""
+        """Return all awaited partitions, each once."""
         return list(dict.fromkeys(partition for waiter in self._waiters.values() for partition in waiter.ends))
 
 

@@ -1,1 +1,1 @@
-"""What brokers and clients say to each other: frames, messages and the connection's state machine, pure."""
+"""The protocol of brokers and clients: frames, messages, states of a connection. Pure."""

@@ -1,1 +1,4 @@
-"""PySpark's side of memq: topics as data frames, read straight from the store. `format("memq")` finds it by itself."""
+"""PySpark's side of memq: topics as data frames, read straight from the store.
+
+`format("memq")` finds it by itself.
+"""

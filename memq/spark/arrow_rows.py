@@ -1,4 +1,4 @@
-"""A block as one Arrow batch of exactly the schema that Spark was told: it compares types, names and their order.
+"""A block as one Arrow batch with exactly Spark's schema: types, names and order.
 
 Values and keys are not copied. A column that all records share, such as the topic, is repeated in Arrow, not in Python.
 """
@@ -30,7 +30,7 @@ _MILLISECONDS = pyarrow.timestamp("ms", tz="UTC")
 
 
 class BlockPlace(NamedTuple):
-    """Where a block lies: topic, read partition, pointer offset, record index of its first record, and object.
+    """The place of a block: topic, read partition, pointer offset, first record index, and object.
 
     An `orphan` is in an object that no pointer would have named.
     """
@@ -61,7 +61,10 @@ class Decoding(NamedTuple):
 
 
 class RowMaker:
-    """Makes the batches of one read. The columns at `fields` are fields of the values, which `decoding` makes."""
+    """Makes the batches of one read.
+
+    The columns at `fields` are fields of the values, which `decoding` makes.
+    """
 
     def __init__(self, schema: StructType, fields: range, decoding: Decoding | None = None) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -121,7 +124,7 @@ class RowMaker:
 
 
 class _Source(NamedTuple):
-    """What the columns of a block are made of."""
+    """The source of the columns of a block."""
 
     place: BlockPlace
     header: BlockHeader

@@ -1,4 +1,4 @@
-"""Decodes Avro values into columns, by the library fastavro: its reader makes an object of each record.
+"""Decodes Avro values into columns with the library fastavro, one object per record.
 
 A value is one datum without a header, as it was written with the schema that the option `avroSchema` has.
 """
@@ -22,7 +22,9 @@ except ModuleNotFoundError as error:
 
 
 def avro_decoder(schema: str) -> Callable[[Sequence[pyarrow.Field]], Decoder]:
-    """Return what makes a decoder of values written with `schema`, which is JSON; a null value has null fields.
+    """Return what makes a decoder of values written with `schema`, which is JSON.
+
+    A null value has null fields.
 
     Raises: InvalidSettingError for a schema that is none, or is not of records.
     """

@@ -1,4 +1,7 @@
-"""A batch read as PySpark plans it: filters in, partitions out, all by pointers; then tasks read from the store."""
+"""A batch read as PySpark plans it: filters in, partitions out, all by pointers.
+
+Then tasks read from the store.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class MemqReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> _PushFilters:  # noqa: N802 - PySpark's name, and see there
-        """What PySpark calls with the filters of a query."""
+        """The interface by which PySpark passes a query's filters."""
         return _PushFilters(self)
 
     def take_filters(self, filters: list[Filter]) -> Iterable[Filter]:

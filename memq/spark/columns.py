@@ -28,7 +28,7 @@ DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name not in ("damage", "orph
 
 
 def table_ddl(columns: tuple[str, ...], fields: str) -> str:
-    """Return the DDL of what is read: `columns`, with the DDL of decoded `fields`, if any, in place of the value.
+    """Return the DDL of a read: `columns`, with decoded `fields` in place of the value, if any.
 
     Raises: InvalidSettingError when there would be no value to decode.
     """

@@ -1,4 +1,4 @@
-"""What the options of reads and of writes have in common: names in any case, no secrets, one of some words. Pure.
+"""Parsing shared by read and write options: names in any case, no secrets, choices. Pure.
 
 There are no options for keys and passwords: options stand in plans and logs. Those come from where clients find them,
 on every machine: the environment, the settings file, the role.
@@ -16,8 +16,9 @@ _SECRET = re.compile(r"secret|password|token|access.?key|sasl", re.IGNORECASE)
 
 
 def read_given(given: Mapping[str, str], spelling: Mapping[str, str], foreign: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return what was given by lower-case names; `spelling` has those that there are, as people write them.
+    """Return what was given by lower-case names.
 
+    `spelling` has those that there are, as people write them.
     `foreign` are passed over: they are Spark's own. Raises: UnknownSettingError with a "did you mean".
     """
     told = {name.lower(): value.strip() for name, value in given.items() if name.lower() not in foreign}

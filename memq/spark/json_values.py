@@ -1,4 +1,4 @@
-"""Decodes JSON values straight into columns: a whole block in one call of Arrow's parser, no object per record.
+"""Decodes JSON values into columns: a block in one call of Arrow's parser.
 
 Each value is put between `{"v":` and `}` and a newline. What is not exactly one JSON value breaks its line then, so
 as many rows as values means that row and value belong together. A block that does not parse is halved until
@@ -25,7 +25,7 @@ _MICROSECONDS = pyarrow.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The columns of the fields, in their order, and which values are not what the schema says: all null there."""
+    """The columns of the fields in order, and which values do not match the schema (all null there)."""
 
     columns: tuple[pyarrow.Array, ...]
     malformed: tuple[int, ...] = ()
@@ -35,8 +35,9 @@ Decoder = Callable[[pyarrow.Array], Decoded]
 
 
 def json_decoder(fields: Sequence[pyarrow.Field]) -> Decoder:
-    """Return what decodes values, objects of JSON, to `fields`. A null value has null fields, as what it lacks.
+    """Return what decodes values, objects of JSON, to `fields`.
 
+    A null value has null fields, as what it lacks.
     Times are strings as ISO 8601 has them, in UTC where they name no zone; what is not a field is passed over.
     Raises: InvalidSettingError for a type that JSON does not hold.
     """

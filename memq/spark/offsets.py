@@ -1,5 +1,6 @@
-"""Where a stream stands, as Spark keeps it in its checkpoint, and how far the next micro-batch goes. Pure.
+"""Where a stream stands, as Spark keeps it in its checkpoint, and how far the next micro-batch goes.
 
+Pure.
 Spark compares offsets as text: where nothing is new, the same must come out. Beside each place stands how much lies
 before it, so that the difference of two offsets is what lies between them: that is the lag in the progress.
 """
@@ -18,7 +19,10 @@ from memq.topic import Position, ReadPartition, Totals
 
 
 class Place(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A place in one read partition: the next pointer and the next record in it; records and bytes before it."""
+    """A place in one read partition: the next pointer and the next record in it.
+
+    Records and bytes before it.
+    """
 
     offset: int
     index: int = 0
@@ -80,7 +84,7 @@ def decode_offsets(offsets: Mapping[str, Any], partitions: list[ReadPartition]) 
 
 @dataclass(slots=True)
 class Admission:
-    """Cuts a micro-batch: at most so many records and stored bytes, None for no bound, and at least one batch."""
+    """Cuts a micro-batch: bounded records and stored bytes (None: no bound), at least one batch."""
 
     records_max: int | None
     bytes_max: int | None
@@ -90,7 +94,7 @@ class Admission:
     _bytes: int = field(default=0, init=False)
 
     def take(self, partition: ReadPartition, offset: int, pointer: Pointer | MemqError) -> None:
-        """Take the next pointer, in any fair order of partitions, or as much of its batch as there is room for."""
+        """Take the next pointer, in a fair order of partitions, or the part of its batch that fits."""
         place = self.places[partition]
         behind = Place(offset + 1, 0, place.records, place.bytes)
         if not isinstance(pointer, Pointer) or pointer.kind != "data":

@@ -1,4 +1,4 @@
-"""The options of `format("memq")`: one table of names and meanings, read into a value that tasks can carry. Pure.
+"""The options of `format("memq")`: a table of names and meanings, read into a picklable value. Pure.
 
 Names are case-insensitive, as everywhere in Spark.
 """
@@ -59,7 +59,10 @@ Point = str | int | dict[tuple[str, int], Position]  # beginning, end; Unix ms; 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What was asked for. `start` and `end` are points; bounds are in bytes and records, 0 for none."""
+    """Options of a read.
+
+    `start` and `end` are points; bounds are in bytes and records, 0 for none.
+    """
 
     brokers: str | None = None
     queue: str = ""
@@ -86,7 +89,9 @@ class ReadOptions:
 
 
 def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOptions:
-    """Read the options of a batch read or of a stream; of either when it is not known yet which it will be.
+    """Read the options of a batch read or of a stream.
+
+    Of either when it is not known yet which it will be.
 
     Raises: UnknownSettingError with a "did you mean", InvalidSettingError; InvalidNameError for topics.
     """

@@ -1,4 +1,4 @@
-"""What the progress of a stream says of memq: how much lies between a micro-batch and the end of its topics. Pure."""
+"""The progress of a stream: what remains between a micro-batch and the end of its topics. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query's filters leave of a topic: partitions, batches by their pointers, blocks by the index. Pure.
+"""The effect of a query's filters: partitions, batches by pointers, blocks by index. Pure.
 
 A pointer and an index entry bound times and have a bit for each tag's hash: they tell for sure what can't match, never
 what does. So Spark filters again by tag and time; only topic and partition are settled here.
@@ -33,7 +33,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What may match: topics and read partitions (None: all), any of these tag bits (0: all), times in Unix ms."""
+    """Possible matches: topics and partitions (None: all), tag bits (0: all), times in Unix ms."""
 
     topics: frozenset[str] | None = None
     partitions: tuple[range, ...] = ()  # each of them must hold the number
@@ -68,7 +68,7 @@ class Wanted:
 
 
 def take_filters(filters: Sequence[Filter], columns: Sequence[str]) -> tuple[Wanted, list[Filter]]:
-    """Return what a query wants, all `filters` taken together, and those that are still to be applied to records.
+    """Return the combined filter of a query, and the filters that records must still pass.
 
     `columns` are those that are memq's own: a decoded field may be called `tag`, and says nothing of the record's.
     """

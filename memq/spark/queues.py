@@ -35,7 +35,10 @@ def open_queue(options: ReadOptions, runtime: Runtime) -> SqliteQueue | KafkaQue
 
 
 async def find_topic(queue: TopicFinder, name: str) -> list[ReadPartition]:
-    """Return the read partitions of a topic. Raises: NotFoundError, InvalidSettingError when two have its name."""
+    """Return the read partitions of a topic.
+
+    Raises: NotFoundError, InvalidSettingError when two have its name.
+    """
     found = await queue.partitions(name)
     if not found:
         raise NotFoundError(f"topic '{name}' is not in the queue", hint="check the name, and the prefix in [kafka]")

@@ -1,4 +1,4 @@
-"""What batch reads, raw ones and streams share: the settings of tasks, their splits, and how one makes rows of it."""
+"""Shared by batch reads, raw reads and streams: task settings, splits, and rows of a split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(options: ReadOptions, urls: StoreUrls, wanted: Wanted) -> TaskSettings:
-    """Return what tasks are told."""
+    """Return the settings of tasks."""
     return TaskSettings(urls, wanted, options.prefetch_bytes, options.skip_damaged, options.dedup)
 
 

@@ -1,5 +1,6 @@
-"""The data source `memq` as PySpark meets it: from options to readers. Every process of Spark imports this file.
+"""The data source `memq` as PySpark meets it: from options to readers.
 
+Every process of Spark imports this file.
 It imports neither pyarrow nor the client before it is used: PySpark looks here for every data source, also for others.
 """
 
@@ -46,7 +47,7 @@ class MemqSource(DataSource):
         return MemqReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
-        """Return a reader that goes on. Raises: as `read_options` and `fields_at`."""
+        """Return a reader that continues. Raises: as `read_options` and `fields_at`."""
         from memq.spark.columns import fields_at
         from memq.spark.options import read_options
         from memq.spark.stream_reader import MemqStreamReader

@@ -1,4 +1,4 @@
-"""Opens stores in a task of Spark: by their addresses, with the keys of the machine that the task runs on."""
+"""Opens stores in a Spark task by their addresses, with the keys of its machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ ANY = ""  # the name of a store that stands for all
 
 @dataclass(frozen=True, slots=True)
 class StoreUrls:
-    """Where stores are, by name, and which settings file knows more. There are no keys in it: tasks carry it."""
+    """Where stores are, by name, and which settings file knows more.
+
+    There are no keys in it: tasks carry it.
+    """
 
     urls: Mapping[str, str]
     config: str | None = None

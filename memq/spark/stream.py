@@ -1,4 +1,4 @@
-"""The driver's side of a stream: asks the queue how far it goes, and plans what lies between two offsets."""
+"""The driver's side of a stream: asks the queue for ends, and plans between two offsets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WANTED = Wanted()  # Spark pushes no filters into streams
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What one micro-batch may take: stored records and bytes, None for no bound."""
+    """The bounds of a micro-batch: stored records and bytes, None for none."""
 
     records_max: int | None = None
     bytes_max: int | None = None
@@ -162,7 +162,7 @@ class Stream:
         first: Places,
         last: Places,
     ) -> None:
-        """Tell the tasks what to report, where somebody wants to know."""
+        """Give the tasks their reporting data, if reports are wanted."""
         if self._report is None or not self._report.interval_ms:
             return
         places = {

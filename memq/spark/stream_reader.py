@@ -1,4 +1,4 @@
-"""A streaming read as PySpark drives it: offsets per read partition, limits of a micro-batch, AvailableNow."""
+"""A streaming read for PySpark: offsets per read partition, limits, AvailableNow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return io_thread().run(self._opened().latest(start, self._limit(limit)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit that the options set; PySpark knows one kind at a time, `latestOffset` keeps to both."""
+        """Return the limit that the options set.
+
+        PySpark knows one kind at a time, `latestOffset` keeps to both.
+        """
         if self._options.trigger_records_max:
             return ReadMaxRows(self._options.trigger_records_max)
         if self._options.trigger_bytes_max:
@@ -82,7 +85,7 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream
 
     def _limit(self, limit: ReadLimit) -> Limit:
-        """Return what the engine wants: all there is, or what its limit and the options say, whichever is less."""
+        """Return the end that the engine wants: everything, or the lower of its limit and the options."""
         if isinstance(limit, ReadAllAvailable):
             return Limit()
         records, size = self._options.trigger_records_max or None, self._options.trigger_bytes_max or None

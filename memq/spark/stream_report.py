@@ -1,4 +1,4 @@
-"""What the driver of a stream tells the audit: where its checkpoint stood when it began, and how far it has come since.
+"""The driver's report to the audit: its checkpoint at the start, and the progress since.
 
 Spark asks what lies behind an offset once all before it is done and written down: so that is processed. The records
 are told by the tasks (`task_report`), the doubt about those that said nothing is the auditor's.
@@ -33,7 +33,7 @@ class StreamReport:
         return self._pool.audit_ms
 
     async def stand(self, places: Places, reason: BeginReason) -> None:
-        """Note that the checkpoint stands at `places`; where it was not known before, it begins there for `reason`.
+        """Note the checkpoint's position `places`; a partition not known before begins there.
 
         How far it has come is told at once: when all is read, Spark ends this process without a word.
         """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskStretch:
-    """What a task reads of a topic's read partition, from a position up to, not with, another; `writers` come there."""
+    """A task's range of a read partition, from one position to another (exclusive), by writers."""
 
     name: str
     id: str
@@ -29,7 +29,7 @@ class TaskStretch:
 
 @dataclass(frozen=True, slots=True)
 class TaskAudit:
-    """What a task needs to report: the stream's name, brokers, how often they want to hear (ms), and what it reads."""
+    """A task's reporting data: the stream's name, brokers, interval (ms), and its ranges."""
 
     name: str
     brokers: tuple[str, ...]
@@ -39,7 +39,10 @@ class TaskAudit:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlace:
-    """A read partition in a micro-batch: from where up to where it is read; write partitions that come there."""
+    """A read partition in a micro-batch: from where up to where it is read.
+
+    Write partitions that come there.
+    """
 
     partition: ReadPartition
     writers: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a task of a stream tells the audit by itself: what it gave out of which stretch, when it has come to its end.
+"""A stream task's report to the audit: the records it delivered of a range, at its end.
 
 The task's thread makes notes, and the I/O thread takes them while that one waits for it. Connections are made for the
 last word, and before only where a task takes longer than a report may. Twice STEP_S_MAX at most is added to a task that

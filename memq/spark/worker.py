@@ -1,4 +1,4 @@
-"""What memq tells a Python that runs tasks of Spark, one after another: which memory to keep, and to leave alone."""
+"""Memory settings of a Python that runs Spark tasks one after another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memq.memory import keep_freed_blocks
 
 @cache
 def begin_tasks() -> None:
-    """Once in a process: keep freed blocks, and never look for garbage again in what exists after the imports.
+    """Once per process: keep freed blocks, and exclude imports from garbage collection.
 
     PySpark's worker collects all garbage after each task, before it takes the next one, and went through all of
     PySpark, Arrow and memq for it: 45 ms of CPU, most of the price of a task.

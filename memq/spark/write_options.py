@@ -44,7 +44,10 @@ WRITE_COLUMNS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What was asked for. `batch_id` is -1 where nobody gave one."""
+    """Options of a write.
+
+    `batch_id` is -1 where none was given.
+    """
 
     brokers: str | None = None
     store: str = ""
@@ -83,7 +86,10 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
 
 
 def check_columns(columns: Mapping[str, str], options: WriteOptions) -> None:
-    """Check the names and types (as Spark's simple strings) of what is written. Raises: InvalidSettingError."""
+    """Check the names and types (as Spark's simple strings) of what is written.
+
+    Raises: InvalidSettingError.
+    """
     for name, kind in columns.items():
         allowed = WRITE_COLUMNS.get(name.lower())
         if allowed is None:

@@ -30,7 +30,7 @@ Messages = list[WriterCommitMessage | None]
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task of a stream, or of none, did: the objects that it staged, or how many records it sent."""
+    """The result of a task: its staged objects, or the number of records it sent."""
 
     objects: list[StagedObject]
     records: int = 0

@@ -1,4 +1,4 @@
-"""What a task of Spark does to write: Arrow batches in, staged objects or acked blocks out."""
+"""The writing part of a Spark task: Arrow batches in, staged objects or acked blocks out."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ class StagedTask:
         return await self._writer.finish()
 
     async def commit(self, batch_id: int, objects: Sequence[StagedObject], source: str, *, remember: bool) -> None:
-        """Commit a batch, as the driver does; of a job with a name first what a killed run left half published."""
+        """Commit a batch, as the driver does.
+
+        Of a job with a name first what a killed run left half published.
+        """
         if remember and not source:  # a stream commits its last batch again by itself
             last = await self._commits.finish_last(self.store)
             if (
@@ -154,7 +157,10 @@ async def _commit(
 
 
 def send(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, identity: DirectIdentity) -> int:
-    """Send the records of a task; return how many are acked. Raises: MemqError; some of them may be there then."""
+    """Send the records of a task; return how many are acked. Raises: MemqError.
+
+    Some of them may be there then.
+    """
     begin_tasks()
     thread, records = io_thread(), 0
     writer = DirectWriter(options.brokers, identity, codec=options.codec)

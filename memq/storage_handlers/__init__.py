@@ -82,11 +82,14 @@ class StorageHandler(ObjectReader, ObjectWriter, Protocol):
 
     @property
     def url(self) -> str:
-        """Where the objects lie, for people and for clients that open the store themselves: `file:///…`, `memory:`."""
+        """The place of the objects, for people and for direct clients: `file:///…`, `memory:`."""
         ...
 
     async def check(self, *, deletes: bool = True) -> None:
-        """Prove that objects can be written and read, and if `deletes` listed and deleted; raise what hinders it."""
+        """Prove that objects can be written and read, and if `deletes` listed and deleted.
+
+        Raise what hinders it.
+        """
         ...
 
     async def close(self) -> None:

@@ -10,7 +10,8 @@ an answer                          what follows
 =================================  =======================================================================
 whole                              it is returned; doubtful answers before it were changed on the way
 damaged, or short                  fetched again; two equal answers from one place are what is stored
-missing                            fetched again; it is missing when all ways said so `MISSING_ROUNDS` times
+missing                            fetched again; it is missing when all ways said so `MISSING_ROUNDS` times. A consumer
+                                   that would pass over it asks for 30 s more (`memq.client.reading`)
 an error of another kind           the way counts in this round for nothing
 other each time                    after `ROUNDS_MAX` rounds StoreError: nothing is known, it may pass
 =================================  =======================================================================
@@ -45,8 +46,9 @@ _PAUSE_GROWTH = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Way(Generic[T]):
-    """One way to read; ways with the same `place` must bring the same bytes. `read` makes a request of its own.
+    """One way to read; ways with the same `place` must bring the same bytes.
 
+    `read` makes a request of its own.
     It raises CorruptDataError, UnsupportedFormatError or NotFoundError for what may be damage, and other errors.
     """
 
@@ -68,8 +70,9 @@ class _Doubt(Generic[T]):
 
 
 class ConfirmedReads:
-    """Fetches again what seems to be damaged. `transit_errors` counts answers that another fetch has contradicted.
+    """Fetches again what seems to be damaged.
 
+    `transit_errors` counts answers that another fetch has contradicted.
     Each is logged where `events` are given.
     """
 
@@ -144,7 +147,7 @@ class ConfirmedReads:
 
 
 def worst(failures: Sequence[MemqError]) -> MemqError:
-    """Return what the caller is told: what may pass comes first, then what is denied, then what is missing."""
+    """Return the error for the caller: retryable ones first, then denied, then missing."""
     for kind in (RetryableError, DeniedError, NotFoundError):
         for failure in failures:
             if isinstance(failure, kind):
@@ -161,7 +164,10 @@ def _is_contradicted(doubt: _Doubt[T], whole: Way[T]) -> bool:
 
 
 def _settled(doubts: Sequence[_Doubt[T]], number: int, same: Callable[[T, T], bool]) -> _Doubt[T] | None:
-    """Return what is known after round `number`: damage of a place, or that all are missing; None for another round."""
+    """Return what is known after round `number`: damage of a place, or that all are missing.
+
+    The result is None for another round.
+    """
     missing: _Doubt[T] | None = None
     agreed: _Doubt[T] | None = None
     for place in dict.fromkeys(doubt.way.place for doubt in doubts):

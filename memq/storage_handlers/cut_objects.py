@@ -1,4 +1,4 @@
-"""How much of an object can be read that is shorter than it should be, found by reads alone: nobody else knows it."""
+"""Finds the readable length of an object that is too short, by reads alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ ReadPart = Callable[[int, int], Awaitable[object]]  # `length` bytes from `offse
 
 
 async def reaches(read: ReadPart, size: int) -> bool:
-    """Whether at least `size` bytes are there: the last of them tells. Raises: as `read`, but no CorruptDataError."""
+    """Whether at least `size` bytes are there: the last of them tells.
+
+    Raises: as `read`, but no CorruptDataError.
+    """
     try:
         await read(size - 1, 1)
     except CorruptDataError:

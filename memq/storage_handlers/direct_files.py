@@ -25,8 +25,9 @@ _FLAG: int = getattr(os, "O_DIRECT", 0)  # Linux
 
 
 class DirectFiles:
-    """Opens files for direct writes, as long as the file system takes them. Any number of threads may write.
+    """Opens files for direct writes, as long as the file system takes them.
 
+    Any number of threads may write.
     Memory: one chunk for each thread that writes at once, kept for the next.
     """
 
@@ -41,7 +42,7 @@ class DirectFiles:
     def write(self, path: str, buffers: Sequence[Buffer]) -> tuple[int, int] | None:
         """Write a file that is there, and return its size and the crc32c of what was written.
 
-        None when the file system has no direct writes: nothing was written. Raises: OSError.
+        The result is None when the file system has no direct writes: nothing was written. Raises: OSError.
         """
         try:
             handle = os.open(path, os.O_WRONLY | _FLAG)
@@ -81,7 +82,10 @@ class DirectFiles:
 
 
 def _fill(chunk: memoryview, buffers: Sequence[Buffer]) -> Iterator[int]:
-    """Copy all buffers, one after another, into `chunk`; yield how much is in it when it is full, and at the end."""
+    """Copy all buffers, one after another, into `chunk`.
+
+    Yield how much is in it when it is full, and at the end.
+    """
     filled = 0
     for view in (memoryview(buffer).cast("B") for buffer in buffers):
         at = 0

@@ -1,4 +1,4 @@
-"""Objects as files: the store of the embedded default, put-if-absent and safe against the loss of power."""
+"""Objects as files: the store of the embedded default, put-if-absent, safe against power loss."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _REFUSALS: dict[int, tuple[type[MemqError], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TempSweep:
-    """What `sweep_temp` removed."""
+    """The result of `sweep_temp`."""
 
     files: int
     bytes: int
 
 
 class FilesystemHandler:
-    """Stores each object as the file `root/key`, by way of a temporary file in `tmp` on the same file system.
+    """Stores each object as the file `root/key`, through a temporary file in `tmp`.
 
     Blocking calls run in at most `threads_max` threads. Any number of processes may read and put; only one
     may delete.
@@ -92,7 +92,10 @@ class FilesystemHandler:
         return await self._run(f"object '{key}' not read", self._files.size, key)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
-        """See `ObjectReader.list`. Reads a page of 1,000 entries at a time, and the names of one folder at once."""
+        """See `ObjectReader.list`.
+
+        Reads a page of 1,000 entries at a time, and the names of one folder at once.
+        """
         walk = self._files.walk(check_prefix(prefix))
         while page := await self._run(f"objects under '{prefix}' not listed", _next_page, walk):
             for entry in page:

@@ -13,8 +13,9 @@ from memq.storage_handlers.keys import check_key, check_prefix, check_size
 
 
 class MemoryHandler:
-    """Keeps objects in a dictionary, until they are deleted; whoever gets this instance sees the same objects.
+    """Keeps objects in a dictionary, until they are deleted.
 
+    Whoever gets this instance sees the same objects.
     No thread and no waiting: every call is done at once. `objects` is the store itself, key to bytes: tests
     look at it and damage it.
     """

@@ -97,14 +97,17 @@ class Cluster:
         return sorted(found, key=lambda record: (record.partition, record.offset))
 
     def fail(self, call: str, times: int = 1, error: MemqError | None = None) -> None:
-        """Let the next `times` calls of `store.put`, `store.get`, `queue.publish` … fail; all are in `faults.CALLS`.
+        """Let the next `times` calls of `store.put`, `store.get`, `queue.publish` … fail.
 
+        All are in `faults.CALLS`.
         The error is a StoreError or a QueueError, which may pass, unless it is given. Raises: InvalidRequestError.
         """
         self.faults.plan(call, times, error)
 
     def damage(self, position: Position, topic: str | None = None) -> None:
-        """Flip a bit in the payload of the block that holds the record at `position`; only one topic needs no name.
+        """Flip a bit in the payload of the block that holds the record at `position`.
+
+        Only one topic needs no name.
 
         Raises: NotFoundError when no record lies there.
         """

@@ -34,7 +34,10 @@ class Faults:
         self._planned: dict[str, deque[MemqError]] = {call: deque() for call in CALLS}
 
     def plan(self, call: str, times: int, error: MemqError | None) -> None:
-        """Let the next `times` calls fail. Raises: InvalidRequestError for a call that is not in CALLS; TypeError."""
+        """Let the next `times` calls fail. Raises: InvalidRequestError for a call that is not in CALLS.
+
+        TypeError.
+        """
         if error is not None and not isinstance(error, MemqError):
             raise TypeError(f"error is a MemqError, as a failed call raises it, not {type(error).__name__}")
         check_kind("times", times, int)

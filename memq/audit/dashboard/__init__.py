@@ -1,1 +1,1 @@
-"""The dashboard: pages that show what the cluster does and what the audit found, kept up to date by an event stream."""
+"""The dashboard: pages about the cluster and the findings of the audit, updated by an event stream."""

@@ -1,4 +1,4 @@
-"""The live audit's state as the dashboard asks for it: verdicts of topics, minutes, findings, acknowledgements."""
+"""The state of the live audit for the dashboard: verdicts, minutes, findings, acknowledgements."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The board: the latest value of all that the pages show, with the version at which each changed. Pure.
+"""The board: the latest value of all that the pages show, with the version at which each changed.
 
+Pure.
 A browser that has seen version v is told what changed since; one that comes new, or comes back after what was taken off
 the board has been forgotten, is told everything. So an update costs what changed, however much there is.
 """
@@ -17,7 +18,10 @@ GONE_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a browser lacks up to `version`. `whole`: it must forget what it has. None: taken off the board."""
+    """The changes since `version` for a browser.
+
+    `whole`: drop everything shown before. None: removed from the board.
+    """
 
     version: int
     whole: bool
@@ -65,7 +69,10 @@ class Board:
         return self._values.get((kind, key))
 
     def since(self, version: int) -> Changes:
-        """Return what changed since a version, in the order of the changes; everything for one that is too old."""
+        """Return what changed since a version, in the order of the changes.
+
+        A version that is too old gets everything.
+        """
         if not self._forgotten <= version <= self.version or version == 0:
             return Changes(self.version, True, tuple(self._values.items()))
         found = []

@@ -1,4 +1,4 @@
-"""Keeps the board up to date: asks brokers and auditor in rounds, and puts what they say where the pages look."""
+"""Keeps the board current: asks brokers and auditor in rounds and stores their answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FINDINGS_MAX = 5_000  # on the board: those that hold, and the last ones that ar
 
 @dataclass(slots=True)
 class _Known:
-    """What the last rounds found, by topic."""
+    """Results of the last rounds, by topic."""
 
     topics: dict[str, Topic] = field(default_factory=dict)
     groups: dict[str, list[GroupRow]] | None = None
@@ -153,7 +153,7 @@ class Desk:
         return await self._audit.findings() if self._audit is not None else ()
 
     async def acknowledge(self, finding: str, who: str) -> None:
-        """Note that somebody has looked at a finding. Raises: DeniedError, NotFoundError."""
+        """Note that a person has acknowledged a finding. Raises: DeniedError, NotFoundError."""
         if not self._about.acknowledge:
             raise DeniedError("findings can't be acknowledged here", hint="set dashboard_acknowledge")
         if self._audit is None:
@@ -226,7 +226,7 @@ class Desk:
         self._next_topic = following
 
     def _turn(self) -> tuple[list[Topic], str]:
-        """Return the topics whose turn it is, from where the last round ended, and the name that comes behind them."""
+        """Return the topics of the next round and the name that follows them."""
         topics = list(self._known.topics.values())
         first = sum(topic.name < self._next_topic for topic in topics)
         found: list[Topic] = []

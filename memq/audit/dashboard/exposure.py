@@ -1,4 +1,4 @@
-"""Whom the settings of the dashboard would let in, checked before anything of it is imported or listens."""
+"""Checks which clients the settings of the dashboard admit, before it is imported or listens."""
 
 from __future__ import annotations
 

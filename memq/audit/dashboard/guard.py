@@ -1,4 +1,4 @@
-"""Who may ask the dashboard, and what its answers tell browsers: a door around the pages.
+"""Access control of the dashboard: permitted requests, and headers that protect browsers.
 
 Theory. A page of somebody else's, open in the same browser, can send requests to a listener on loopback. It must not be
 able to read answers or to change anything: so the Host header must name this machine (else a name of that page's own
@@ -101,7 +101,10 @@ def _user_of(authorization: str, token: str) -> str | None:
 
 
 def _is_ours(headers: Headers, host: str) -> bool:
-    """Whether a page of this origin sent the request: browsers say so, and others must send JSON, which forms can't."""
+    """Whether a page of this origin sent the request.
+
+    Browsers say so; other clients must send JSON, which forms can't.
+    """
     origin = headers.get("origin")
     same = origin is None or origin.partition("://")[2].lower() == host.lower()
     fetch_site = headers.get("sec-fetch-site", "same-origin")

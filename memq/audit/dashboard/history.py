@@ -20,7 +20,7 @@ _GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}
 
 @dataclass(slots=True)
 class _Column:
-    """What falls into one column: counts, None until something is known; words as they came."""
+    """One column: counts, None while nothing is known; states in order of arrival."""
 
     counts: dict[str, int] = field(default_factory=dict)
     latency: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def fold(rows: Iterable[MinuteRow], first: int, span: int, group: str, partition
 
 
 def sampled(minutes: Mapping[int, Sequence[int | None]], first: int, span: int) -> History:
-    """Return the columns when nobody audits: only what the queue's totals say, by partition from minute `first` on."""
+    """Return the columns without an audit: the queue's totals by partition, from minute `first` on."""
     width = SPANS[span]
     heat = {number: tuple(_sums(counts, width, span // width)) for number, counts in minutes.items()}
     committed = tuple(None if None in each else sum(filter(None, each)) for each in zip(*heat.values(), strict=True))

@@ -36,7 +36,10 @@ class Lags:
             del self._series[gone], self._last[gone]
 
     def columns(self, topic: str, group: str, first: int, span: int, width: int) -> tuple[int | None, ...]:
-        """Return the greatest lag of each `width` minutes, for `span` minutes from `first` on; None: not looked at."""
+        """Return the greatest lag of each `width` minutes, for `span` minutes from `first` on.
+
+        None: not looked at.
+        """
         series, last = self._series.get((topic, group)), self._last.get((topic, group), 0)
         found: list[int | None] = []
         for begin in range(first, first + span, width):

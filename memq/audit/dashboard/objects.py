@@ -1,4 +1,4 @@
-"""From a finding down to the bytes: fetches an object again, checks it block by block, and shows a block's records."""
+"""From a finding to the bytes: fetches an object again, checks each block, shows its records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class ObjectReader:
         await self._pool.close()
 
     async def page(self, key: str) -> ObjectPage:
-        """Fetch an object and check every byte of it. Raises: NotFoundError, InvalidRequestError, RetryableError."""
+        """Fetch an object and check every byte of it.
+
+        Raises: NotFoundError, InvalidRequestError, RetryableError.
+        """
         store, data = await self._fetch(key)
         verdict = await _aside(check_object, memoryview(data))
         index = verdict.index
@@ -106,7 +109,7 @@ class ObjectReader:
 
 
 async def _aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Work in a thread that ends with it: unpacking an object takes long, and a broker may share the pages' loop."""
+    """Work in a thread of its own: unpacking an object is slow, and a broker may share the loop."""
     threads = ThreadPool("dashboard object", 1)
     try:
         return await threads.run(work, *args, **kwargs)

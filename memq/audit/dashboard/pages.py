@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: static files, what the pages ask for, and the one request that changes something."""
+"""The dashboard over HTTP: static files, queries of the pages, and the one request with an effect."""
 
 from __future__ import annotations
 
@@ -198,7 +198,10 @@ class EventStream(StreamingResponse):
 
 
 def _stream(events: AsyncGenerator[bytes, None], seats: Seats) -> Response:
-    """Return an event stream that holds a seat as long as it lasts. Raises: ThrottledError when none is free."""
+    """Return an event stream that holds a seat as long as it lasts.
+
+    Raises: ThrottledError when none is free.
+    """
     seats.check()
     return EventStream(seats.taken(events))
 

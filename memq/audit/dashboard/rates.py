@@ -1,4 +1,4 @@
-"""Rates of topics out of totals that were looked at now and then: for the line of a topic, and its last hour. Pure."""
+"""Rates of topics from totals sampled at intervals: for a topic's line and its last hour. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOPICS_MAX = 20_000
 
 @dataclass(slots=True)
 class _Sampled:
-    """The last two looks at a topic: when (ms, monotonic), and the sum of its partitions' totals."""
+    """The last two samples of a topic: time (ms, monotonic) and the sum of its partitions' totals."""
 
     at_ms: int
     totals: Totals
@@ -32,7 +32,7 @@ class Rates:
         self._topics: dict[str, _Sampled] = {}
 
     def take(self, topic: str, partitions: dict[int, Totals], at_ms: int, wall_ms: int) -> None:
-        """Take the totals of all read partitions of a topic at a monotonic time, with the wall clock beside it."""
+        """Take the totals of all read partitions of a topic, with monotonic time and wall clock."""
         total = Totals(
             sum(each.records for each in partitions.values()), sum(each.bytes for each in partitions.values())
         )

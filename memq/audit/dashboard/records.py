@@ -1,4 +1,7 @@
-"""Records for the pages: found by key, tag and time, or as they come; what is in them is masked unless allowed."""
+"""Records for the pages: found by key, tag and time, or as they come.
+
+What is in them is masked unless allowed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ TAIL_TICK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to look for in a topic; None is anything. Times are Unix ms of the records, the end is not included."""
+    """Conditions of a search in a topic; None matches anything.
+
+    Times are Unix ms of the records, the end is not included.
+    """
 
     topic: str
     key: bytes | None = None
@@ -65,7 +71,7 @@ class RecordReader:
         self._contents = contents
 
     async def search(self, query: Query) -> SearchResult:
-        """Return the first RESULTS_MAX records that fit, in the order of their storage, within bounds of work and time.
+        """Return the first RESULTS_MAX matching records in storage order, within bounds of work and time.
 
         Raises: NotFoundError, UnreachableError.
         """
@@ -90,7 +96,9 @@ class RecordReader:
         return SearchResult(records=tuple(found[:RESULTS_MAX]), looked_at=looked_at, complete=not why, why=why)
 
     async def tail(self, topic: str, records_s: int) -> AsyncGenerator[TailPart, None]:
-        """Yield what comes from now on, at most `records_s` per s, and how many were left out; an empty part first.
+        """Yield what comes from now on, at most `records_s` per s, and how many were left out.
+
+        An empty part first.
 
         Raises: NotFoundError, UnreachableError.
         """
@@ -143,7 +151,7 @@ class RecordReader:
 
 @asynccontextmanager
 async def _closed_whole(consumer: AsyncConsumer) -> AsyncGenerator[AsyncConsumer, None]:
-    """Open and close the consumer to the end: who leaves a stream cancels each wait of it, also that for the close."""
+    """Open the consumer and close it completely, even when the caller cancels each wait."""
     with CancelScope(shield=True):
         await consumer.__aenter__()
     try:
@@ -154,8 +162,9 @@ async def _closed_whole(consumer: AsyncConsumer) -> AsyncGenerator[AsyncConsumer
 
 
 def _start(query: Query) -> str | datetime:
-    """Return where to begin: what was stored before has other times, unless clocks differ by more than SKEW.
+    """Return the start position.
 
+    Earlier records have other times, unless clocks differ by more than SKEW.
     Nothing says where to end: history that is stored today has times of long ago.
     """
     if query.first_ms is None:

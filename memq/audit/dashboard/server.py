@@ -1,4 +1,4 @@
-"""The dashboard as a whole: listens, serves the pages, and keeps what they show up to date until it is stopped."""
+"""The dashboard: listens, serves the pages, and keeps them current until it is stopped."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ logging.getLogger("uvicorn").addHandler(logging.NullHandler())
 
 
 class Dashboard:
-    """Serves the pages about the cluster of `brokers`, and about what `audit` found; use it as `async with`.
+    """Serves the pages about the cluster of `brokers`, and about what `audit` found.
 
+    Use it as `async with`.
     Entering raises InvalidSettingError for settings that would expose it, UnreachableError when the port is taken.
     """
 

@@ -1,4 +1,7 @@
-"""The port behind which the auditor stands: what the dashboard asks it. Without an auditor all of it is unknown."""
+"""The port behind which the auditor stands: what the dashboard asks it.
+
+Without an auditor all of it is unknown.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from memq.audit.live.finding import LiveFinding
 
 @dataclass(frozen=True, slots=True)
 class TopicVerdict:
-    """What the audit says of a topic over its last hour. Counts are of records that findings name which hold.
+    """The verdict of the audit on a topic's last hour.
 
+    Counts are of records in open findings.
     `committed` has the records that came into the queue by Unix minute, of the minutes in which there were any.
     """
 
@@ -27,8 +31,9 @@ class TopicVerdict:
 
 @dataclass(frozen=True, slots=True)
 class MinuteRow:
-    """One minute (Unix minutes of event time) of a write partition; `side` is "" for the queue's, else a group's name.
+    """One minute (Unix minutes of event time) of a write partition.
 
+    `side` is "" for the queue's, else a group's name.
     `counts` are records by stage or verdict, `latency` has for each stage records by bucket, as reports have them.
     """
 
@@ -42,7 +47,7 @@ class MinuteRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditNews:
-    """What changed since a version of the audit: verdicts by topic, findings that are new, other or over."""
+    """Changes of the audit since a version: verdicts by topic, findings that are new, changed or closed."""
 
     version: int
     topics: dict[str, TopicVerdict]
@@ -50,7 +55,7 @@ class AuditNews:
 
 
 class AuditSource(Protocol):
-    """What the dashboard asks the auditor.
+    """The questions of the dashboard to the auditor.
 
     Promises: news are complete from one version to the next; version 0 is before everything. Raises: MemqError.
     """
@@ -68,7 +73,7 @@ class AuditSource(Protocol):
         ...
 
     async def findings(self) -> Sequence[LiveFinding]:
-        """Return the findings that hold and those that are over, the last that changed first, EVIDENCE_MAX at most."""
+        """Return open and closed findings, the latest change first, at most EVIDENCE_MAX."""
         ...
 
     async def clients(self) -> list[ClientRow]:

@@ -53,7 +53,10 @@ class Seats:
 
 
 class Feed:
-    """The board and those who wait for its next change. `run` tells this process's versions from an earlier one's."""
+    """The board and those who wait for its next change.
+
+    `run` tells this process's versions from an earlier one's.
+    """
 
     def __init__(self, run: str) -> None:
         self.board = Board()
@@ -77,7 +80,10 @@ class Feed:
         self.announce()
 
     async def events(self, last_id: str) -> AsyncGenerator[bytes, None]:
-        """Yield what changed since the event `last_id`, everything at first, then each change; until the close."""
+        """Yield what changed since the event `last_id`, everything at first, then each change.
+
+        Until the close.
+        """
         run, _, number = last_id.partition("-")
         version = int(number) if run == self.run and number.isdigit() and len(number) < 19 else 0
         first = True

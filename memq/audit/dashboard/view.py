@@ -1,4 +1,4 @@
-"""What the pages show, as typed values that become JSON. None is what is not known, and never shown as 0. Pure."""
+"""Values of the pages, typed, as JSON. None means unknown and is never shown as 0. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ SPARK_MINUTES = 60
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What this dashboard is of, and what it allows. `trouble` says why what is shown may be old, or is "".
+    """The subject of this dashboard and its permissions.
 
+    `trouble` says why values may be stale, or is "".
     `cluster` is "" until a broker has answered.
     """
 
@@ -21,8 +22,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the overview. Lag is that of the group that is furthest behind, `p99_ms` from send to queue.
+    """One line of the overview.
 
+    Lag is that of the group that is furthest behind, `p99_ms` from send to queue.
     `spark` has the records of each of the last SPARK_MINUTES whole minutes, the newest last.
     """
 
@@ -52,7 +54,7 @@ class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A write partition of a topic: its owner ("" when it has none now) and how many records it has ever held."""
+    """A write partition of a topic: its owner ("" if none) and the number of records ever written."""
 
     partition: int
     owner: str
@@ -60,8 +62,9 @@ class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong, by name: `producer` is 16 hex digits, `ranges` are half-open, times are Unix ms.
+    """A fault, by name.
 
+    `producer` is 16 hex digits, `ranges` are half-open, times are Unix ms.
     `resolved_ms` is 0 while it holds, `offset` -1 without a pointer; "" is what does not apply.
     """
 
@@ -87,8 +90,9 @@ class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that reports to the audit. `name` is the group of a reader; `skew_ms` by how much its clock is ahead.
+    """A client that reports to the audit. `name` is the group of a reader.
 
+    `skew_ms` by how much its clock is ahead.
     `silent`: its reports are overdue, so what it did since is unknown.
     """
 
@@ -103,7 +107,7 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clients(msgspec.Struct, frozen=True, kw_only=True):
-    """Who reports: how many, how many of them are silent, and the first ones by name, the silent before the others."""
+    """Reporting clients: their number, the silent ones, and the first by name, silent ones first."""
 
     total: int
     silent: int
@@ -129,7 +133,7 @@ class BrokerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What the governor would do: a partition's owner before and after ("" is nobody), and why."""
+    """A move that the governor would make: owner before and after ("" means none), and the reason."""
 
     topic: str
     partition: int
@@ -139,14 +143,14 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the governor would change now, and what it has to say to an operator."""
+    """Changes that the governor would make now, with its notes to the operator."""
 
     changes: tuple[PlanRow, ...]
     notes: tuple[str, ...]
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic over time, in columns: entry i of each is of `minutes` minutes from minute `first + i * minutes` on.
+    """A topic over time: entry i of each column covers `minutes` minutes from `first + i * minutes`.
 
     `counts` has records by stage or verdict, `latency_ms` the quantiles 0.5, 0.9 and 0.99 by stage, `heat` the records
     committed by partition, `marks` by partition and column what is wrong there, `lag` and `lag_ms` that of the group,
@@ -165,7 +169,10 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicPage(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one topic. `group` is the one whose reading `history` shows, "" when there is none; `groups` of all."""
+    """All of one topic. `group` is the one whose reading `history` shows, "" when there is none.
+
+    `groups` of all.
+    """
 
     name: str
     id: str
@@ -191,7 +198,10 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search found. `complete` is False when it ended before all was looked at, by `why`."""
+    """Results of a search.
+
+    `complete` is False when it ended early, for the reason `why`.
+    """
 
     records: tuple[RecordRow, ...]
     looked_at: int
@@ -200,7 +210,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A block in an object, as the object's index has it, and what a check of its bytes says: "" when it is sound."""
+    """A block of an object by the object's index, with the result of its check: "" when sound."""
 
     number: int
     topic: str
@@ -216,7 +226,10 @@ class BlockRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectPage(msgspec.Struct, frozen=True, kw_only=True):
-    """An object that was read again and checked. `error` says what is wrong with it as a whole, "" when nothing is."""
+    """An object that was read again and checked.
+
+    `error` says what is wrong with it as a whole, "" when nothing is.
+    """
 
     store: str
     key: str

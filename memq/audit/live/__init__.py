@@ -1,1 +1,1 @@
-"""The audit that never ends: what clients report is held against what the queue shows, by partition and minute."""
+"""The live audit: compares reports of clients with the queue, by partition and minute."""

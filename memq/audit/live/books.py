@@ -1,4 +1,4 @@
-"""What the live audit remembers of one write partition: plain data, that is stored as it is. Pure.
+"""The live audit's state of one write partition: plain data, stored as it is. Pure.
 
 Everything is ranges, and ranges merge: what is in order and has arrived takes the same few numbers however many
 records it is. Only what is missing, or of another minute, takes room.
@@ -46,7 +46,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Progress:
-    """What a group did with one producer's records: `now` is what it processed since it last went back, `ever` at all.
+    """A group's work on one producer: `now` since it last sought back, `ever` in total.
 
     `lost` are those that a member passed over: it stood before them, committed a position behind them, and reported
     all that it did between. `unproven` are the same where a report is missing.
@@ -61,8 +61,9 @@ class Progress:
 
 @dataclass(slots=True)
 class Reading:
-    """One member of a group: it answers for all pointers from the offset `at` on, once it commits a position behind.
+    """One member of a group.
 
+    It answers for all pointers from offset `at` on, once it commits a position behind them.
     `at` is -1 while that is not known. Behind a report that is missing it answers for nothing (`sure` is False) up to
     its next commit. `reached` has by producer up to which sequence it was held to its word: where marks are far apart,
     a part of what lies before a commit is judged with a later one.
@@ -75,7 +76,7 @@ class Reading:
 
 @dataclass(slots=True)
 class TaskRead:
-    """What one task of a Spark stream fetched, by minute and producer, and from where up to where it read.
+    """Records that one task of a Spark stream fetched, by minute and producer, and its range.
 
     `end` is "" until it has come there. It is not `sure` when a report of it is missing. Once it is `counted` what it
     fetched was processed, and is not kept.
@@ -119,8 +120,9 @@ class Group:
 
 @dataclass(slots=True)
 class Books:
-    """All that is known of one write partition; `next_offset` is the next pointer to read of its read partition.
+    """All that is known of one write partition.
 
+    `next_offset` is the next pointer to read of its read partition.
     `blind_ms`: up to this queue time pointers may be missing that nobody could read (retention was faster), NO_END_MS
     until the first behind them came: what is not there can't be called lost. `expired` and `copies_ms` are as in
     `Evidence` and `Account`. `damaged` are offsets of pointers with a damaged block that does not say whose it is.

@@ -43,7 +43,7 @@ CREATE INDEX findings_by_version ON findings (version)
 
 
 def schema(integer: str, data: str) -> tuple[str, ...]:
-    """Return the statements that make the tables, with a database's names for 64-bit integers and for bytes."""
+    """Return the statements that create the tables, with the database's types for integers and bytes."""
     return tuple(SCHEMA.format(int=integer, bytes=data).split(";"))
 
 
@@ -54,7 +54,10 @@ class Database(Protocol):
     """
 
     async def run(self, work: Callable[[Execute], Answer]) -> Answer:
-        """Run `work` in one transaction, in a thread, and return what it returns; what it raises undoes it all."""
+        """Run `work` in one transaction, in a thread, and return what it returns.
+
+        What it raises undoes it all.
+        """
         ...
 
     async def close(self) -> None:

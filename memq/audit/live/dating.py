@@ -1,4 +1,4 @@
-"""Which minute of event time a record belongs to: as its block's header has it, told by whoever reports it. Pure.
+"""The event minute of a record: from its block's header, as reporters state it. Pure.
 
 The queue's pointers know the times of a batch, not those of its blocks. So what they show waits a little for a report
 that names its minute, and is counted in the batch's own until one comes.
@@ -37,7 +37,7 @@ class Dating:
                 waiting.append((due_ms, first, next_, minute, late))
 
     def tell(self, minute: int, pieces: Sequence[Range], row: Callable[[int], Row]) -> None:
-        """Take what somebody reports of a minute; what was guessed to be of another one is counted there no more."""
+        """Take a report on a minute, and remove records that were assigned to another minute by estimate."""
         stream = self._stream
         known = stream.minutes.setdefault(minute, RangeSet())
         if stream.guessed:
@@ -70,7 +70,7 @@ class Dating:
         self._forget_minutes()
 
     def dated(self, pieces: Sequence[Range], fallback: int) -> list[Dated]:
-        """Return minute, first and next of all of `pieces`: as told, else as their pointer has it, else `fallback`."""
+        """Return minute, first and next of all `pieces`: as reported, else by their pointer, else `fallback`."""
         told, left = self._told(pieces)
         waiting = [(minute, RangeSet([(first, next_)])) for _, first, next_, minute, _ in self._stream.unplaced]
         guessed = [(minute, RangeSet([(first, next_)])) for first, next_, minute, _ in self._stream.guessed]
@@ -111,7 +111,7 @@ def _count(row: Row, piece: Range, times: int, *, late: bool) -> None:
 
 
 def _dated_by(minutes: Iterable[tuple[int, RangeSet]], pieces: Sequence[Range]) -> tuple[list[Dated], list[Range]]:
-    """Return what of `pieces` lies in the ranges of a minute, the first that has it, and what lies in none."""
+    """Split `pieces`: the part in the ranges of a minute (the first that has it), and the rest."""
     found: list[Dated] = []
     left = list(pieces)
     for minute, ranges in minutes if left else ():

@@ -16,7 +16,10 @@ _COLUMNS = (
 
 
 def csv_of(found: Sequence[LiveFinding]) -> str:
-    """Return findings as CSV with a line of names; ranges as first-last, both included, with spaces between."""
+    """Return findings as CSV with a line of names.
+
+    Ranges as first-last, both included, with spaces between.
+    """
     text = StringIO()
     writer = csv.writer(text)
     writer.writerow(_COLUMNS)

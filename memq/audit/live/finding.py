@@ -1,4 +1,4 @@
-"""A finding of the live audit: which records of which producer and minute are wrong, where, and since when. Pure."""
+"""A finding of the live audit: records of one producer and minute, the fault, place and time. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ IN_GROUP = "consumer"
 
 
 class LiveFinding(msgspec.Struct, kw_only=True):
-    """What is wrong with some records of one producer in one minute. Times are Unix ms, `minute` Unix minutes.
+    """The fault of some records of one producer in one minute.
 
+    Times are Unix ms, `minute` Unix minutes.
     `kind` is a title of `verdict.Kind`. `stage` says where they were lost or doubled: `queue` (acked, and in no
     pointer), `object` (damaged), `consumer` (of `group`). `resolved_ms` is 0 while it holds: a finding is taken back
     when what was missing comes late. `acknowledged_by` says who has looked at it.

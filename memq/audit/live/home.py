@@ -1,4 +1,4 @@
-"""The machine of one partition of `_memq_audit`: whose reports came, whose are missing, and who is silent. Pure.
+"""The machine of one partition of `_memq_audit`: reports received, missing, and silent clients. Pure.
 
 All that is said about a write partition comes here, so here is known what was not said: numbers of a client are dense,
 and each report promises the next one. Client clocks are shown, never trusted: a silence is one by the clock of who
@@ -52,7 +52,7 @@ class Client:
 
 
 class HomeAudit:
-    """Takes the reports of one partition of `_memq_audit` and gives them to the audits of write partitions.
+    """Takes the reports of one partition of `_memq_audit` and passes them to write partitions' audits.
 
     `audit_of` returns the audit of a topic id and write partition, None when there is no such topic any more.
     """
@@ -131,7 +131,7 @@ class HomeAudit:
                 audit.distrust(report.client, client.group, client.kind)
 
     def _doubt(self, audit: PartitionAudit, number: int, client: Client) -> None:
-        """A client names a write partition for the first time: what is missing of it may have been about that, too."""
+        """Note a client's first mention of a write partition: missing reports may concern it too."""
         for first, following in client.missed if client.kind not in MAY_END_SILENTLY else ():
             audit.silence(client.group, range(first, following), 1)
         if client.missed and client.group is not None:

@@ -37,7 +37,7 @@ async def read_entries(read: ReadRange, location: Location) -> Sequence[BlockEnt
 
 
 async def read_headers(read: ReadRange, location: Location, count: int) -> Sequence[BlockEntry]:
-    """Return the entries of a batch's first `count` blocks by their own headers, as far as these are there.
+    """Return the entries of a batch's first `count` blocks from their own headers, as far as present.
 
     That is what tells of an object whose end is gone, and its index with it. Raises: DeniedError; RetryableError.
     """
@@ -76,7 +76,7 @@ def named(damage: Damage, pointer: Pointer, entries: Sequence[BlockEntry]) -> li
 
 
 def _from_block(damage: Damage, pointer: Pointer, entries: Sequence[BlockEntry]) -> list[Run]:
-    """Return what as many blocks hold as have the records of a damage: several where an object ends too soon."""
+    """Return the content of the blocks with a damage's records: several if an object ends too soon."""
     pieces: list[Run] = []
     records, skipped = 0, frozenset(pointer.skip)
     for number in range(damage.block, len(entries)):

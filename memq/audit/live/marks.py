@@ -1,4 +1,7 @@
-"""Which sequence a producer had come to at which pointer: the way from a group's position to records. Pure."""
+"""Which sequence a producer had come to at which pointer: the way from a group's position to records.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ MARKS_MAX = 512
 
 @dataclass(slots=True)
 class Marks:
-    """One producer's reach behind each pointer that held a block of it: one above its highest sequence so far.
+    """One producer's highest sequence plus one after each pointer with a block of it.
 
     At MARKS_MAX every second mark of the older half is left out; up to `thinned` an offset may then lie between two
     marks, and what is asked for is answered by the one that proves less.

@@ -25,7 +25,7 @@ COLUMNS = {Kind.LOST: "lost", Kind.DOUBLED: "doubled", Kind.CORRUPT: "corrupt", 
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What all findings of one producer and kind share."""
+    """The attributes that all findings of one producer and kind share."""
 
     kind: Kind
     stage: str
@@ -35,12 +35,15 @@ class Wrong:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells it from others."""
+        """The key that distinguishes it."""
         return (self.kind.title, self.stage, self.group, self.producer, self.cause)
 
 
 class OpenFindings:
-    """Findings that hold, in `findings` by id, of one write partition; `rows` are told of each change."""
+    """The open findings of one write partition, in `findings` by id.
+
+    `rows` receives each change.
+    """
 
     def __init__(
         self, place: tuple[str, str, int], findings: dict[str, LiveFinding], rows: Callable[[int], Row]

@@ -1,4 +1,4 @@
-"""The live audit's state in PostgreSQL: several auditors share it, and its readers see what all of them found."""
+"""The live audit's state in PostgreSQL, shared by several auditors and their readers."""
 
 from __future__ import annotations
 

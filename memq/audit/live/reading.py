@@ -1,4 +1,4 @@
-"""What the members of a group answer for: positions that they committed against records that they processed. Pure.
+"""Members' responsibility: committed positions compared with records they processed. Pure.
 
 A member that stands at a position and commits a later one says that all between is done. Its reports are dense, so all
 that it processed is known by then: what is in the queue there, and processed by nobody of the group, was passed over.
@@ -55,12 +55,12 @@ def take_processed(group: Group, span: Span) -> int:
 
 
 def first_judged(begin: Position) -> int:
-    """Return the first pointer that a member answers for which begins at a position: a part of one is not judged."""
+    """Return the first pointer that a member answers for: one that begins at or after a position."""
     return begin.pointer_offset + (begin.record_index > 0)
 
 
 def go_back(books: Books, group: Group, offset: int) -> None:
-    """Let all from a pointer on be processed again: a group begins only where it stands, or was told to go."""
+    """Let everything from a pointer on be processed again: the group began again there."""
     for producer, progress in group.progress.items():
         stream = books.streams.get(producer)
         reach = stream.marks.reach(offset, sure=False) if stream is not None else 0
@@ -95,13 +95,13 @@ def hold(books: Books, group: Group, reading: Reading, offset: int) -> Iterator[
 
 
 def _excuse(stream: Stream, progress: Progress | None, pieces: list[Range]) -> None:
-    """Take for damaged what was not processed of a pointer with a damaged block that does not say whose it is."""
+    """Count as damaged the unprocessed part of a pointer with a damaged block of unknown producer."""
     for piece in apart(pieces, progress.ever if progress is not None else RangeSet()):
         stream.corrupt.add(*piece)
 
 
 def _between(stream: Stream, inside: Range, begin: int, end: int) -> list[Range]:
-    """Return what the queue holds of a producer in `inside`, and out of order in pointers from `begin` up to `end`."""
+    """Return the queue's sequences of a producer in `inside`, out of order in pointers `begin` to `end`."""
     behind = stream.marks.behind
     wanted = RangeSet([inside, *((first, next_) for at, first, next_ in behind if begin <= at < end)])
     elsewhere = RangeSet((first, next_) for at, first, next_ in behind if not begin <= at < end)

@@ -1,4 +1,4 @@
-"""What became of the records of one write partition in one minute of event time: counts that are added up. Pure.
+"""Records of one write partition and minute of event time, as counts that can be added. Pure.
 
 A row is a difference: who keeps rows adds those of one minute together, in any order. So a minute may be an hour old
 when a slow group reports it, and nobody has to hold it in memory until then.
@@ -71,7 +71,7 @@ class Row:
         return max(queue["committed"] - over, 0)
 
     def word(self, name: str) -> str:
-        """Return the verdict on the minute in one word, the gravest that holds of the queue's side and the group's.
+        """Return the state of the minute: the gravest of the queue's side and the group's.
 
         Without the word of a client that may have had more to say it is unknown, never ok.
         """

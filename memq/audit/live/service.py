@@ -1,4 +1,4 @@
-"""The live audit at work: reads reports, then pointers up to an end asked for after them, judges, stores. A shell.
+"""The live audit at work: reads reports, then pointers up to later ends, judges, stores. A shell.
 
 One round after the other, so that each judgement rests on a queue that was read behind all reports that it knows. What
 fails is tried again in the next round with all that was read kept; what was judged is stored before anything else is
@@ -282,7 +282,10 @@ class LiveAudit:
     # ---- pointers ------------------------------------------------------------------------------------
 
     async def _follow(self, touched: dict[Key, None]) -> None:
-        """Read pointers up to the ends as they are now; of partitions that nobody reports about only now and then."""
+        """Read pointers up to the ends as they are now.
+
+        Of partitions that nobody reports about only now and then.
+        """
         idle = self._round % IDLE_ROUNDS == 0
         audits: dict[ReadPartition, list[PartitionAudit]] = {}
         for home in self._homes.values():
@@ -326,7 +329,10 @@ class LiveAudit:
             audit.take_pointer(entry.offset, entry.time_ms, pointer, blocks)
 
     async def _blocks(self, audit: PartitionAudit, entry: Entry, pointer: Pointer) -> Sequence[tuple[int, int, int]]:
-        """Return the blocks of a batch by its index; without one, those that the pointer names and nobody has seen."""
+        """Return the blocks of a batch by its index.
+
+        Without one, those that the pointer names and nobody has seen.
+        """
         try:
             entries = await read_entries(self._read, pointer.locations[0])
         except RetryableError:

@@ -1,4 +1,4 @@
-"""The live audit's memory as bytes: what is stored after each step, and read by whoever goes on. Pure."""
+"""The live audit's state as bytes: stored after each step, and read by the next auditor. Pure."""
 
 from __future__ import annotations
 

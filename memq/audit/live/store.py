@@ -1,4 +1,4 @@
-"""Keeps the live audit's state: each step of an auditor in one transaction, that only the owner of its home can make.
+"""Stores the live audit's state: each step in one transaction, by the owner of its home only.
 
 Theory. A partition of `_memq_audit` is read by one auditor at a time, but one that was paused may not know that it is
 no more. So whoever takes a home over writes its name into the home's row, and a step is stored only under that name,
@@ -25,14 +25,14 @@ MINUTES_KEPT_MAX = 5_000_000
 
 
 class GroupFacts(msgspec.Struct, frozen=True, array_like=True):
-    """How far a group is in one write partition: the last position that it committed, and records that it processed."""
+    """A group's progress in one write partition: last committed position and processed records."""
 
     committed: str
     processed: int
 
 
 class PartitionFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of one write partition now: pointers read, newest queue time in Unix ms, records in the queue."""
+    """The state of one write partition: pointers read, newest queue time (Unix ms), records queued."""
 
     next_offset: int
     queue_ms: int
@@ -43,7 +43,7 @@ class PartitionFacts(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Changes:
-    """What a step changed in one write partition."""
+    """The changes of one step in one write partition."""
 
     topic: str
     books: Books
@@ -64,7 +64,7 @@ class Changes:
 
 @dataclass(slots=True)
 class Step:
-    """What an auditor stores at once: how far it has read a home, and what came of that by write partition."""
+    """One transaction of an auditor: its progress in a home, and the results by write partition."""
 
     home: int
     owner: str
@@ -87,7 +87,7 @@ class AuditStore:
         return await self._database.run(lambda execute: _group(execute, name))
 
     async def take_home(self, home: int, owner: str) -> tuple[str, dict[int, Client]]:
-        """Take a home over, and return up to which position it was read ("" for none) and the clients it knows."""
+        """Take over a home; return the position up to which it was read ("" for none) and its clients."""
         position, clients = await self._database.run(lambda execute: _take_home(execute, home, owner))
         return position, decode_state(dict[int, Client], clients) if clients else {}
 
@@ -107,7 +107,7 @@ class AuditStore:
         await self._database.run(lambda execute: _acknowledge(execute, finding, who, now_ms if who else 0))
 
     async def prune(self, before_ms: int) -> None:
-        """Delete minutes before a time (Unix ms), findings of before that are over, and what is beyond the bounds."""
+        """Delete minutes before a time (Unix ms), findings closed before it, and the excess over the bounds."""
         await self._database.run(lambda execute: _prune(execute, before_ms))
 
 
@@ -152,7 +152,10 @@ def _save(execute: Execute, step: Step) -> None:
 
 
 def _next_version(execute: Execute) -> int:
-    """Return the number of this step; the row is locked until its end, so that steps become visible in their order."""
+    """Return the number of this step.
+
+    The row is locked until its end, so that steps become visible in their order.
+    """
     number: int = execute("UPDATE audit_version SET number = number + 1 RETURNING number", ())[0][0]
     return number
 

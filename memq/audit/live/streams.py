@@ -1,4 +1,4 @@
-"""What Spark streams answer for: places of a checkpoint against what tasks fetched before them. Pure.
+"""Responsibility of Spark streams: checkpoint positions compared with tasks' fetches. Pure.
 
 The driver of a stream knows no records, only where its checkpoint stands: all before that is processed. Tasks say what
 they fetched, from where up to where; but not whether Spark has taken it: a micro-batch that failed is tried again, by
@@ -24,8 +24,9 @@ WAIT_MS = 60_000  # for the report of a task, once the checkpoint is behind it
 
 
 class StreamAudit:
-    """One stream, as a group, in one write partition. `count` is told of records that are processed, by minute.
+    """One stream, as a group, in one write partition.
 
+    `count` receives the processed records, by minute.
     All methods yield the producers whose verdict may change.
     """
 
@@ -106,7 +107,10 @@ class StreamAudit:
         self._read.counted = str(counted)
 
     def _take(self, producer: int, ranges: RangeSet, *, first: bool) -> int:
-        """Take what was processed; return how many records are new. Only who read a place `first` can double there."""
+        """Take what was processed; return how many records are new.
+
+        Only who read a place `first` can double there.
+        """
         progress = self._group.progress.setdefault(producer, Progress())
         new = 0
         for piece in ranges:
@@ -139,7 +143,7 @@ class StreamAudit:
                 del read.tasks[client]
 
     def _ended(self) -> list[tuple[Position, Position, int]]:
-        """Return begin, end and client of the tasks that came to their end, of the read partition that it reads now."""
+        """Return begin, end and client of the completed tasks of the current read partition."""
         place = Position.parse(self._read.to).read_partition
         found = [(task.begin, task.end, client) for client, task in self._read.tasks.items() if task.end]
         parsed = [(Position.parse(begin), Position.parse(end), client) for begin, end, client in found]

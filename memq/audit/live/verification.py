@@ -1,4 +1,4 @@
-"""Fetches the batch that a finding names again, and says what it holds now: for the command and the pages."""
+"""Fetches the batch of a finding again and reports its present content, for command and pages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ BLOCKS_MAX = 2_000  # that are told, those with records of the finding and damag
 
 
 class VerifiedBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block of the batch: half-open sequences of a producer (16 hex digits). `cause`: what is wrong, "" when sound.
+    """A block of the batch: half-open sequences of a producer (16 hex digits).
 
+    `cause`: what is wrong, "" when sound.
     `number` is -1 when only the pointer knows of it; `named` says whether the finding names records of it.
     """
 
@@ -32,8 +33,9 @@ class VerifiedBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies at a finding's pointer now. `says` tells it in one sentence, `through` how the object was read.
+    """The present content at a finding's pointer.
 
+    `says` is one sentence, `through` names the way of reading.
     `object` is "" when the pointer is gone or names no batch. `sound`: a batch is there, and nothing of it is damaged.
     `held` counts the finding's records that sound blocks hold, `damaged` blocks that can't be delivered.
     """
@@ -53,7 +55,9 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def verify_finding(brokers: str, finding: LiveFinding, runtime: Runtime | None = None) -> Verification:
-    """Check a finding's batch, straight from its store where that opens here, else through a broker. It only reads.
+    """Check a finding's batch, straight from its store where that opens here, else through a broker.
+
+    It only reads.
 
     Raises: NotFoundError when it names no pointer, or its topic is gone; UnreachableError.
     """

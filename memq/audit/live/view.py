@@ -1,4 +1,4 @@
-"""What the live audit knows, for people and pages: topics, minutes, groups, findings, latencies, and what changed.
+"""The live audit's knowledge for people and pages: topics, minutes, groups, findings, latencies.
 
 It reads the state that auditors store, so it sees what all of them found, and works while none of them runs. Every
 change has a version; who shows a page keeps the version that it has seen, and asks for what came since.
@@ -39,7 +39,10 @@ class Minute:
         return sorted(name for name in self.row.sides if name != QUEUE)
 
     def word(self, group: str = QUEUE) -> str:
-        """Return the verdict: ok, in flight, late, lost, doubled, corrupt or unknown; of the queue without a group."""
+        """Return the verdict: ok, in flight, late, lost, doubled, corrupt or unknown.
+
+        Of the queue without a group.
+        """
         return self.row.word(group)
 
 
@@ -60,7 +63,7 @@ class TopicSummary:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What changed since a version: the topics (name, id), the findings as they are, and the version to ask next."""
+    """Changes since a version: the topics (name, id), their findings, and the next version to ask for."""
 
     version: int
     topics: tuple[tuple[str, str], ...] = ()
@@ -69,7 +72,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A client that reports: `home` is the partition of `_memq_audit` that it was heard in, `number` the client's."""
+    """A reporting client: `home` is its partition of `_memq_audit`, `number` its number."""
 
     home: int
     number: int
@@ -101,7 +104,7 @@ class AuditView:
         return await self._database.run(work)
 
     async def topics(self, first_minute: int, next_minute: int) -> list[TopicSummary]:
-        """Return all audited topics by name, with their minutes from `first_minute` up to `next_minute` added up."""
+        """Return all audited topics by name, with the sums of their minutes `first_minute` to `next_minute`."""
 
         def work(execute: Execute) -> list[TopicSummary]:
             found: dict[tuple[str, str], TopicSummary] = {}
@@ -122,7 +125,10 @@ class AuditView:
         return await self._database.run(work)
 
     async def minutes(self, topic: str, first_minute: int, next_minute: int, *, since: int = -1) -> list[Minute]:
-        """Return the minutes of a topic, by minute and partition; with `since` only what changed behind a version."""
+        """Return the minutes of a topic, by minute and partition.
+
+        With `since` only what changed behind a version.
+        """
         found = await self._ask(
             _MINUTES,
             (topic, first_minute, next_minute, since, ROWS_MAX),

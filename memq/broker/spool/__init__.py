@@ -1,4 +1,4 @@
-"""The spool: ack=1 blocks of topics with `ack1 = "disk"` on this broker's own disk, until their pointers are queued.
+"""The spool: ack=1 blocks of `ack1 = "disk"` topics on local disk, until they are published.
 
 This is the port to the disk. What is on it outlives the process; the first thing after a start is to bring it to the
 queue (`replay`). A topic that does not ask for it costs the spool nothing, and nothing of the spool.
@@ -31,7 +31,7 @@ class SpoolDisk(Protocol):
         ...
 
     async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
-        """Append to a segment, making it when it is not there, and return when that survives the loss of power."""
+        """Append to a segment, creating it if needed; return when the bytes survive a power loss."""
         ...
 
     async def remove(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What of a segment is copied to the end of the spool: the entries that tickets still want, for their new place."""
+"""The copied part of a segment: entries that tickets still need, for their new place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Moves = list[tuple[Ticket, tuple[Span, ...]]]
 
 
 async def wanted_entries(segment: Segment, data: bytes, seed: int, at: int) -> tuple[list[bytes | memoryview], Moves]:
-    """Return the wanted entries of a segment as they are in one with `seed` from byte `at` on, and where each goes.
+    """Return a segment's needed entries as entries of segment `seed` from byte `at` on, with places.
 
     Raises: CorruptDataError when one of them can't be read.
     """

@@ -125,7 +125,10 @@ def sizes_in(folder: Path) -> dict[str, int]:
 
 
 def look_at_spool(folder: Path, bytes_max: int, now_ms: int) -> tuple[str, str]:
-    """Look at a broker's spool from outside, also while it runs; return what there is, and what is wrong with it."""
+    """Look at a broker's spool from outside, also while it runs.
+
+    Return what there is, and what is wrong with it.
+    """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"{existing} can't be written", "give the folder to the broker's user, or set spool to another one"

@@ -1,4 +1,4 @@
-"""The spool's disk in memory, for tests of programs that use memq: it outlives its broker, and nothing else."""
+"""The spool's disk in memory, for tests: it survives its broker, and nothing else."""
 
 from __future__ import annotations
 

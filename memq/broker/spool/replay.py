@@ -1,4 +1,4 @@
-"""Brings what an earlier run left in the spool to the queue: each block once, to whoever owns its partition now.
+"""Replays the spool of an earlier run: each block once, to the owner of its partition.
 
 Theory: those blocks are like the ack=1 blocks of a lost epoch, and go the same way (`memq.broker.forwarding`): when no
 publish of that run can land any more, the queue is read from where its owner had read it, and what it does not hold is
@@ -45,7 +45,10 @@ class Replay:
         self._started_s = services.runtime.clock.monotonic()
 
     async def find(self, disk: SpoolDisk) -> None:
-        """Note the segments that are there, before any is made, and keep each until it was read. Raises: SpoolError."""
+        """Note the segments that are there, before any is made, and keep each until it was read.
+
+        Raises: SpoolError.
+        """
         for name, size in (await disk.sizes()).items():
             segment = self._services.spool.segments.find(name, 0, size)
             self._segments[segment] = self._ticket(segment, ((0, size),))
@@ -147,7 +150,10 @@ class Replay:
             self._services.pool.release(slab)
 
     async def _take_topicless(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry]) -> None:
-        """Let go of the blocks of a deleted topic; keep those of one that is only not known, for the next start."""
+        """Let go of the blocks of a deleted topic.
+
+        Keep those of one that is only not known, for the next start.
+        """
         if await self._forwarder.deleted(topic_id):
             self._gone(segment, topic_id, blocks, None)
             return
@@ -173,7 +179,7 @@ class Replay:
             await asyncio.sleep(ROOM_S)
 
     async def _hold(self, segment: Segment, topic: Topic, blocks: list[SpoolEntry], slab: Slab, start: int) -> None:
-        """Have the forwarder look in the queue for the blocks of one partition, and hand over those that are absent."""
+        """Let the forwarder search the queue for blocks of a partition and hand over the missing ones."""
         partition = blocks[0].partition
         oldest = min(blocks, key=lambda entry: entry.queue_offset)
         read = topic.read_partition_of(partition)
@@ -211,8 +217,9 @@ class Replay:
     async def _try_on(
         self, name: str, call: Callable[[], Awaitable[T]], tries_max: float = math.inf, topic_id: str = ""
     ) -> T:
-        """Call until it works: a sick disk or queue passes, whatever it says. Raises: the last error after `tries_max`.
+        """Call until it works: a sick disk or queue passes, whatever it says.
 
+        Raises: the last error after `tries_max`.
         With a `topic_id` also NotFoundError, when that topic was deleted.
         """
         tries = 0

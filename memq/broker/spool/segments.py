@@ -1,5 +1,6 @@
-"""Which segments there are, how much of each is still wanted, and which may go, or be copied to go. Pure.
+"""Which segments there are, how much of each is still wanted, and which may go, or be copied to go.
 
+Pure.
 A segment goes once nothing in it is wanted. One partition that can't publish, among thousands that can, would so keep
 nearly all that is ever written. So as soon as the spool is a quarter full, the blocks that are wanted of a segment that
 is wanted by half or less are copied to the end, and it goes. A copy frees at least as much as it writes: over all no
@@ -21,8 +22,9 @@ Span = tuple[int, int]  # bytes of a segment: from, up to, whole entries
 
 
 class Segment:
-    """One file of the spool. It stays while there are tickets for it; `kept` says that it is not removed even then.
+    """One file of the spool. It stays while there are tickets for it.
 
+    `kept` says that it is not removed even then.
     `wanted_bytes`: what the tickets are for. `fixed`: it can't be copied.
     """
 
@@ -44,7 +46,10 @@ class Segment:
 
 
 class Ticket:
-    """Some blocks that lie, or will lie, in a segment. `release` once the queue holds all of them, and never before."""
+    """Some blocks that lie, or will lie, in a segment.
+
+    `release` once the queue holds all of them, and never before.
+    """
 
     __slots__ = ("_freed", "_segment", "released", "spans")
 
@@ -89,7 +94,10 @@ def _size(spans: tuple[Span, ...]) -> int:
 
 
 class Segments:
-    """All segments of a spool that may hold `bytes_max`, oldest first; `open` is the one that is appended to."""
+    """All segments of a spool that may hold `bytes_max`, oldest first.
+
+    `open` is the one that is appended to.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.open: Segment | None = None

@@ -1,4 +1,4 @@
-"""Writes blocks of level ack=1 to the spool, many with one fsync, acks them after it, and removes what may go.
+"""Writes ack=1 blocks to the spool, many with one fsync, acks them, and removes old segments.
 
 Theory: an fsync costs about the same for one block as for thousands. So while one is under way all that comes waits,
 and goes out with the next. The batch of a block is stored meanwhile: a block whose pointer is in the queue before its
@@ -37,7 +37,10 @@ NO_FOLDER = "set spool = FOLDER for this broker, or the topic's ack1 to memory; 
 
 
 class PendingRun:
-    """Blocks of one stream, in order, that lie in one slab; it has a reference there until they are written."""
+    """Blocks of one stream, in order, that lie in one slab.
+
+    It has a reference there until they are written.
+    """
 
     __slots__ = (
         "appended_ms",
@@ -154,8 +157,9 @@ class Spool:
         return None
 
     def take(self, stream: Stream, extents: Sequence[Extent], first: int, next_: int) -> None:
-        """Have blocks written that were just taken, or are duplicates; their ack with 1 follows, in their turn.
+        """Have blocks written that were just taken, or are duplicates.
 
+        Their ack with 1 follows, in their turn.
         A duplicate of what is in the ring is written too: its first copy may not be on disk. One of what the queue
         holds is not, nor is a block whose pointer is there before its turn.
         """
@@ -260,8 +264,9 @@ class Spool:
         return self.segments.begin(segment_name(now_ms, seed), seed), [encode_head(seed, now_ms)]
 
     async def _copy_forward(self, disk: SpoolDisk) -> bool:
-        """Copy what is wanted of a segment that is kept for little; return whether there was one. Raises: SpoolError.
+        """Copy what is wanted of a segment that is kept for little; return whether there was one.
 
+        Raises: SpoolError.
         A disk that can't read it, or damage, leaves it as it is: what is in it is in memory, too, as long as we live.
         """
         old = self.segments.to_copy()
@@ -307,7 +312,7 @@ class Spool:
             stream.sink.send_throttle(stream, first, error)
 
     async def _remove_unwanted(self, disk: SpoolDisk) -> None:
-        """Remove the segments whose blocks are all in the queue, or set aside what somebody has to look at."""
+        """Remove segments whose blocks are all in the queue; set aside those that an operator must inspect."""
         for segment in self.segments.unwanted():
             try:
                 if segment.kept:
@@ -322,7 +327,7 @@ class Spool:
 
 
 def segment_name(created_ms: int, seed: int) -> str:
-    """Return a segment's name, by which segments of all brokers are told apart and sorted by age."""
+    """Return a segment's name, which is unique among brokers and sorts by age."""
     return f"{created_ms:016d}-{seed:08x}.spool"
 
 

@@ -1,4 +1,4 @@
-"""What nodes hold, decoded once for each version: who reads all of a large cluster again decodes what changed.
+"""Decoded values of nodes, cached by version: a full read decodes only what has changed.
 
 And what was put together of them, once for each change of any: at rest a broker looks at all of it every 10 s, twice
 when it governs, and 50,000 assignments took 60 ms each time.
@@ -23,7 +23,10 @@ class Decoded(Generic[Value]):
         self._kept: dict[str, tuple[Node, Value]] = {}
 
     def values(self, paths: Sequence[str], nodes: Sequence[Node | None]) -> list[Value]:
-        """Return what the nodes hold that are there, in this order. Only these are kept. Raises: CorruptDataError."""
+        """Return what the nodes hold that are there, in this order. Only these are kept.
+
+        Raises: CorruptDataError.
+        """
         kept: dict[str, tuple[Node, Value]] = {}
         for path, node in zip(paths, nodes, strict=True):
             if node is None:
@@ -35,7 +38,10 @@ class Decoded(Generic[Value]):
 
 
 class Kept(Generic[Value]):
-    """One value that is read from a mirror, and read again only when that has changed. Nobody may change it."""
+    """One value that is read from a mirror, and read again only when that has changed.
+
+    Nobody may change it.
+    """
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror

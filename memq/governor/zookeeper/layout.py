@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 
 
 class Government(msgspec.Struct, frozen=True, kw_only=True):
-    """Who governs: the broker, its session, and the term."""
+    """The governing broker, its session, and the term."""
 
     id: str
     session: str
@@ -45,7 +45,7 @@ class Government(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Owned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the node of an assignment holds; the rest is its path and its version."""
+    """The content of an assignment's node; the rest is its path and its version."""
 
     broker: str = ""
     session: str = ""

@@ -54,7 +54,9 @@ class ZookeeperAddress:
 
 
 def parse_url(url: str) -> ZookeeperAddress:
-    """Parse `zookeeper://HOST:PORT,HOST:PORT/PATH`; the port is 2181 and the path `/memq` when they are left out.
+    """Parse `zookeeper://HOST:PORT,HOST:PORT/PATH`.
+
+    The port is 2181 and the path `/memq` when they are left out.
 
     Raises: InvalidSettingError.
     """

@@ -1,4 +1,4 @@
-"""Kafka as the notification queue: a read partition is a partition of a Kafka topic, a pointer one record of it.
+"""The queue on Kafka: a read partition is a Kafka partition, a pointer is one record of it.
 
 `docs/adr/` says why it is laid out so. Everything that imports confluent-kafka lies behind `open_from_settings`, since
 that library is the extra `[kafka]`.

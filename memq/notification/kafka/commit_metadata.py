@@ -1,4 +1,4 @@
-"""What a committed position needs beside Kafka's offset: record index and totals, in the commit's metadata. Pure.
+"""Commit metadata: record index and totals, which a position needs in addition to the offset. Pure.
 
 The offset of the commit is the pointer's, the metadata is `memq1 <record index> <records> <bytes>` in ASCII; Kafka
 takes 4,095 UTF-16 units. A commit by another hand (a reset with Kafka's tools) has none, and erases what was there: it
@@ -21,7 +21,10 @@ def encode_metadata(committed: Committed) -> str:
 
 
 def decode_commit(partition: ReadPartition, offset: int, metadata: str | None) -> Committed | None:
-    """Return what a commit says of a read partition; None when there is none. Metadata of others are passed over."""
+    """Return what a commit says of a read partition; None when there is none.
+
+    Metadata of others are passed over.
+    """
     if not 0 <= offset < OFFSET_END:
         return None
     found = _METADATA.match(metadata or "")

@@ -1,4 +1,4 @@
-"""What librdkafka's clients said of their connections last: the cause behind a request that only timed out."""
+"""The last connection errors of librdkafka's clients: the cause behind a bare timeout."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPO
 
 
 class Complaints:
-    """The last complaint of all clients of one queue. A certificate or a login that is refused shows nowhere else.
+    """The last complaint of all clients of one queue.
 
+    A certificate or a login that is refused shows nowhere else.
     A complaint explains a request that was not answered, and never changes the kind of its error: Kafka breaks off
     handshakes when it stops and when it starts, and an outage is no denial. Clients call `note` on their own threads;
     it only sets an attribute.

@@ -1,4 +1,4 @@
-"""What Kafka's errors mean to memq's callers: the one place where codes of librdkafka are judged."""
+"""Kafka's errors as memq's: the one place that judges librdkafka's codes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def failure(error: KafkaError | KafkaException, doing: str, behind: KafkaError |
 
 
 def denial(error: KafkaError, doing: str) -> DeniedError | None:
-    """Return the error for a login or a certificate that was judged and refused, None for any other complaint.
+    """Return the error for a refused login or certificate, None for any other message.
 
     Only for a Kafka that has never answered: a running one refuses for a moment what it takes a moment later.
     """

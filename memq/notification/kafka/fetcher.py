@@ -1,4 +1,4 @@
-"""Reads entries from any offset on: a few consumers, assigned by hand to what is asked for at that moment."""
+"""Reads entries from any offset: a few consumers, assigned manually to the requested partitions."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Fetcher:
         self._closed = False
 
     async def fetch(self, topic: str, number: int, offset: int, end: int, bytes_max: int) -> Entries:
-        """Return entries from `offset` on, within `bytes_max` but for the first, and at least up to `end` without it.
+        """Return entries from `offset` on within `bytes_max` (at least one), up to `end` at least.
 
         There are none only when Kafka's consumer came to `end` without meeting any. Raises: NotFoundError, DeniedError,
         QueueError, ClosedError.
@@ -237,7 +237,10 @@ def _messages(consumer: Consumer) -> Iterator[Message]:
 
 
 def _meant(message: Message, reads: dict[Place, _Read]) -> list[_Read]:
-    """Return the reads that a message is for: all, when it names no partition; none, when its read is done already."""
+    """Return the reads that a message is for: all, when it names no partition.
+
+    There is none when its read is done already.
+    """
     place = message.topic(), message.partition()
     if place[0] is None:
         return list(reads.values())

@@ -1,4 +1,4 @@
-"""Follows the ends of the partitions that somebody waits for: one consumer and one thread for all of them."""
+"""Follows the ends of awaited partitions: one consumer and one thread for all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Place = tuple[str, int]  # a Kafka topic and the number of a partition
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the thread is to do: follow these partitions from these offsets on, and stop to follow those."""
+    """An order to the thread: follow these partitions from these offsets, stop following those."""
 
     follow: tuple[TopicPartition, ...] = ()
     leave: tuple[TopicPartition, ...] = ()
@@ -38,14 +38,14 @@ class Change:
 
 @dataclass(slots=True)
 class Followed:
-    """One partition: the offset behind all that came, and when somebody waited for it last (monotonic, s)."""
+    """One partition: the offset after all entries received, and the last wait (monotonic s)."""
 
     next: int
     wanted_s: float
 
 
 class Follower:
-    """Calls `arrived(place, entry)` on the loop for each new entry, `gone(place)` for a partition that was deleted."""
+    """Calls `arrived(place, entry)` on the loop for new entries, `gone(place)` for deleted partitions."""
 
     def __init__(
         self,
@@ -71,7 +71,10 @@ class Follower:
         self._stopping = False
 
     def end(self, place: Place) -> int | None:
-        """Return the offset behind all that came; None for a partition that is not followed. It is wanted from now."""
+        """Return the offset behind all that came; None for a partition that is not followed.
+
+        It is wanted from now.
+        """
         followed = self._followed.get(place)
         if followed is None:
             return None
@@ -79,7 +82,10 @@ class Follower:
         return followed.next
 
     def follow(self, ends: Mapping[Place, int]) -> None:
-        """Follow partitions from the ends that they have now; those that are followed already stay as they are."""
+        """Follow partitions from the ends that they have now.
+
+        Those that are followed already stay as they are.
+        """
         now_s = self._clock.monotonic()
         new = {place: end for place, end in ends.items() if place not in self._followed}
         for place, end in new.items():
@@ -145,7 +151,10 @@ class Follower:
             consumer.close()
 
     def _change(self, consumer: Consumer) -> None:
-        """Apply what was asked for. Not from another thread: there `incremental_assign` never returns during a poll."""
+        """Apply what was asked for.
+
+        Not from another thread: there `incremental_assign` never returns during a poll.
+        """
         while not self._changes.empty():
             change = self._changes.get()
             assigned = {(part.topic, part.partition) for part in consumer.assignment()}

@@ -1,4 +1,4 @@
-"""Requests that the coordinator of a group answers: librdkafka ends the process when one times out at a bad moment."""
+"""Requests to group coordinators: librdkafka aborts the process if one times out at a bad moment."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ class GroupRequests:
         self._client = None
 
     def _renew(self, used: AdminClient) -> None:
-        """Use a new client from now on; the one that was used is never destroyed, for its destructor would wait."""
+        """Use a new client from now on.
+
+        The one that was used is never destroyed, for its destructor would wait.
+        """
         now_s = asyncio.get_running_loop().time()
         if used is self._client and now_s >= self._renew_at_s:
             self._renew_at_s = now_s + min(RENEW_S * 2 ** min(self._renewals, 6), RENEW_S_MAX)

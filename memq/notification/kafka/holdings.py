@@ -1,4 +1,4 @@
-"""What one hosted member of a Kafka group holds, and in which of its generations. Pure.
+"""One hosted group member's partitions and their generations. Pure.
 
 Kafka tells its client what is assigned, revoked and lost; the member behind it asks now and then. So every change makes
 the next generation here, and the rules are those of `memq.notification.groups`: a commit names a generation not before

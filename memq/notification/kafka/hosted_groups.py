@@ -1,4 +1,4 @@
-"""Consumer groups by Kafka's own protocol: a Kafka consumer is hosted for each member, positions are its commits."""
+"""Consumer groups by Kafka's own protocol: one hosted Kafka consumer per member."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ACTIVE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the groups are made of, shared with the rest of the queue."""
+    """The parts of the groups, shared with the rest of the queue."""
 
     admin: AdminClient
     settings: KafkaSettings
@@ -163,7 +163,10 @@ class HostedGroups:
     # ---- positions ---------------------------------------------------------------------------
 
     async def commit(self, group: str, name: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
-        """See `Groups.commit`. What Kafka stored of a commit that failed in part stays; repeating it is harmless."""
+        """See `Groups.commit`. What Kafka stored of a commit that failed in part stays.
+
+        Repeating it is harmless.
+        """
         offsets = [
             TopicPartition(
                 self._parts.names.kafka_topic(partition),

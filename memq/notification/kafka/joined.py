@@ -1,4 +1,4 @@
-"""Questions that share requests to Kafka: while as many are under way as may be, who asks waits for the next one."""
+"""Combines concurrent questions to Kafka: callers wait for the next shared request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes clients of librdkafka from plain settings: their logs go to Python's, their mistakes are memq's errors."""
+"""Makes librdkafka clients from plain settings: logs go to Python, bad settings raise memq errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGGER = logging.getLogger("memq.kafka")
 
 
 class _Seldom(logging.Filter):
-    """Bounds the lines that one client writes of one kind: a Kafka that is away is told of ten times a second.
+    """Bounds a client's log lines of one kind: librdkafka reports a dead Kafka ten times a second.
 
     Lines of librdkafka begin with their kind and the client: `FAIL [rdkafka#consumer-3] ...`. Threads may meet here;
     what that costs is a count that is off by one.
@@ -57,7 +57,10 @@ def producer_of(settings: Mapping[str, Any], complain: Complain) -> Producer:
 
 
 async def end_threads(pool: ThreadPool, last: Callable[[], object] | None = None) -> None:
-    """End the threads of a pool; `last` is its last call. What librdkafka does not return from is left behind."""
+    """End the threads of a pool; `last` is its last call.
+
+    What librdkafka does not return from is left behind.
+    """
     if not await pool.close(last, CLOSE_S):
         LOGGER.warning("librdkafka does not return: a thread of '%s' is left behind", pool.name)
 

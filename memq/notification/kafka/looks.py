@@ -1,4 +1,4 @@
-"""What Kafka shows of topics: how many partitions each has, and which of them nobody leads."""
+"""Kafka's metadata of topics: their partitions, and which of them have no leader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Shown:
     shown_s: float
 
     def has(self, number: int) -> bool:
-        """Whether a partition is there, and somebody leads it."""
+        """Whether a partition exists and has a leader."""
         return number < self.count and number not in self.leaderless
 
 

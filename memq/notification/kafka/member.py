@@ -43,7 +43,10 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Store offsets with their metadata; `done` gets them back, each with its own error, or the error of all."""
+    """Store offsets with their metadata.
+
+    `done` gets them back, each with its own error, or the error of all.
+    """
 
     offsets: list[TopicPartition]
     done: asyncio.Future[list[TopicPartition] | KafkaError]
@@ -65,8 +68,9 @@ Order = Subscribe | Commit | Released | Close
 
 
 class Member:
-    """Stays in its group until it is closed. `holdings` change on the loop, and `changed` is set with every change.
+    """Stays in its group until it is closed.
 
+    `holdings` change on the loop, and `changed` is set with every change.
     A revocation holds the thread until all of it was released, or the member is closed: only then does Kafka's client
     join again without it, and another member get it. Kafka hears the heartbeats of librdkafka's own thread meanwhile.
     """
@@ -162,7 +166,10 @@ class Member:
             self._refuse_orders()
 
     def _obey(self, order: Order) -> None:
-        """Do what the loop wants. Only this thread may: calls of another one wait for ever while this one polls."""
+        """Do what the loop wants.
+
+        Only this thread may: calls of another one wait for ever while this one polls.
+        """
         if isinstance(order, Subscribe):
             self._consumer.subscribe(
                 order.topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost

@@ -1,4 +1,4 @@
-"""What memq's names are in Kafka: topics, partitions and groups, and back. Pure."""
+"""Names in Kafka: topics, partitions and groups, from memq's names and back. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class Names:
         self._prefix = prefix
 
     def kafka_topic(self, partition: ReadPartition) -> str:
-        """Return the Kafka topic that holds a read partition. Raises: InvalidNameError when the name is too long."""
+        """Return the Kafka topic that holds a read partition.
+
+        Raises: InvalidNameError when the name is too long.
+        """
         name = f"{self._prefix}{partition.topic}.{partition.topic_id}"
         if len(name) > NAME_CHARS_MAX:
             most = NAME_CHARS_MAX - len(name) + len(partition.topic)

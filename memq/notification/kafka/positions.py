@@ -74,7 +74,10 @@ class Positions:
         raise AssertionError("the last try raised")
 
     def _is_stored(self, part: TopicPartition, doing: str) -> bool:
-        """Whether the group has a position there. Raises: what Kafka says, which else would pass for no position."""
+        """Whether the group has a position there.
+
+        Raises: what Kafka says, which else would pass for no position.
+        """
         error: Any = part.error
         if error is not None and not is_not_there(error):
             raise self._complaints.failure(error, f"{doing}: partition {part.partition} of '{part.topic}'")

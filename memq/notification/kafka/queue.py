@@ -107,7 +107,10 @@ class KafkaQueue:
         return offset
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-        """See `PointerReader.read`. The end that a read without entries has reached was asked for after this call."""
+        """See `PointerReader.read`.
+
+        The end that a read without entries has reached was asked for after this call.
+        """
         topic, number = self._place(partition)
         found = self._cache.read(partition, offset, bytes_max)
         if found:
@@ -150,7 +153,10 @@ class KafkaQueue:
         return found
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
-        """See `PointerReader.wait`. What this process publishes wakes at once, what others publish within 10 ms."""
+        """See `PointerReader.wait`.
+
+        What this process publishes wakes at once, what others publish within 10 ms.
+        """
         places = {partition: self._place(partition) for partition in ends}
         number, waiter = self._waiters.add(ends)
         try:
@@ -262,7 +268,10 @@ class KafkaQueue:
             self._waiters.wake(partition)
 
     async def check(self) -> None:
-        """See `NotificationQueue.check`. Names every right that is missing; what was proven holds for a minute."""
+        """See `NotificationQueue.check`. Names every right that is missing.
+
+        What was proven holds for a minute.
+        """
         if self._closed is not None:
             raise ClosedError("the queue is closed") from self._closed
         await self._topics.check()

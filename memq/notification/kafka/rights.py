@@ -1,4 +1,4 @@
-"""Proves at the start that Kafka lets memq do what it has to: every right that is missing is named, with its cure."""
+"""Proves at the start that Kafka grants every needed right; names each missing one with its cure."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Rights:
         raise AssertionError("the last try raised")
 
     def _cures(self, kinds: Collection[str]) -> list[str]:
-        """Return the commands that give all rights: of those on topics, Kafka tells without Create none but that."""
+        """Return the commands that grant all rights: without Create, Kafka reports no other."""
         user = self._settings.library.get("sasl.username", "NAME")
         server = self._settings.servers.split(",")[0]
         return [

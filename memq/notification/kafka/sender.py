@@ -1,4 +1,4 @@
-"""Hands pointers to Kafka: one idempotent producer, one publish in flight per write partition, one polling thread."""
+"""Sends pointers to Kafka: one idempotent producer, one publish in flight per write partition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LaneKey = tuple[str, int, int]  # Kafka topic, partition, write partition
 
 @dataclass(slots=True)
 class Lane:
-    """What one write partition has in flight.
+    """The publish in flight of one write partition.
 
     Kafka refuses single records of a pipeline and delivers the later ones all the same, so a second record is handed
     over only when the report of the first has come. With `gave_up` the caller of the last one did not wait for its
@@ -39,7 +39,10 @@ class Lane:
 
 
 class Sender:
-    """Publishes pointers. A publish that was handed over ends within `publish_timeout_ms`, also when Kafka is away."""
+    """Publishes pointers.
+
+    A publish that was handed over ends within `publish_timeout_ms`, also when Kafka is away.
+    """
 
     def __init__(self, settings: KafkaSettings, complaints: Complaints, tasks: TaskOwner) -> None:
         self._settings = settings
@@ -87,7 +90,7 @@ class Sender:
         return found
 
     async def look_at(self, topic: str) -> None:
-        """Have the producer look at a topic anew: it knows how wide that was a while ago. Raises: QueueError."""
+        """Let the producer look up a topic again: its partition count may be old. Raises: QueueError."""
         try:
             await self._looks.run(self._producer.list_topics, topic, self._settings.request_timeout_ms / 1000)
         except KafkaException as error:
@@ -200,7 +203,10 @@ class Sender:
 
 
 def _discard(producer: Producer) -> None:
-    """Fail what a producer still holds, and hand over the reports. One that is broken for good says so once more."""
+    """Fail what a producer still holds, and hand over the reports.
+
+    A broken producer reports it once more.
+    """
     producer.purge()
     with suppress(KafkaException):
         producer.flush(1.0)

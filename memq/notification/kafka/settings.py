@@ -1,4 +1,7 @@
-"""Settings of the Kafka queue: memq's own few, and those of librdkafka that no guarantee rests on. Pure."""
+"""Settings of the Kafka queue: memq's own few, and those of librdkafka that no guarantee rests on.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ OWN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSettings:
-    """What the queue is told. `library` has librdkafka's own names, `servers` is filled from the queue's URL."""
+    """Settings of the queue.
+
+    `library` has librdkafka's names, `servers` comes from the queue's URL.
+    """
 
     prefix: str = section_setting("memq.", "begins the name of every Kafka topic and group of this cluster")
     replication_factor: int = section_setting(-1, "copies of each Kafka topic; -1 for Kafka's own default", -1, 100)
@@ -64,7 +70,7 @@ class KafkaSettings:
     library: Mapping[str, str] = field(default_factory=dict)
 
     def client(self) -> dict[str, Any]:
-        """Return what every client of librdkafka is told: where, how patient, and what was passed through."""
+        """Return the settings of every librdkafka client: servers, timeouts, pass-through settings."""
         patience_ms = max(self.request_timeout_ms, 1_000)
         return {
             "socket.timeout.ms": patience_ms,
@@ -81,7 +87,7 @@ class KafkaSettings:
         }
 
     def producer(self) -> dict[str, Any]:
-        """Return what the producer is told beside that."""
+        """Return the additional settings of the producer."""
         return self.client() | {
             "enable.idempotence": True,
             "acks": "all",
@@ -93,7 +99,7 @@ class KafkaSettings:
         }
 
     def reader(self, fetch_wait_ms: int, queued_bytes_max: int) -> dict[str, Any]:
-        """Return what a consumer without a group is told: it is assigned by hand, and commits nothing."""
+        """Return the settings of a consumer without group: manual assignment, no commits."""
         return self.client() | {
             "group.id": f"{self.prefix}_memq-readers",  # the library wants one; nothing joins it
             "enable.auto.commit": False,
@@ -107,7 +113,7 @@ class KafkaSettings:
         }
 
     def source(self, group: str) -> dict[str, Any]:
-        """Return what the consumer is told that copies topics of others. It says itself where it reads and stands."""
+        """Return the settings of the consumer that copies foreign topics: it manages its own offsets."""
         return self.client() | {
             "group.id": group,
             "enable.auto.commit": False,
@@ -121,7 +127,7 @@ class KafkaSettings:
         }
 
     def member(self, group: str, name: str, session_timeout_ms: int) -> dict[str, Any]:
-        """Return what a member of a Kafka group is told. It never fetches."""
+        """Return the settings of a member of a Kafka group. It never fetches."""
         found = self.client() | {
             "group.id": group,
             "client.id": name,
@@ -141,7 +147,7 @@ class KafkaSettings:
 
 
 def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSettings:
-    """Return the settings that `kafka://HOST:PORT,…` and the section `[kafka]` give, or one that is called otherwise.
+    """Return the settings of `kafka://HOST:PORT,…` and the section `[kafka]` or another one.
 
     A name of the section that is not memq's own is librdkafka's: `security.protocol`, written so, as a table of TOML,
     or as MEMQ_KAFKA_SECURITY_PROTOCOL in the environment. librdkafka itself knows them all, and their values.

@@ -1,4 +1,4 @@
-"""Kafka topics of others, read to be copied: one consumer that is the only member of the copy's group there.
+"""Foreign Kafka topics, read to be copied: the only member of the copy's group in Kafka.
 
 What of Kafka the copy leans on: the group's generation keeps a second copy out (the one that joined last goes on, the
 other one is told), and the group's positions, with their metadata, are the place where the copy keeps what it must not
@@ -61,7 +61,10 @@ class SourceEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """A Kafka topic: the id that no other topic ever has, also under the same name; and its number of partitions."""
+    """A Kafka topic: the id that no other topic ever has, also under the same name.
+
+    And its number of partitions.
+    """
 
     id: str
     partitions: int
@@ -139,7 +142,10 @@ class KafkaSource:
     # ---- the group of the copy ----------------------------------------------------------------
 
     async def join(self, group: str, topics: Sequence[str], places: Sequence[Place]) -> None:
-        """Become the one member of the group. Raises: GenerationFencedError when another one does not leave it."""
+        """Become the one member of the group.
+
+        Raises: GenerationFencedError when another one does not leave it.
+        """
         await self._run(self._join, group, list(topics), set(places))
 
     async def stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
@@ -159,7 +165,10 @@ class KafkaSource:
         await self._run(self._seek, place, offset)
 
     async def take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
-        """Return what has come, waiting for a while. Raises: GenerationFencedError, DeniedError, NotFoundError."""
+        """Return what has come, waiting for a while.
+
+        Raises: GenerationFencedError, DeniedError, NotFoundError.
+        """
         return await self._run(self._take, wait_s)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The newest pointers of each partition, kept within a byte budget: what consumers at the tail ask for. Pure."""
+"""The newest pointers of each partition within a byte budget, for consumers at the tail. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Run:
 
 
 class TailCache:
-    """One run per partition, the newest. An entry never changes, so what is here is true; the end is not known here.
+    """One run per partition, the newest. An entry never changes, so what is here is true.
 
+    The end is not known here.
     What came first goes first when the budget is used up.
     """
 
@@ -35,7 +36,10 @@ class TailCache:
         self._count = 0
 
     def add(self, partition: ReadPartition, entry: Entry) -> None:
-        """Take an entry. One that does not follow on the last begins a new run: what lies between is not known."""
+        """Take an entry.
+
+        One that does not follow the last begins a new run: the gap is unknown.
+        """
         run = self._runs.get(partition)
         if run is not None and entry.offset < run.next:
             return

@@ -1,4 +1,7 @@
-"""Kafka topics of memq: made, looked at, trimmed and deleted; what another hand has set wrongly is named."""
+"""Kafka topics of memq: made, looked at, trimmed and deleted.
+
+What another hand has set wrongly is named.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,10 @@ class Topics:
         self._known: dict[str, int] = {}  # partitions of the topics that were there when they were looked at
 
     async def check(self) -> None:
-        """Prove that Kafka answers, by asking for a topic that need not be there. Raises: QueueError, DeniedError."""
+        """Prove that Kafka answers, by asking for a topic that need not be there.
+
+        Raises: QueueError, DeniedError.
+        """
         doing, name = f"asking Kafka at {self._settings.servers}", f"{self._settings.prefix}{NOBODY}"
         answer = self._admin.describe_topics(TopicCollection([name]), request_timeout=self._timeout_s)[name]
         waiting = asyncio.create_task(self._answered(answer, doing), name="kafka check")
@@ -97,7 +103,10 @@ class Topics:
         self._complaints.settled()
 
     async def known(self, topic: str, number: int) -> None:
-        """Prove that a partition is there, or was a while ago. A producer would make Kafka make it, or wait for it."""
+        """Prove that a partition is there, or was a while ago.
+
+        A producer would make Kafka make it, or wait for it.
+        """
         if number >= self._known.get(topic, 0) and number >= await self.count(topic):
             raise NotFoundError(f"partition {number} of Kafka topic '{topic}' is not there")
 
@@ -163,7 +172,7 @@ class Topics:
             await self._until_gone(topic)
 
     async def trim(self, topic: str, number: int, before: int) -> None:
-        """Delete what lies below an offset that is not behind the end, nor negative: Kafka takes -1 for the end.
+        """Delete entries below an offset, which is not negative nor behind the end: Kafka takes -1 for that.
 
         The library must know who leads the partition, as for offsets (see `Looks`).
         """
@@ -189,7 +198,7 @@ class Topics:
         return found
 
     def failure(self, error: KafkaException, doing: str) -> MemqError:
-        """Return memq's error for a request of the admin client that failed, with what the connection complained of."""
+        """Return memq's error for a failed admin request, with the last connection error."""
         self._admin.poll(0)
         return self._complaints.failure(error, doing)
 
@@ -258,7 +267,7 @@ class Topics:
         await self.ask(next(iter(answers.values())), f"setting {STALE} of Kafka topic '{topic}'")
 
     async def _until_ready(self, topic: str, partitions: int) -> None:
-        """Wait until every partition has a leader that answers: a topic that was just made has none for a moment."""
+        """Wait until every partition has an answering leader: a new topic has none at first."""
         for last in range(READY_TRIES, 0, -1):
             try:
                 await asyncio.gather(*(self._offsets.end(topic, number) for number in range(partitions)))

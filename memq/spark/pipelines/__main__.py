@@ -77,8 +77,9 @@ def main() -> int:
 
 
 def sentence_of(text: str) -> tuple[str, str] | None:
-    """Return what an error of Spark says, without its traces, and what to do; None for one that is not Spark's.
+    """Return what an error of Spark says, without its traces, and what to do.
 
+    The result is None for one that is not Spark's.
     A task's error comes back as text, with the traces of Python and of Java around what memq said.
     """
     ours = list(_OURS.finditer(text))

@@ -1,5 +1,6 @@
-"""`audit`: the verdict of `memq audit` by the same functions, on executors; and as a table by producer and minute.
+"""`audit`: the verdict of `memq audit` by the same functions, on executors.
 
+And as a table by producer and minute.
 Tasks check pieces of the queue and emit what they found, sorted by read partition and offset. Then one auditor for
 each read partition takes its stream: memory is bounded by producers, not by data, and nothing but verdicts comes back.
 """
@@ -46,8 +47,9 @@ def command(
 
 
 def audit(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> tuple[Verdict, DataFrame]:
-    """Audit what `plan` has of the topic of `options`; return the verdict and the table by producer and minute.
+    """Audit what `plan` has of the topic of `options`.
 
+    Return the verdict and the table by producer and minute.
     The table: `topic`, write `partition`, `producer_id`, `minute` (of queue time), the counts of
     `memq.audit.minutes`, `committed` by group, `verdict` in a word, and `final`: whether the minute lies below the
     watermark, so that nothing of it can change any more.
@@ -61,7 +63,7 @@ def audit(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> tuple[V
 
 
 def send_table(table: DataFrame, topic: str, read: ReadOptions, *, now_ms: int) -> None:
-    """Write a table to a topic of the cluster that was read, whole and once, as the batch of this moment (Unix ms).
+    """Write a table to a topic of the same cluster, once, as the batch of this moment (Unix ms).
 
     Raises: as a batch write.
     """

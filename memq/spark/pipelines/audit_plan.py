@@ -1,4 +1,4 @@
-"""What an audit on Spark is about, asked of the queue before any task runs: spans, pieces, positions of groups."""
+"""The plan of an audit on Spark, from the queue: spans, pieces, positions of groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memq.topic import Position, ReadPartition, Topic, equal_slots
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """The spans by read partition, their pieces, and by read partition the positions of `groups`, in their order.
+    """Spans by read partition, their pieces, and positions of `groups` by read partition.
 
     `now_ms` (Unix ms) is the moment that the verdict is of.
     """

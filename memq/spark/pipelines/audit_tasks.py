@@ -43,7 +43,7 @@ MINUTE_ROWS_MAX = 4_096  # held by a task before they go on
 
 
 def judge(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> DataFrame:
-    """Return the verdict of each read partition and the rows by minute, held on executors' disks once computed."""
+    """Return the verdict of each read partition and the rows by minute, cached on executors' disks."""
     checked = spread(spark, plan.pieces, partial(_check, options), CHECKED)
     ordered = checked.repartition(max(1, len(plan.spans)), "partition").sortWithinPartitions("partition", "offset")
     return mapped(ordered, partial(_judge, plan), JUDGED).persist(StorageLevel.DISK_ONLY)

@@ -1,4 +1,4 @@
-"""`backfill`: catches a group up in parallel, from where it stands to the end, and commits what is done.
+"""`backfill`: brings a group from its position to the end in parallel, and commits.
 
 To files each record goes once: the manifest says what is done, and the group follows it, also when the run is killed
 between the two. A function of the caller's gets each record at least once: a round that was not committed comes again.
@@ -72,8 +72,9 @@ def backfill_files(
 
 
 def backfill(spark: SparkSession, options: ReadOptions, group: str, work: Work, *, tasks: int = ROUND_TASKS) -> int:
-    """Give what a group has not read to `work`, which runs in each task with its Arrow batches, in order; commit it.
+    """Give what a group has not read to `work`, which runs in each task with its Arrow batches, in order.
 
+    Commit it.
     Each round is committed when all its tasks are done: what was not comes again, to the same or to other tasks.
     Return how many records there were.
     Raises: InvalidRequestError while the group has members; as a batch read; what `work` raises, as Spark tells it.

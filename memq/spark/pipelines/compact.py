@@ -1,4 +1,4 @@
-"""`compact`: a topic's small objects as Parquet files by date and hour, under a manifest that is swapped at once.
+"""`compact`: small objects into Parquet files by date and hour, under an atomic manifest.
 
 Only what is settled is written: below the watermark nothing can come any more. Each run goes on where the manifest
 ends. A run that is killed leaves files that no manifest names; they are not there, and the next run writes them again

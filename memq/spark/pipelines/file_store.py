@@ -1,4 +1,4 @@
-"""A place for files beside memq's own objects: a folder or a bucket, by the same stores, with its highest manifest."""
+"""A place for files next to memq's objects: a folder or a bucket, with its highest manifest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class FilePlace:
 
 
 def place_of_text(text: str, config: str | None = None, profile: str | None = None) -> FilePlace:
-    """Return the place that a path or an address means. Raises: InvalidSettingError for an address of another kind."""
+    """Return the place that a path or an address means.
+
+    Raises: InvalidSettingError for an address of another kind.
+    """
     known = urlsplit(text).scheme in ("file", "s3")
     if "://" in text and not known:  # hdfs://, gs://: it is no folder of that name here
         raise InvalidSettingError(
@@ -70,7 +73,10 @@ async def put_file(store: StorageHandler, key: str, data: Buffer) -> None:
 
 
 async def latest(store: StorageHandler) -> Manifest | None:
-    """Return the highest manifest; None when there is none yet. Raises: CorruptDataError; as `ObjectReader`."""
+    """Return the highest manifest; None when there is none yet. Raises: CorruptDataError.
+
+    As `ObjectReader`.
+    """
     while True:
         keys = [entry.key async for entry in store.list(PREFIX)]
         if not keys:
@@ -96,7 +102,10 @@ async def first_of(store: StorageHandler, topic: str, topic_id: str) -> Manifest
 
 
 async def publish(store: StorageHandler, manifest: Manifest) -> bool:
-    """Make a manifest the highest; say whether it is, or another one took its number. Raises: as `ObjectWriter`."""
+    """Make a manifest the highest; say whether it is, or another one took its number.
+
+    Raises: as `ObjectWriter`.
+    """
     data = encode_manifest(manifest)
     try:
         await store.put(manifest.key, [data], crc32c(data))

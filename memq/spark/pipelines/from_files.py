@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def read_files(
     spark: SparkSession, place: FilePlace, *, least_ms: int | None = None, greatest_ms: int | None = None
 ) -> DataFrame:
-    """Return the records of the highest manifest, of files that have any from `least_ms` to `greatest_ms` (Unix ms).
+    """Return the records of the highest manifest in files between `least_ms` and `greatest_ms`.
 
     Raises: NotFoundError when there is no manifest, or no file in it.
     """

@@ -15,7 +15,10 @@ from memq.topic import Committed, Position, ReadPartition
 async def stored_positions(
     groups: Groups, group: str, partitions: Sequence[ReadPartition]
 ) -> dict[ReadPartition, Position]:
-    """Return where a group stands in those of `partitions` that it has committed. Raises: as `Groups.committed`."""
+    """Return where a group stands in those of `partitions` that it has committed.
+
+    Raises: as `Groups.committed`.
+    """
     try:
         stored = await groups.committed(group, partitions)
     except NotFoundError:
@@ -43,7 +46,7 @@ async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:
 
 
 async def commit_positions(options: ReadOptions, group: str, positions: Mapping[int, Position]) -> None:
-    """Put a group to these positions, by read partition, where it does not stand there or behind them already.
+    """Set a group to these positions by read partition, except where it is there or further.
 
     Raises: as `positions_of`; as `Groups.commit`.
     """

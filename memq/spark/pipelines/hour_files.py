@@ -1,4 +1,4 @@
-"""Writes Arrow batches as Parquet files, one or more for each hour of their timestamps, in bounded memory."""
+"""Writes Arrow batches as Parquet files per hour of their timestamps, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every pipeline is given: a topic, where it is, and a session of Spark."""
+"""Input of every pipeline: a topic, its cluster, and a Spark session."""
 
 from __future__ import annotations
 

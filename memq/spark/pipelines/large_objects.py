@@ -1,4 +1,4 @@
-"""`compact --into objects`: a topic's small objects into large ones that hold the same batches, for all its readers.
+"""`compact --into objects`: small objects into large ones with the same batches.
 
 The driver plans by pointers; each task copies the batches of one large object, and writes the part of the manifest that
 names them. A round ends with the manifests of all read partitions, and then the brokers let go of the pointers. Killed
@@ -41,7 +41,7 @@ _DECODE_FINDINGS = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What one task copies: a run of pointers of a read partition."""
+    """The work of one task: a run of pointers of a read partition."""
 
     partition: ReadPartition
     span: Span
@@ -49,7 +49,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The runs that tasks copy, by which manifests they go on from, and within which time they must be named, in ms."""
+    """The runs for tasks, their manifests, and the time in ms within which they must be named."""
 
     planned: Sequence[Planned]
     manifests: Mapping[int, ColdManifest]
@@ -58,7 +58,7 @@ class Round:
 
 @dataclass(slots=True)
 class Compacted:
-    """What was done: objects, batches' stored bytes and pointers; `findings` are keys and what is wrong there."""
+    """Results: objects, batches' stored bytes and pointers; `findings` are keys with their faults."""
 
     objects: int = 0
     bytes: int = 0
@@ -156,7 +156,10 @@ async def _copied(options: ReadOptions, planned: Planned) -> Copied:
 
 
 async def _publish(options: ReadOptions, found: Round, number: int, parts: Sequence[Copied]) -> bool:
-    """Make a partition's parts visible, and let its pointers leave the queue; say whether another run was faster."""
+    """Make a partition's parts visible, and let its pointers leave the queue.
+
+    Say whether another run was faster.
+    """
     runtime = Runtime()
     async with open_access(options, runtime) as access:
         place, topic = _place(access), access.topics[options.topics[0]]

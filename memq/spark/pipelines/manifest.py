@@ -1,4 +1,4 @@
-"""What was written of a topic as files: the manifest, which is one whole, and names of its successors. Pure.
+"""The manifest of a topic's files, and the names of its successors. Pure.
 
 A store holds manifests 1, 2, 3 …, each put if absent: so of two that go on from one, one wins. The highest is what
 holds; a file that it does not name is not there. It says for each read partition up to where the topic is covered.
@@ -19,7 +19,7 @@ KEPT = 10  # readers of one that was the highest may still be at it
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """One Parquet file: records of one hour (UTC, of their timestamps), with their least and greatest time in ms."""
+    """One Parquet file: records of one hour (UTC), with least and greatest time in ms."""
 
     key: str
     date: str
@@ -31,7 +31,10 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All files of a topic. `covered` has by read partition, as text, the position up to which they hold it."""
+    """All files of a topic.
+
+    `covered` has by read partition, as text, the position up to which they hold it.
+    """
 
     number: int
     topic: str

@@ -1,4 +1,4 @@
-"""Cuts the queue of a topic into pieces of about as many stored bytes, by pointers alone: one for each task."""
+"""Cuts a topic's queue into pieces of similar stored bytes, by pointers: one per task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`profile`: how large records are, how keys are spread, how well blocks are compressed, and what JSON values hold."""
+"""`profile`: sizes of records, spread of keys, compression of blocks, schema of JSON values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PART = pyarrow.schema({"part": pyarrow.binary()})
 
 @dataclass(slots=True)
 class Profile:
-    """What was seen of some records. It can be added up."""
+    """Statistics of some records. They can be added."""
 
     values: Sizes = field(default_factory=Sizes)
     keys: Sizes = field(default_factory=Sizes)
@@ -95,7 +95,10 @@ def command(topic: str, brokers: str | None, given: tuple[str, ...], as_json: bo
 
 
 def profile(spark: SparkSession, options: Mapping[str, str], read: ReadOptions) -> dict[str, Any]:
-    """Profile what `options` name: two passes over the data, and one over the pointers. Raises: as a batch read."""
+    """Profile what `options` name: two passes over the data, and one over the pointers.
+
+    Raises: as a batch read.
+    """
     stored = io_thread().run(_stored(read))
     tell(f"profile: {stored['batches']} batches of {stored['stored_bytes']:,} bytes")
     records = spark.read.format("memq").options(**{**options, "columns": "key,value"}).load()

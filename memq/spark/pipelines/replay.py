@@ -1,4 +1,4 @@
-"""`replay`: a range of one topic into another topic, or to files, each record once, however often it is killed.
+"""`replay`: a range of a topic into another topic or files, each record once, safe against kills.
 
 One task for each read partition sends its records in their order, under a name: the target remembers of a name how
 many records it holds, so a task goes on there, and fences one that still runs. That holds as long as the records are
@@ -88,7 +88,9 @@ def command(
 
 
 def replay(spark: SparkSession, options: ReadOptions, target: Target) -> int:
-    """Send the range of `options` to a topic; return how many records it holds of it now that it did not hold before.
+    """Send the range of `options` to a topic.
+
+    Return how many records it holds of it now that it did not hold before.
 
     Raises: InvalidRequestError for a range that a second run would not find again; PositionExpiredError; of tasks, as
     Spark tells it: ProducerFencedError when another run took over.

@@ -1,4 +1,4 @@
-"""Goes through a topic in rounds: each plans what tasks read next, by pointers, and ends where the next one begins.
+"""Processes a topic in rounds: each plans its reads by pointers and ends where the next begins.
 
 So a pipeline that is killed loses at most one round, whatever the size of the topic, and shows how far it is.
 """
@@ -25,7 +25,7 @@ ROUND_TASKS = 64  # splits of one round, about
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What tasks read, and by read partition where it begins and ends."""
+    """The splits of a round, and its begin and end by read partition."""
 
     topic: TopicPlace
     splits: Sequence[Split]
@@ -47,8 +47,9 @@ async def topic_of(options: ReadOptions) -> TopicPlace:
 async def plan_round(
     options: ReadOptions, covered: Mapping[int, Position], *, settled: bool, tasks: int = ROUND_TASKS
 ) -> Round:
-    """Plan what comes behind `covered`, or from the options' start where nothing is; no splits when nothing is left.
+    """Plan what comes behind `covered`, or from the options' start where nothing is.
 
+    There are no splits when nothing is left.
     With `settled` it ends below the watermark. Where retention was faster it goes on at what is left.
     Raises: UnreachableError, NotFoundError; QueueError.
     """

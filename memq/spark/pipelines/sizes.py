@@ -1,4 +1,4 @@
-"""How long things are: exact sums, and percentiles within an eighth, of any number of lengths in 2 KiB. Pure."""
+"""Lengths: exact sums, and percentiles within an eighth, for any count in 2 KiB. Pure."""
 
 from __future__ import annotations
 

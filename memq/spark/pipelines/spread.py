@@ -1,4 +1,4 @@
-"""Spreads work over executors: a task for each item, and async work as the plain iterators that Spark asks for."""
+"""Distributes work over executors: one task per item, async work as plain iterators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ Batches = Iterator[pyarrow.RecordBatch]
 def spread(
     spark: SparkSession, items: Sequence[Item], work: Callable[[Item], Batches], schema: pyarrow.Schema
 ) -> DataFrame:
-    """Return what `work` gives for all items, a task for each. All tasks are told all items: keep them small."""
+    """Return what `work` gives for all items, a task for each.
+
+    All tasks receive all items: keep them small.
+    """
 
     def run(batches: Batches) -> Batches:
         begin_tasks()

@@ -1,4 +1,4 @@
-"""Writes a topic to Parquet files in rounds, each made whole by one manifest: what compaction and replays share."""
+"""Writes a topic to Parquet files in rounds, each committed by one manifest."""
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ def _written(spark: SparkSession, options: ReadOptions, place: FilePlace, found:
 
 
 def _write_split(options: ReadOptions, place: FilePlace, schema: Any, split: Split) -> Batches:
-    """Write the files of one split; the names tell what they hold, so a second attempt writes the same ones again."""
+    """Write the files of one split.
+
+    The names tell what they hold, so a second attempt writes the same ones again.
+    """
     first = split.parts[0]
     arrow = to_arrow_schema(schema, timezone="UTC")
     files = HourFiles(arrow, f"{first.partition:05}-{first.offset:016}")

@@ -1,4 +1,7 @@
-"""The store in S3: a handler that decides, over one of two libraries that send; what it needs is the extra `[s3]`."""
+"""The store in S3: a handler that decides, over one of two libraries that send.
+
+What it needs is the extra `[s3]`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ def open_from_settings(settings: PartSettings, runtime: Runtime) -> S3Handler:
 
 
 def open_store(url: str, runtime: Runtime, section: Section | None = None) -> S3Handler:
-    """Open the store at `url`; without a section the keys come from where boto3 finds them. Raises: as above."""
+    """Open the store at `url`; without a section the keys come from where boto3 finds them.
+
+    Raises: as above.
+    """
     bucket = read_bucket(url, section or {})
     large = _open_aio(bucket)  # obstore knows put-if-absent for objects in one request only
     return S3Handler(bucket, DATA_PATHS[bucket.settings.data_path](bucket, large), large, runtime)

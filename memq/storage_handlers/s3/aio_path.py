@@ -1,4 +1,4 @@
-"""The other data path: aiobotocore, for what obstore does not do (CRC32C on the wire, multipart put-if-absent)."""
+"""The second data path: aiobotocore, for features obstore lacks (CRC32C, conditional multipart)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AioPath:
                 self._client = await self._stack.enter_async_context(self._make_client())
 
     def _make_client(self) -> Any:
-        """Return a client with checksums and retries left to us: the library's cost a second pass over each body."""
+        """Return a client without the library's checksums and retries: they cost a pass per body."""
         from aiobotocore.config import AioConfig
         from aiobotocore.session import AioSession
 
@@ -105,7 +105,10 @@ class AioPath:
             )
 
     async def _put_in_parts(self, order: PutOrder) -> None:
-        """Send parts, then name them as one object, where nothing lies; what was sent is thrown away if that fails."""
+        """Send parts, then name them as one object, where nothing lies.
+
+        What was sent is thrown away if that fails.
+        """
         client, name, settings = self._client, self._name(order.key), self._bucket.settings
         kind = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
         made = await client.create_multipart_upload(**name, **self._options, **kind, Metadata=order.marks)
@@ -141,7 +144,10 @@ class AioPath:
             await asyncio.wait(tasks)
 
     async def _abort(self, upload: dict[str, str]) -> None:
-        """Throw away the parts of an upload; those of one that nobody ended are for the bucket's lifecycle rules."""
+        """Throw away the parts of an upload.
+
+        Those of one that nobody ended are for the bucket's lifecycle rules.
+        """
         try:
             async with asyncio.timeout(_ABORT_S):
                 with _answers():

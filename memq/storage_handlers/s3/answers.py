@@ -1,4 +1,4 @@
-"""What an answer of the store means, and which error the caller gets for it; pure.
+"""Meaning of a store's answers, and the resulting errors. Pure.
 
 Theory: a library says in its own words what a server said in S3's. Both data paths bring it down to a status and a
 code, and here alone is decided what follows: try again, look, or tell the caller. The code decides, not the status: S3
@@ -14,7 +14,7 @@ from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, Memq
 
 
 class Meaning(Enum):
-    """What follows from an answer."""
+    """The consequence of an answer."""
 
     TRY_AGAIN = "it may pass"
     SLOW_DOWN = "the server asks for less"
@@ -41,7 +41,7 @@ class StoreAnswer(Exception):  # noqa: N818 - not an error of memq: it never lea
 
     @property
     def meaning(self) -> Meaning:
-        """What follows from it."""
+        """The consequence."""
         return meaning(self.status, self.code, has_body=self.has_body)
 
 
@@ -127,7 +127,10 @@ _BY_STATUS_OF_HEAD = {403: Meaning.DENIED, 404: Meaning.NO_KEY}
 
 
 def meaning(status: int, code: str, *, has_body: bool = True) -> Meaning:
-    """Return what follows from a status and S3's code, which may be empty; the answer to a HEAD `has_body` never."""
+    """Return what follows from a status and S3's code, which may be empty.
+
+    The answer to a HEAD `has_body` never.
+    """
     known = _BY_CODE.get(code)
     if known is None and not has_body:
         known = _BY_STATUS_OF_HEAD.get(status)

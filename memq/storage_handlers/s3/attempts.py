@@ -1,4 +1,4 @@
-"""Sends one request until it succeeds, is refused, or its time is over: the breaker, hedges and back-off act here."""
+"""Sends a request until success, refusal or timeout, with breaker, hedges and back-off."""
 
 from __future__ import annotations
 
@@ -127,8 +127,9 @@ class Attempts:
                     task.exception()  # seen
 
     async def _first(self, tasks: list[asyncio.Task[T]]) -> T:
-        """Return what the first task returns that succeeds; raise what the last one raises, or one that is final.
+        """Return what the first task returns that succeeds.
 
+        Raise what the last one raises, or one that is final.
         A second put that finds the key taken is final: the first was done, and only its answer is slow.
         """
         left = list(tasks)

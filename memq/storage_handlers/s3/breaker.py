@@ -1,4 +1,4 @@
-"""The circuit breaker of one target, a pure machine: after failures in a row one request at a time tries it.
+"""The circuit breaker of one target: after repeated failures one request at a time tries. Pure.
 
 Theory: each batch is tried again for ever, and so is each read. While a store is down that is many requests a second
 that can't succeed, and at the moment when it heals they all come at once. The breaker lets one through at a time.
@@ -13,7 +13,10 @@ from memq.backoff import backoff_s
 
 
 class BreakerState(Enum):
-    """CLOSED → OPEN by failures in a row; OPEN → TRYING by the next that asks after the pause; TRYING → either."""
+    """CLOSED → OPEN by failures in a row; OPEN → TRYING by the next that asks after the pause.
+
+    TRYING → either.
+    """
 
     CLOSED = 0
     TRYING = 1
@@ -41,7 +44,10 @@ class CircuitBreaker:
         return self.state is BreakerState.CLOSED
 
     def ask(self, now_s: float, lease_s: float) -> float:
-        """Return 0 when a request may go. One that tries and is not heard of for `lease_s` holds nobody up longer."""
+        """Return 0 when a request may go.
+
+        One that tries and is not heard of for `lease_s` holds nobody up longer.
+        """
         if self.state is BreakerState.CLOSED:
             return 0.0
         if now_s < self._until_s:

@@ -1,4 +1,4 @@
-"""What the S3 store counts, as plain integers; whoever has a registry of metrics reads them from here."""
+"""Counters of the S3 store as plain integers, read by the owner of a registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys for the bucket, found by boto3's session: settings, variables, profiles, or the role of the machine."""
+"""Keys for the bucket from boto3's session: settings, variables, profiles, machine role."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def missing_extra(library: str | None) -> InvalidSettingError:
 
 
 def open_session(bucket: Bucket) -> boto3.session.Session:
-    """Return boto3's session for a bucket. It reads the shared configuration; a role's keys are fetched later.
+    """Return boto3's session for a bucket. It reads the shared configuration.
+
+    A role's keys are fetched later.
 
     Raises: InvalidSettingError when the extra is missing, or there is no such profile.
     """
@@ -52,7 +54,10 @@ def open_session(bucket: Bucket) -> boto3.session.Session:
 
 
 def region_of(bucket: Bucket, session: boto3.session.Session) -> str:
-    """Return the region that requests are signed for. Raises: InvalidSettingError for what is no name of one."""
+    """Return the region that requests are signed for.
+
+    Raises: InvalidSettingError for what is no name of one.
+    """
     name = str(bucket.settings.region or session.region_name or DEFAULT_REGION)
     if not _REGION.match(name):
         raise InvalidSettingError(
@@ -62,7 +67,10 @@ def region_of(bucket: Bucket, session: boto3.session.Session) -> str:
 
 
 def authority_file(bucket: Bucket, session: boto3.session.Session) -> str | None:
-    """Return the file of an own certificate authority: the setting, else what boto3 reads; None when there is none."""
+    """Return the file of an own certificate authority: the setting, else what boto3 reads.
+
+    The result is None when there is none.
+    """
     name = bucket.settings.ca_file or _sdk_session(session).get_config_variable("ca_bundle")
     return str(name) if name else None
 

@@ -1,4 +1,4 @@
-"""When a request is slow enough to send it a second time, a pure machine: above the running p95, within a budget.
+"""When to send a slow request a second time: above the running p95, within a budget. Pure.
 
 Theory: a store that answers 95 of 100 requests in 30 ms and some in seconds makes the tail of every ack. A second
 request to another of its machines mostly comes back first. It must stay rare, or a store that is slow under load
@@ -64,5 +64,5 @@ class Hedger:
 
 
 def _size_class(size: int) -> int:
-    """Return a number for sizes within a factor of four: large objects take longer, that is no reason to hedge."""
+    """Return a number for sizes within a factor of four: a large object is not slow by itself."""
     return size.bit_length() // 2

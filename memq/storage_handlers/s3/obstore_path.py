@@ -1,4 +1,4 @@
-"""The default data path: obstore sends buffers from where they lie, without a join and outside of Python."""
+"""The default data path: obstore sends buffers in place, without a join, outside of Python."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _answers(*, has_body: bool = True) -> Iterator[None]:
 
 
 def read_answer(text: str, *, has_body: bool = True) -> StoreAnswer:
-    """Return the answer that obstore's text tells of: it has the server's status and body, or the network's error."""
+    """Return the answer from obstore's text: the server's status and body, or a network error."""
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is not None:
         message = _MESSAGE.search(text)

@@ -18,7 +18,9 @@ _TIMES = 2  # the second put must find the first
 
 
 async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: str, *, deletes: bool) -> None:
-    """Put, put again and get the object `key`, which only checks use; list and delete it, too, if `deletes`.
+    """Put, put again and get the object `key`, which only checks use.
+
+    List and delete it, too, if `deletes`.
 
     Raises: DeniedError with one line per missing right; InvalidRequestError when the bucket is not there, or its server
     overwrites what should be put only where nothing lies; StoreError for what may pass.
@@ -64,7 +66,7 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
 
 
 async def check_answers(bucket: Bucket, path: DataPath, attempts: Attempts, key: str) -> None:
-    """Ask for the object `key`, which need not be there: whatever the store says of it, it is there itself.
+    """Ask for the object `key`, which need not exist: any answer of the store proves it alive.
 
     Raises: as `check_rights`, but for rights.
     """

@@ -1,4 +1,4 @@
-"""What is told about a bucket: the URL that names it, and the section `[s3]`; read and checked here, used elsewhere."""
+"""Settings of a bucket: its URL and the section `[s3]`, read and checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ URL_SETTINGS = ("endpoint", "region", "addressing")  # these may stand in the UR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Settings:
-    """The section `[s3]`. Without keys the usual places are searched: variables, profile, role of the machine."""
+    """The section `[s3]`.
+
+    Without keys the usual places are searched: variables, profile, role of the machine.
+    """
 
     data_path: str = section_setting("obstore", "library that moves the bytes", choices=("obstore", "aiobotocore"))
     endpoint: str = section_setting("", "http(s)://HOST[:PORT] of a server; nothing for the region's own")
@@ -59,7 +62,7 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Where objects lie: a bucket, and what begins every key in it (nothing, or text that ends in a slash)."""
+    """The place of objects: a bucket, and the prefix of every key (empty, or ending in a slash)."""
 
     name: str
     prefix: str
