@@ -66,6 +66,7 @@ def over_coordinators(
         asyncio.run(run())
 
     test.__name__ = scenario.__name__
+    test.scenario = scenario  # type: ignore[attr-defined]  # the suite behind a proxy takes it from here
     return test
 
 

@@ -1,9 +1,10 @@
-"""The Coordinator port on ZooKeeper: every change one transaction that compares versions, no node per batch."""
+"""The Coordinator port on ZooKeeper: each change is one transaction; no node per batch."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -22,7 +23,7 @@ from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.registry import check_topic, released_by
 from memq.governor.stored_topic import encode_topic
 from memq.governor.watchers import Watchers
-from memq.governor.zookeeper import layout
+from memq.governor.zookeeper import layout, mirror
 from memq.governor.zookeeper.decoded import Decoded, Kept
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror, gathered
@@ -164,7 +165,10 @@ class ZookeeperCoordinator:
             self._mirror.forget(operation.path)
 
     async def _release_all(self, entries: Sequence[Assignment], broker: BrokerEntry, *, live: bool) -> None:
-        """Release assignments in one transaction; one by one when somebody else changed any of them."""
+        """Release assignments in one transaction.
+
+        If another process changed one of them, release them one at a time.
+        """
         puts = [_put(released_by(entry, broker, live=live)) for entry in entries]
         try:
             await self._change(*puts)
@@ -173,7 +177,7 @@ class ZookeeperCoordinator:
                 await self._release(entry, broker, live=live)
 
     async def _release(self, entry: Assignment, broker: BrokerEntry, *, live: bool) -> None:
-        """Release an assignment, looking again while somebody else changes it."""
+        """Release an assignment; read it again and retry when another process changes it."""
         while True:
             after = released_by(entry, broker, live=live)
             if after == entry:
@@ -256,11 +260,15 @@ class ZookeeperCoordinator:
         """See `Coordinator.deleted`.
 
         One transaction makes all three nodes, one removes two of them, and the node of the id stays. So a server that
-        lags behind shows a topic too long, and never a deletion that did not happen.
+        lags behind shows a topic too long, and never a deletion that did not happen. No partition may be listed, and
+        none may be found: a single operation that answers wrongly proves nothing.
         """
         await self._open()
-        known = await self._session.find(layout.id_path(topic_id))
+        above = layout.id_path(topic_id)
+        known = await self._session.find(above)
         if known is None or await self._session.find(layout.partition_path(topic_id, 0)) is not None:
+            return False
+        if await self._session.children(above):
             return False
         path = layout.topic_path(known.data.decode(errors="replace"))
         node = await self._session.find(path)
@@ -419,9 +427,16 @@ class ZookeeperCoordinator:
                 hint="set cluster to that name, or name another path in the coordinator's URL",
             )
         self._ready = True
+        self._tasks.start(self._refresh(), "refresh")
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(mirror.REFRESH_S)
+            with suppress(MemqError):  # the next one, or the next connection
+                await self._mirror.refresh()
 
     async def _change(self, *operations: Operation) -> None:
-        """Change nodes, and read them anew afterwards: also what failed may have happened."""
+        """Change nodes and read them again: a failed change may have happened."""
         try:
             await self._session.change(*operations)
         finally:
@@ -430,7 +445,7 @@ class ZookeeperCoordinator:
             self._changed.set()
 
     def _connected(self, lost: bool) -> None:
-        """The session is there, again or anew: all watches are gone, and with a lost one our ephemeral nodes."""
+        """The session exists again: all watches are gone, and after a loss our ephemeral nodes too."""
         self._mirror.clear()
         if self._ready:
             self._changed.set()

@@ -1,20 +1,23 @@
-"""What was read from ZooKeeper, kept as long as its watches hold: a change costs one read, not a read of everything.
+"""ZooKeeper cache, invalidated by watches: a change costs one read instead of all.
 
 A watch fires once, after a change or when the connection is lost; then what it watched is forgotten, and the next
 reader fetches it with a new watch. kazoo's answers and watches come by different threads, so that a watch may fire
-before the answer of its own read is here: what that answer says is returned, and not kept.
+before the answer of its own read is here: what that answer says is returned, and not kept. An event that is lost
+would leave an old answer here as long as the session lasts. So a part is read again each minute, all in half an hour.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
 from typing import TypeVar
 
-from memq.errors import NotFoundError
 from memq.governor.zookeeper.session import Node, ZookeeperSession
 
 T = TypeVar("T")
+REFRESH_S = 60.0  # between two refreshes
+REFRESHED_MIN, REFRESHED_SHARE = 64, 30  # nodes that are read again at once: so many, or all divided by this
 
 
 class _Watch:
@@ -35,7 +38,7 @@ class Mirror:
         self._changes = 0
 
     def stamp(self) -> int | None:
-        """Return what stays the same as long as nothing is read anew or forgotten; None while nothing here holds."""
+        """Return a mark that changes with every read or loss of data; None while nothing is cached."""
         return self._changes if self._session.up else None
 
     async def node(self, path: str) -> Node | None:
@@ -44,7 +47,7 @@ class Mirror:
         if self._session.up and path in self._nodes:
             return self._nodes[path]
         watch = _Watch()
-        found = await self._read(path, watch)
+        found = await self._session.find(path, lambda: self._fire(path, watch, self._nodes))
         if not watch.fired:
             self._nodes[path] = found
             self._changes += 1
@@ -75,7 +78,7 @@ class Mirror:
         return found
 
     def forget(self, path: str) -> None:
-        """Read a node, and what lies below it and beside it, anew: it was changed from here, or may have been."""
+        """Read a node again with those below and next to it: it changed from here, or may have."""
         self._changes += 1
         self._nodes.pop(path, None)
         self._children.pop(path, None)
@@ -87,18 +90,25 @@ class Mirror:
         self._nodes.clear()
         self._children.clear()
 
-    async def _read(self, path: str, watch: _Watch) -> Node | None:
-        """Read a node, or learn that it is not there; in both cases with a watch."""
+    async def refresh(self) -> None:
+        """Read again what was read longest ago, without a new watch: the event of a change may have been lost.
 
-        def fire() -> None:
-            self._fire(path, watch, self._nodes)
+        Raises: UnreachableError, DeniedError.
+        """
+        count = max(REFRESHED_MIN, len(self._nodes) // REFRESHED_SHARE)
+        await gathered(map(self._refresh_node, list(islice(self._nodes, count))))
+        for path in list(self._children):
+            found = await self._session.children(path)
+            if found != self._children.get(path, found):
+                self._fire(path, _Watch(), self._children)
 
-        while True:
-            try:
-                return await self._session.read(path, fire)
-            except NotFoundError:
-                if not await self._session.exists(path, fire):
-                    return None
+    async def _refresh_node(self, path: str) -> None:
+        found = await self._session.find(path)
+        if path in self._nodes:
+            if found == self._nodes[path]:
+                self._nodes[path] = self._nodes.pop(path)  # the last one in order
+            else:
+                self._fire(path, _Watch(), self._nodes)
 
     def _fire(self, path: str, watch: _Watch, kept: dict[str, Node | None] | dict[str, list[str]]) -> None:
         watch.fired = True
@@ -108,7 +118,7 @@ class Mirror:
 
 
 async def gathered(works: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all works, and raise the first error only then: none of them goes on unheard."""
+    """Wait for all tasks, and only then raise the first error: none continues unobserved."""
     ends = await asyncio.gather(*works, return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException):

@@ -1,4 +1,4 @@
-"""kazoo behind the event loop: one session with ZooKeeper, its calls as coroutines, its errors as memq's.
+"""kazoo behind the event loop: one session, its calls as coroutines, its errors as memq's.
 
 kazoo has threads of its own. They touch the event loop through `call_soon_threadsafe` alone, and nothing here waits
 for them but the last farewell, which has a thread too. While the session is suspended nothing is handed to kazoo: it
@@ -8,16 +8,12 @@ would keep a request and send it after the reconnection, when whoever asked has 
 from __future__ import annotations
 
 import asyncio
-import logging
-import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
     AuthFailedError,
     BadArgumentsError,
@@ -35,26 +31,24 @@ from kazoo.exceptions import (
     SessionClosedRequireSaslError,
 )
 from kazoo.protocol.states import KazooState, KeeperState
-from kazoo.security import ACL, ANYONE_ID_UNSAFE, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Permissions
 
 from memq.errors import (
     AlreadyExistsError,
     ClosedError,
     DeniedError,
     InvalidRequestError,
-    InvalidSettingError,
     MemqError,
     NotFoundError,
     TooLargeError,
     UnreachableError,
     VersionConflictError,
 )
+from memq.governor.zookeeper.client import RETRY_DELAY_S_MAX, Complaints, check_tools, end_client, make_client
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
 from memq.logs import EventLog
 from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
 
-RETRY_DELAY_S_MAX = 2
 CALLS_AT_ONCE_MAX = 500  # each has a session's length: of 10,000 at once the last would never be in time
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 _UNTRUSTED = (
@@ -65,7 +59,7 @@ _UNTRUSTED = (
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a node holds, its version, and the session that it goes with (0: it stays)."""
+    """The content of a node, its version, and its session (0: it stays)."""
 
     data: bytes
     version: int
@@ -110,8 +104,9 @@ Operation = Make | Put | Remove | Check
 
 
 class ZookeeperSession:
-    """A session below one node. `connected` is called, on the loop, after each connection; True: the last one is lost.
+    """A session below one node. `connected` is called, on the loop, after each connection.
 
+    True: the last one is lost.
     Its first call connects. Raises, every call: UnreachableError while it is not connected or nothing answers in time,
     DeniedError, ClosedError.
     """
@@ -136,7 +131,7 @@ class ZookeeperSession:
         self._was_up = False
         self._lost = True  # since the last connection
         self._closed = False
-        self._complaints = _Complaints()
+        self._complaints = Complaints()
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE_MAX)
         self._farewell = ThreadPool("zookeeper", 1)
 
@@ -161,7 +156,7 @@ class ZookeeperSession:
         if self._closed:
             raise ClosedError("the coordinator is closed")
         if self._client is None:
-            _check_tools(self._settings)
+            check_tools(self._settings)
             self._loop = asyncio.get_running_loop()
             self._client = self._begin()
         if self._was_up:
@@ -188,14 +183,14 @@ class ZookeeperSession:
 
     def _begin(self) -> Any:
         """Return a client that connects, with no memory of what others saw."""
-        client = _client(self._address, self._settings, self._complaints.logger)
+        client = make_client(self._address, self._settings, self._complaints.logger)
         client.add_listener(partial(self._state_changed, client))
         client.start_async()
         return client
 
     async def _end(self, client: Any) -> None:
         try:
-            await self._farewell.run(_end, client)
+            await self._farewell.run(end_client, client)
         except KazooException as error:
             self._events.warning("zookeeper-close-failed", f"{self._address.hosts}: {error!r}")
 
@@ -275,18 +270,20 @@ class ZookeeperSession:
         data, stat = await self._call("get_async", path, watch=self._on_loop(watch))
         return Node(data or b"", stat.version, stat.ephemeralOwner)
 
-    async def find(self, path: str) -> Node | None:
-        """Return a node, None when it is not there."""
-        try:
-            return await self.read(path)
-        except NotFoundError:
-            return None
+    async def find(self, path: str, watch: Callable[[], None] | None = None) -> Node | None:
+        """Return a node, None when two operations say that it does not exist; `watch` as for `exists`."""
+        while True:
+            try:
+                return await self.read(path, watch)
+            except NotFoundError:
+                if not await self.exists(path, watch):
+                    return None
 
     async def catch_up(self, path: str) -> None:
         """Wait until this session's server has every change that was made before the call."""
         await self._call("sync_async", path)
 
-    async def exists(self, path: str, watch: Callable[[], None]) -> bool:
+    async def exists(self, path: str, watch: Callable[[], None] | None = None) -> bool:
         """Return whether a node is there; `watch` as for `read`, also when it comes to be."""
         return await self._call("exists_async", path, watch=self._on_loop(watch)) is not None
 
@@ -295,8 +292,9 @@ class ZookeeperSession:
         return sorted(await self._call("get_children_async", path, watch=self._on_loop(watch)))
 
     async def change(self, *operations: Operation) -> None:
-        """Do all operations or none. Raises: NotFoundError, AlreadyExistsError, VersionConflictError, TooLargeError.
+        """Do all operations or none.
 
+        Raises: NotFoundError, AlreadyExistsError, VersionConflictError, TooLargeError.
         After an UnreachableError they may have been done.
         """
         await self.start()
@@ -346,7 +344,7 @@ class ZookeeperSession:
                 return await future
         except TimeoutError as error:
             raise self._not_there() from error
-        except KazooException as error:
+        except Exception as error:  # also of an answer that kazoo could not read
             raise self._error(error, path) from error
 
     def _error(self, error: Exception, path: str) -> MemqError:
@@ -362,99 +360,6 @@ class ZookeeperSession:
                 loop.call_soon_threadsafe(watch)
 
         return fired
-
-
-class _Complaints(logging.Handler):
-    """The log of one kazoo client: its last warning tells why it does not connect; only errors go on to memq's log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.last = ""
-        self.logger = logging.Logger("memq.kazoo", logging.WARNING)  # noqa: LOG001 - of one client, and gone with it
-        self.logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Note a warning, in a thread of kazoo."""
-        self.last = record.getMessage()
-        if record.levelno >= logging.ERROR:
-            logging.getLogger(record.name).handle(record)
-
-
-def _client(address: ZookeeperAddress, settings: ZookeeperSettings, logger: logging.Logger) -> Any:
-    """Return a kazoo client that tries to connect for ever."""
-    sasl = {
-        "mechanism": settings.sasl_mechanism,
-        "username": settings.sasl_username,
-        "password": settings.sasl_password,
-        "service": settings.sasl_service,
-        "principal": settings.sasl_principal,
-    }
-    scheme, _, credential = settings.auth.partition(":")
-    try:
-        return KazooClient(
-            hosts=address.hosts,
-            timeout=settings.session_timeout_ms / 1000,
-            default_acl=_acl(settings.acl),
-            auth_data=[(scheme, credential)] if settings.auth else None,
-            sasl_options={key: value for key, value in sasl.items() if value} if settings.sasl_mechanism else None,
-            connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": RETRY_DELAY_S_MAX},
-            logger=logger,
-            use_ssl=settings.tls,
-            ca=settings.tls_ca_file or None,
-            certfile=settings.tls_cert_file or None,
-            keyfile=settings.tls_key_file or None,
-            keyfile_password=settings.tls_key_password or None,
-            verify_certs=settings.tls_verify,
-            check_hostname=settings.tls and settings.tls_verify and settings.tls_check_hostname,
-        )
-    except (KazooException, ValueError) as error:
-        raise InvalidSettingError(f"ZooKeeper can't be reached as the settings say: {error}") from error
-
-
-def _check_tools(settings: ZookeeperSettings) -> None:
-    """Look at what kazoo needs to connect: it would only say so in a thread of its own, again and again.
-
-    Raises: InvalidSettingError.
-    """
-    if settings.sasl_mechanism and find_spec("puresasl") is None:
-        raise InvalidSettingError(
-            "sasl_mechanism of [zookeeper] needs the package pure-sasl, which is not installed",
-            hint="pip install pure-sasl",
-        )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    certificate, key = settings.tls_cert_file, settings.tls_key_file
-    for name, file, load in (
-        ("tls_ca_file", settings.tls_ca_file, context.load_verify_locations),
-        # A password, if only an empty one: without it OpenSSL would ask for one on the terminal.
-        (
-            "tls_cert_file",
-            certificate,
-            lambda file: context.load_cert_chain(file, key or None, settings.tls_key_password),
-        ),
-    ):
-        try:
-            if settings.tls and file:
-                load(file)
-        except OSError as error:
-            raise InvalidSettingError(
-                f"{name} '{file}' of [zookeeper] can't be used: {error.strerror or error}",
-                hint="give PEM files, the key's too, and its password as tls_key_password",
-            ) from error
-
-
-def _end(client: Any) -> None:
-    try:
-        client.stop()
-    finally:
-        client.close()
-
-
-def _acl(name: str) -> list[Any]:
-    """Return the rights on every node that is made."""
-    if name == "open":
-        return list(OPEN_ACL_UNSAFE)
-    everybody = [ACL(Permissions.READ, ANYONE_ID_UNSAFE)] if name == "creator-or-read" else []
-    return [*CREATOR_ALL_ACL, *everybody]
 
 
 def _add(transaction: Any, operation: Operation, path: str) -> None:

@@ -1,0 +1,130 @@
+"""A coordinator that asks again what a fault has spoiled: what is left of a fault is nothing, or an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from memq.errors import MemqError, UnreachableError
+from memq.governor import Assignment, BrokerEntry, Coordinator, Load
+from memq.topic import Topic
+
+T = TypeVar("T")
+PAUSE_S = 0.02
+
+
+class PatientCoordinator:
+    """See `memq.governor.Coordinator`. It makes a call again that was not answered, or that met a fault and failed.
+
+    `met` counts the faults. A call that met none must give the right answer. A change in doubt is looked for, as
+    brokers do.
+    """
+
+    def __init__(self, coordinator: Coordinator, met: Callable[[], int]) -> None:
+        self._coordinator = coordinator
+        self._met = met
+
+    @property
+    def cluster(self) -> str:
+        return self._coordinator.cluster
+
+    async def register(self, broker: BrokerEntry) -> None:
+        await self._again(lambda: self._coordinator.register(broker))
+
+    async def unregister(self, broker: BrokerEntry) -> None:
+        await self._again(lambda: self._coordinator.unregister(broker))
+
+    async def brokers(self) -> Sequence[BrokerEntry]:
+        return await self._again(self._coordinator.brokers)
+
+    async def topics(self) -> Sequence[Topic]:
+        return await self._again(self._coordinator.topics)
+
+    async def create_topic(self, topic: Topic) -> None:
+        async def landed() -> bool:
+            return await self.current_topic(topic.name) == topic
+
+        await self._again(lambda: self._coordinator.create_topic(topic), landed, None)
+
+    async def alter_topic(self, topic: Topic) -> Topic:
+        after = replace(topic, version=topic.version + 1)
+
+        async def landed() -> bool:
+            return await self.current_topic(topic.name) == after
+
+        return await self._again(lambda: self._coordinator.alter_topic(topic), landed, after)
+
+    async def delete_topic(self, topic: Topic) -> None:
+        async def landed() -> bool:
+            return await self.deleted(topic.id)
+
+        await self._again(lambda: self._coordinator.delete_topic(topic), landed, None)
+
+    async def current_topic(self, name: str) -> Topic | None:
+        return await self._again(lambda: self._coordinator.current_topic(name))
+
+    async def deleted(self, topic_id: str) -> bool:
+        return await self._again(lambda: self._coordinator.deleted(topic_id))
+
+    async def assignments(self) -> Sequence[Assignment]:
+        return await self._again(self._coordinator.assignments)
+
+    async def assignment(self, topic_id: str, partition: int) -> Assignment:
+        return await self._again(lambda: self._coordinator.assignment(topic_id, partition))
+
+    async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
+        after = replace(assignment, version=assignment.version + 1)
+
+        async def landed() -> bool:
+            return await self.assignment(assignment.topic_id, assignment.partition) == after
+
+        return await self._again(lambda: self._coordinator.set_assignment(assignment, term=term), landed, after)
+
+    async def govern(self, broker: BrokerEntry) -> int:
+        return await self._again(lambda: self._coordinator.govern(broker))
+
+    async def governor(self) -> str:
+        return await self._again(self._coordinator.governor)
+
+    async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
+        await self._again(lambda: self._coordinator.report(broker, loads))
+
+    async def loads(self) -> Sequence[Load]:
+        return await self._again(self._coordinator.loads)
+
+    def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        return self._coordinator.watch(callback)
+
+    async def close(self) -> None:
+        await self._coordinator.close()
+
+    async def _again(
+        self,
+        call: Callable[[], Awaitable[T]],
+        landed: Callable[[], Awaitable[bool]] | None = None,
+        after: T | None = None,
+    ) -> T:
+        """Call until no fault spoils it; the test's time limit ends it. `after` is the answer of a call that landed."""
+        doubt = False
+        while True:
+            before = self._met()
+            try:
+                return await call()
+            except MemqError as error:
+                spoiled = isinstance(error, UnreachableError) or self._met() > before
+                if (doubt or spoiled) and landed is not None and await landed():
+                    return after  # type: ignore[return-value]
+                if not spoiled:
+                    raise
+                doubt = True
+            await pause()
+
+
+async def pause() -> None:
+    """Let a moment pass between two reads of a condition: the event that shows it may be lost."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(PAUSE_S, over.set)
+    await over.wait()
