@@ -1,11 +1,10 @@
-"""The blocking half of the filesystem store: files written durably and without overwrite, read, and walked in order.
+"""The blocking half of the file store: durable writes without overwrite, reads, ordered walks.
 
 Everything here runs in a thread. `OSError` goes out as it is; the handler says what it means to the caller.
 """
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import stat
@@ -19,7 +18,7 @@ from awscrt.checksums import crc32c
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.direct_files import DirectFiles
-from memq.storage_handlers.folders import Folders, sync_folder
+from memq.storage_handlers.folders import Folders
 from memq.storage_handlers.keys import check_size
 
 try:
@@ -41,7 +40,6 @@ class ObjectFiles:
         self._folders = Folders(root)
         self._direct = DirectFiles()
         self._numbers = itertools.count()
-        self._failed_syncs = 0  # of folders, by all puts
 
     def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         """Write a temporary file, sync it, link it to its name if that is free, sync the name.
@@ -65,7 +63,10 @@ class ObjectFiles:
                 os.unlink(temporary)
 
     def _write(self, temporary: str, handle: int, buffers: Sequence[Buffer]) -> tuple[int, int]:
-        """Return size and crc32c. In the page cache it is taken afterwards, in case something changes meanwhile."""
+        """Return size and crc32c.
+
+        In the page cache it is taken afterwards, in case something changes meanwhile.
+        """
         if self._direct.suit(buffers):
             written = self._direct.write(temporary, buffers)
             if written is not None:
@@ -81,7 +82,7 @@ class ObjectFiles:
                 continue
 
     def _name(self, temporary: str, key: str, size: int, checksum: int) -> None:
-        path, folder, failed = f"{self.root}/{key}", key.rpartition("/")[0], self._failed_syncs
+        path, folder, mark = f"{self.root}/{key}", key.rpartition("/")[0], self._folders.mark()
         with self._folders.pinned(folder):
             try:
                 os.link(temporary, path)
@@ -91,13 +92,8 @@ class ObjectFiles:
                 # The put that named it may have met an error in the sync below. A sync that follows on a failed one
                 # may return without an error, and have written nothing: only a name that is new is written.
                 os.rename(temporary, path)
-            try:
-                sync_folder(f"{self.root}/{folder}")
-            except OSError:
-                self._failed_syncs += 1
-                raise
-            if self._failed_syncs != failed:  # another put's sync failed: this name may have been part of it
-                raise OSError(errno.EIO, "a sync of another object failed meanwhile", path)
+            self._folders.sync(folder)
+        self._folders.check(mark)
 
     def delete(self, key: str) -> None:
         """Remove the file and the folders that it leaves empty.
@@ -213,7 +209,10 @@ def same_content(path: Path | str, size: int, checksum: int) -> bool:
 
 
 def read_exactly(file: FileIO, key: str, offset: int, length: int) -> bytes:
-    """Read `length` bytes from `offset`; Linux gives at most 2 GiB in one call, and a cut file fewer than asked for."""
+    """Read `length` bytes from `offset`.
+
+    Linux gives at most 2 GiB in one call, and a cut file fewer than asked for.
+    """
     file.seek(offset)
     parts: list[bytes] = []
     while length:

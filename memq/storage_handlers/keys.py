@@ -1,11 +1,14 @@
-"""The grammar of object keys and the bound of sizes, the same for every handler: what one store takes, all take."""
+"""The grammar of object keys, keys that a listing repeats, and the bound of sizes: what one store takes, all take."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Sequence
 
 from memq.errors import InvalidRequestError, TooLargeError
 from memq.limits import OBJECT_BYTES_MAX
+from memq.storage_handlers import ObjectEntry
 
 KEY_CHARS_MAX = 1_024  # what S3 allows
 
@@ -50,6 +53,26 @@ def check_prefix(prefix: str) -> str:
     if last.strip("."):
         _check_part(last, prefix)
     return prefix
+
+
+class ListedKeys:
+    """The entries of a listing, page by page, without those that the same page or one of the last two had already.
+
+    Nothing is said of their order: some servers list by key, others folder by folder.
+    """
+
+    def __init__(self) -> None:
+        self._pages: deque[frozenset[str]] = deque(maxlen=2)
+
+    def new(self, page: Sequence[ObjectEntry]) -> list[ObjectEntry]:
+        """Return what has not come yet."""
+        known = {key for keys in self._pages for key in keys}
+        found: dict[str, ObjectEntry] = {}
+        for entry in page:
+            if entry.key not in known:
+                found.setdefault(entry.key, entry)
+        self._pages.append(frozenset(entry.key for entry in page))
+        return list(found.values())
 
 
 def _check_part(part: str, key: str) -> None:

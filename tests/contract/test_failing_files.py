@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
+import stat
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from memq.format.spool import decode_segment
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.protocol.messages import Nack, Throttle, decode_message
 from memq.storage_handlers import Buffer
+from memq.storage_handlers.files import ObjectFiles
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.storage_handlers.folders import sync_folder
 from memq.topic import Topic
@@ -208,6 +213,68 @@ def test_what_a_store_of_files_took_survives_failed_fsyncs_and_a_loss_of_power(t
     found = {key: (tmp_path / "after" / "objects" / key).read_bytes() for key in bodies}
     assert found == bodies
     assert disk.failed > 10
+
+
+def test_a_put_believes_no_sync_that_another_ones_failing_sync_overlaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells the first of two syncs of the error, which has not come back from it yet."""
+    for name in ("objects/t", "tmp"):
+        (tmp_path / name).mkdir(parents=True)
+    files = ObjectFiles(tmp_path / "objects", tmp_path / "tmp")
+    files.put("t/before", [b"x"], crc32c(b"x"))
+    met, over, fsync, believed = threading.Event(), threading.Event(), os.fsync, []
+
+    def failing_once(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode) and not met.is_set():
+            met.set()
+            over.wait(0.5)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(handle)
+
+    def put(key: str) -> None:
+        with suppress(OSError):
+            files.put(key, [b"x"], crc32c(b"x"))
+            believed.append(key)
+
+    monkeypatch.setattr(os, "fsync", failing_once)
+    first, second = threading.Thread(target=put, args=["t/one"]), threading.Thread(target=put, args=["t/two"])
+    first.start()
+    assert met.wait(60)
+    second.start()
+    second.join(0.3)
+    over.set()
+    for thread in (first, second):
+        thread.join(60)
+    assert believed == []
+    put("t/two")
+    assert believed == ["t/two"]
+
+
+def test_a_folder_whose_name_was_part_of_a_failed_sync_is_not_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("objects/t", "tmp"):
+        (tmp_path / name).mkdir(parents=True)
+    files = ObjectFiles(tmp_path / "objects", tmp_path / "tmp")
+    files.put("t/before", [b"x"], crc32c(b"x"))
+    fsync, failing = os.fsync, [str(tmp_path / "objects" / "t")]
+
+    def failing_once(handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if path in failing:
+            failing.remove(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", failing_once)
+    for key in ("t/new/one", "t/new/two", "t/new/one"):
+        with pytest.raises(OSError, match=r"Input/output|failed"):
+            files.put(key, [b"x"], crc32c(b"x"))
+    files.put("t/other/one", [b"x"], crc32c(b"x"))
+    for key in ("t/new/one", "t/new/two"):
+        files.delete(key)
+    files.put("t/new/one", [b"x"], crc32c(b"x"))
 
 
 @pytest.fixture

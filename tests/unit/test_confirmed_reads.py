@@ -8,10 +8,18 @@ import pytest
 
 from memq.client.fetcher import Fetcher
 from memq.client.pieces import Piece, is_whole
-from memq.errors import CorruptDataError, NotFoundError, StoreError
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    StoreError,
+    UnsupportedFormatError,
+)
 from memq.format.block import Buffer
 from memq.logs import EventLog
-from memq.storage_handlers.confirmed_reads import ROUNDS_MAX, ConfirmedReads
+from memq.storage_handlers.confirmed_reads import ROUNDS_MAX, ConfirmedReads, Way
 from tests.skipping_loop import LoopClock, run_skipping
 from tests.unit.queue_model import Block
 from tests.unit.test_consumer_pieces import BODY, POINTER, Shelf, batch, stored_object
@@ -144,3 +152,103 @@ def test_an_index_that_was_changed_on_the_way_is_fetched_again() -> None:
 
 async def no_broker(store: str, key: str, offset: int, length: int) -> Buffer:
     raise AssertionError("a direct reader asks no broker")
+
+
+# ---- the table of the module: what follows from which answers -------------------------------------
+
+
+def scripted(place: str, *answers: bytes | Exception) -> Way[bytes]:
+    """Return a way that gives these answers, the last one again and again; one that begins with `ok` is whole."""
+    left = list(answers)
+
+    async def read() -> bytes:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return Way(place, read)
+
+
+def outcome(*ways: Way[bytes]) -> tuple[object, float, int]:
+    """Return what a read returns or raises, its virtual seconds, and how many answers were contradicted."""
+
+    async def main() -> tuple[object, float, int]:
+        confirmed = ConfirmedReads()
+        result: bytes | MemqError
+        try:
+            result = await confirmed.read(ways, lambda value: value.startswith(b"ok"))
+        except MemqError as error:
+            result = error
+        return result, round(LoopClock().monotonic(), 6), confirmed.transit_errors
+
+    return run_skipping(main())
+
+
+MISSING, DAMAGED = NotFoundError("no object"), CorruptDataError("bad checksum")
+SICK, DENIED, NEWER = StoreError("503"), DeniedError("403"), UnsupportedFormatError("version 9")
+BUG = InvalidRequestError("an argument is wrong")
+ONE, TWO, THREE = 0.05, 0.2, 0.65  # virtual seconds at which the second, third and fourth round begin
+
+
+@pytest.mark.parametrize(
+    ("ways", "expected"),
+    [
+        ([[b"ok"]], (b"ok", 0, 0)),
+        # Failures alone end the first round; what may pass is named first, then what is denied, then what is missing.
+        ([[DENIED], [SICK]], (SICK, 0, 0)),
+        ([[BUG], [DENIED]], (DENIED, 0, 0)),
+        ([[BUG]], (BUG, 0, 0)),
+        ([[SICK], [b"ok"]], (b"ok", 0, 0)),
+        # An object is missing when all ways say so three times. A way that failed may have it.
+        ([[MISSING]], (MISSING, TWO, 0)),
+        ([[MISSING], [SICK]], (SICK, TWO, 0)),
+        ([[MISSING], [SICK, SICK, SICK, b"ok"]], (SICK, TWO, 0)),
+        ([[MISSING], [SICK, SICK, b"ok"]], (b"ok", TWO, 0)),
+        ([[MISSING, MISSING, b"ok"]], (b"ok", TWO, 2)),
+        # Damage is settled by two equal answers of one place; places that are missing are asked three times.
+        ([[b"bad"]], (b"bad", ONE, 0)),
+        ([[DAMAGED]], (DAMAGED, ONE, 0)),
+        ([[NEWER]], (NEWER, ONE, 0)),
+        ([[b"bad", b"worse", b"bad"]], (b"bad", TWO, 1)),
+        ([[b"bad", DAMAGED, b"bad"]], (b"bad", TWO, 1)),
+        ([[DAMAGED, UnsupportedFormatError("bad checksum"), DAMAGED]], (DAMAGED, TWO, 1)),
+        ([[MISSING, b"bad"]], (b"bad", TWO, 1)),
+        ([[b"bad"], [MISSING]], (b"bad", TWO, 0)),
+        ([[MISSING], [DAMAGED]], (DAMAGED, TWO, 0)),
+        ([[b"bad"], [SICK]], (b"bad", ONE, 0)),
+        # Whole bytes are believed at once, from whichever way they come.
+        ([[b"bad", b"ok"]], (b"ok", ONE, 1)),
+        ([[b"bad"], [MISSING, b"ok"]], (b"ok", ONE, 1)),
+        ([[MISSING, SICK], [b"ok"]], (b"ok", 0, 0)),
+    ],
+)
+def test_what_follows_from_answers(ways: list[list[bytes | Exception]], expected: tuple[object, float, int]) -> None:
+    """Each way leads to a place of its own."""
+    assert outcome(*(scripted(f"place {at}", *answers) for at, answers in enumerate(ways))) == expected
+
+
+def test_only_the_same_place_contradicts_damage_and_only_the_same_way_an_absence() -> None:
+    assert outcome(scripted("a", b"bad"), scripted("a", b"ok")) == (b"ok", 0, 1)
+    assert outcome(scripted("a", b"bad"), scripted("b", b"ok")) == (b"ok", 0, 0)
+    assert outcome(scripted("a", MISSING), scripted("a", b"ok")) == (b"ok", 0, 0)
+    assert outcome(scripted("a", b"bad"), scripted("a", b"bad"), scripted("b", MISSING)) == (b"bad", TWO, 0)
+
+
+def test_answers_that_never_agree_are_asked_for_six_seconds_and_all_named() -> None:
+    error, seconds, _ = outcome(scripted("place", *(CorruptDataError(f"damage {number}") for number in range(9))))
+    assert isinstance(error, StoreError)
+    assert str(error) == "place came in 6 fetches without two that agree: " + "; ".join(
+        f"damage {number}" for number in range(6)
+    )
+    assert seconds == pytest.approx(6.05)
+
+
+def test_what_was_contradicted_is_logged_by_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> bytes:
+        return await ConfirmedReads(EventLog(LoopClock())).read([scripted("object 'key'", DAMAGED, b"ok")])
+
+    assert run_skipping(main()) == b"ok"
+    assert [record.getMessage() for record in caplog.records] == [
+        "bytes-differed: object 'key' came otherwise when it was fetched again: bad checksum"
+    ]

@@ -18,7 +18,7 @@ from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.network import Runtime
 from memq.storage_handlers import CHECK_PREFIX, Buffer, Count, ObjectEntry
 from memq.storage_handlers.files import joined_crc
-from memq.storage_handlers.keys import check_key, check_prefix
+from memq.storage_handlers.keys import ListedKeys, check_key, check_prefix
 from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts, Request
 from memq.storage_handlers.s3.counters import S3Counters
@@ -34,7 +34,7 @@ CHECK_S = 60.0  # rights that were proven are not proven again for so long; a pr
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What lies under a key that a put found taken."""
+    """The object found under a key that a put found taken."""
 
     size: int
     checksum: int | None
@@ -175,7 +175,10 @@ class S3Handler:
             await asyncio.wait(tasks)
 
     async def _get_part(self, key: str, offset: int, length: int) -> bytes:
-        """Read a range in one request; a short answer is the object's end, or the server's error: its size tells."""
+        """Read a range in one request.
+
+        A short answer is the object's end, or the server's error: its size tells.
+        """
         until_s, tries = self._attempts.deadline(), 0
         while True:
             body = await self._get_at_most(key, offset, length, until_s) if length else b""
@@ -207,7 +210,7 @@ class S3Handler:
         return (await self._asked("head", key, partial(self._path.head, self._whole(key)))).size
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
-        """See `ObjectReader.list`. Reads a page of 1,000 entries at a time."""
+        """See `ObjectReader.list`. Reads a page of 1,000 entries at a time; a page that comes again is dropped."""
         whole, skip, after = self._bucket.prefix + check_prefix(prefix), len(self._bucket.prefix), ""
         pages: AsyncIterator[Sequence[ObjectEntry]] | None = None
 
@@ -220,8 +223,9 @@ class S3Handler:
                 pages = None
                 raise
 
+        listed = ListedKeys()
         while (page := await self._asked("list", prefix, next_page, failure="not listed")) is not None:
-            for entry in page:
+            for entry in listed.new(page):
                 yield ObjectEntry(entry.key[skip:], entry.size, entry.modified_ms)
                 after = entry.key
 
@@ -258,7 +262,10 @@ class S3Handler:
         size: int = 0,
         hedge: bool = False,
     ) -> T:
-        """Send a request about `key`. Raises: MemqError, and StoreAnswer for a range that begins behind the end."""
+        """Send a request about `key`.
+
+        Raises: MemqError, and StoreAnswer for a range that begins behind the end.
+        """
         await self._path.open()
         what = f"objects under '{key}'" if kind == "list" else f"object '{key}'"
         try:
