@@ -1,4 +1,4 @@
-"""The queue `remote`: a broker lends its notification queue by frames to clients that can't reach it themselves."""
+"""The queue `remote`: clients that cannot reach the queue use a broker's, by frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from memq.errors import QueueError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, GroupState, Membership, Span
-from memq.notification.refusals import checked_span
+from memq.notification.refusals import check_position, checked_span
 from memq.protocol.frames import Api
 from memq.protocol.messages import (
     AdminAnswer,
@@ -52,7 +52,7 @@ class Ask(Protocol):
 
 
 class Polled(msgspec.Struct, frozen=True):
-    """What one partition held from the asked offset on, with its span at that moment."""
+    """The content of one partition from the requested offset on, with its span at that moment."""
 
     partition: ReadPartition
     span: Span
@@ -60,7 +60,7 @@ class Polled(msgspec.Struct, frozen=True):
 
 
 class RemoteQueue:
-    """Reads pointers and takes part in groups through a broker: `PointerReader` and `Groups` of memq.notification."""
+    """Reads pointers and joins groups through a broker: `PointerReader` and `Groups`."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -70,7 +70,10 @@ class RemoteQueue:
     async def poll(
         self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = POLL_BYTES_MAX
     ) -> list[Polled]:
-        """Return entries of several partitions, each from its offset on; wait up to `wait_ms` when there are none."""
+        """Return entries of several partitions, each from its offset on.
+
+        Wait up to `wait_ms` when there are none.
+        """
         partitions = [PollFrom(partition=ref_of(part), offset=offset) for part, offset in offsets.items()]
         answer = await self._poll(PollEntries(partitions=partitions, wait_ms=wait_ms, bytes_max=bytes_max), wait_ms)
         return [_polled_of(part, offsets) for part in answer.partitions]
@@ -140,6 +143,8 @@ class RemoteQueue:
 
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
         """See `Groups.commit`."""
+        for partition, committed in positions.items():
+            check_position(partition, committed)  # the wire has no place for a position of another partition
         wire = [wire_of(partition, committed) for partition, committed in positions.items()]
         request = CommitRequest(group=group, member=member, generation=generation, positions=wire)
         await self._ask(Api.COMMIT, request, CommitAnswer, timeout_s=ANSWER_S)
@@ -214,8 +219,14 @@ def membership_of(answer: MembershipAnswer) -> Membership:
 
 
 def _polled_of(part: PartitionEntries, asked: Mapping[ReadPartition, int]) -> Polled:
-    """Return what a broker says of one partition; one that does not say `next` has shown what lies before it alone."""
+    """Return what a broker says of one partition.
+
+    One that does not say `next` has shown what lies before it alone.
+    """
     partition = partition_of(part.partition)
-    entries = [Entry(wire.offset, wire.time_ms, bytes(wire.pointer)) for wire in part.entries]
+    entries = [
+        Entry(wire.offset, wire.time_ms, bytes(wire.pointer) if wire.damaged is None else wire.damaged)
+        for wire in part.entries
+    ]
     shown = entries[-1].offset + 1 if entries else asked.get(partition, 0)
     return Polled(partition, checked_span(partition, part.begin, part.end), Entries(entries, max(part.next, shown)))

@@ -1,4 +1,4 @@
-"""Opens a SQLite file of memq, safely against power loss, and says in memq's errors what SQLite says in its own.
+"""Opens memq's SQLite files, safe against power loss, and translates SQLite's errors.
 
 The queue and the standalone coordinator keep their state by it.
 """
@@ -22,7 +22,7 @@ _WAL_RETRY_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SqliteFile:
-    """What a file is for: `application_id` tells it from other files, `schema` makes it, `version` counts its layouts.
+    """A kind of file: `application_id` identifies it, `schema` creates it, `version` counts layouts.
 
     `failed` is the error of what may pass, `busy_timeout_ms` how long a connection waits for another's lock.
     """
@@ -98,8 +98,22 @@ class SqliteFile:
         return self.failed(text)
 
 
+def copy_database(source: Path, target: Path, what: str) -> None:
+    """Copy all that a SQLite file holds, its log included, into a new file. Raises: CorruptDataError."""
+    try:
+        with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+            old.backup(new)
+    except sqlite3.DatabaseError as error:
+        raise CorruptDataError(
+            f"{what} '{source}': {str(error).lower()}", hint="move it away first if it is beyond repair"
+        ) from error
+
+
 def _enter_wal(connection: sqlite3.Connection) -> None:
-    """Switch to the write-ahead log. Two first openers can meet here, and SQLite's own waiting does not cover it."""
+    """Switch to the write-ahead log.
+
+    Two first openers can meet here, and SQLite's own waiting does not cover it.
+    """
     pause = threading.Event()
     for last in range(_WAL_TRIES_MAX, 0, -1):
         try:

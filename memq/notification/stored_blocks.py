@@ -1,4 +1,4 @@
-"""Finds what the queue holds under given sequences of producers: pointers name ranges, objects' indexes have checksums.
+"""Finds stored blocks by sequences: pointers name ranges, objects' indexes have checksums.
 
 Theory. Owners and readers remember sequences, not checksums: 300 s of 4 KiB blocks would be millions of them, and
 nearly none is ever asked for. A block whose sequences are known is nearly always one whose ack was lost, so its batch
@@ -36,7 +36,10 @@ def stored_block(header: BlockHeader) -> StoredBlock:
 
 
 def conflict_of(header: BlockHeader, stored: Iterable[StoredBlock]) -> IdentityConflictError:
-    """Return the error of a block whose sequences other blocks have; none are named where their bounds say enough."""
+    """Return the error of a block whose sequences other blocks have.
+
+    None are named where their bounds say enough.
+    """
     known = [f"{each.checksum:08x} of {each.first_sequence} to {each.next_sequence - 1}" for each in stored]
     return IdentityConflictError(
         f"block of sequences {header.first_sequence} to {header.next_sequence - 1} of producer"
@@ -47,7 +50,10 @@ def conflict_of(header: BlockHeader, stored: Iterable[StoredBlock]) -> IdentityC
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The stored blocks that have some of a claim's sequences; `unread`: an object that may have more can't be read."""
+    """The stored blocks that have some of a claim's sequences.
+
+    `unread`: an object that may have more can't be read.
+    """
 
     blocks: tuple[StoredBlock, ...] = ()
     unread: bool = False
@@ -129,7 +135,7 @@ class BlockSearch:
                 if block.producer_id == producer and block.first_sequence < next_ and first < block.next_sequence
             )
             if here:
-                found[claim] = Copies(known.blocks + here, known.unread)
+                found[claim] = Copies(tuple(dict.fromkeys(known.blocks + here)), known.unread)
                 for block in blocks:
                     if block.producer_id == producer:
                         found.setdefault(block[:3], Copies((block,)))

@@ -237,6 +237,16 @@ async def test_positions_are_stored_with_totals_and_outlive_members(
 
 
 @over_queues
+async def test_a_holder_may_store_a_lower_position(queue: NotificationQueue, clock: ManualClock) -> None:
+    """A member that seeks back and commits wants to begin there; Kafka stores what it is given, too."""
+    await prepare(queue)
+    a = await join(queue, "a")
+    for offset in (9, 3, 5):
+        await queue.commit("report", "a", a.generation, {part(0): committed(offset)})
+        assert await queue.committed("report", [part(0)]) == {part(0): committed(offset)}
+
+
+@over_queues
 async def test_a_commit_of_what_is_not_held_is_refused_whole(queue: NotificationQueue, clock: ManualClock) -> None:
     a, b = await two_members(queue)
     mine, theirs = a.assigned[0], b.assigned[0]
@@ -381,6 +391,7 @@ async def test_a_dropped_topic_leaves_its_groups_without_a_trace(queue: Notifica
     await queue.create([again], STALE_MS)
     assert await queue.committed("report", [part(0), again, part(1)]) == {part(1): committed(4, partition=1)}
     assert (await beat(queue, "a", a)).assigned == tuple(FOUR[1:])
+    await queue.commit("report", "a", a.generation, {part(1): committed(5, partition=1)})  # still held as before
 
 
 @over_queues

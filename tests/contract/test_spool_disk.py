@@ -6,6 +6,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from memq.broker.spool import SpoolDisk
 from memq.broker.spool.files import ASIDE, SpoolFiles, _spool_error
 from memq.broker.spool.memory import MemorySpool
 from memq.errors import ClosedError, SpoolError
-from tests.simulation.disk import DiskFaults, HostDisk, SimDisk
+from tests.simulation.disk import SICKNESSES, DiskFaults, HostDisk, SimDisk
 
 ONE, TWO = "0000000000000001-aaaaaaaa.spool", "0000000000000002-bbbbbbbb.spool"
 Opened = Callable[[], SpoolDisk]
@@ -27,7 +28,7 @@ def files(folder: Path) -> Opened:
 
 def simulated(_folder: Path) -> Opened:
     host = HostDisk()
-    return lambda: SimDisk(host, DiskFaults(0.0, 0.0), random.Random(1))
+    return lambda: SimDisk(host, DiskFaults(0.0, 0.0), random.Random(1), float)
 
 
 def in_memory(_folder: Path) -> Opened:
@@ -87,12 +88,53 @@ def test_what_is_removed_or_set_aside_is_not_shown(make: Callable[[Path], Opened
 def test_a_process_that_dies_while_it_writes_leaves_what_was_synced_and_any_part_of_the_rest() -> None:
     for seed in range(200):
         draw, host = random.Random(seed), HostDisk()
-        run(lambda: SimDisk(host, DiskFaults(0.0, 0.0), draw), lambda disk: disk.append(ONE, [b"synced"]))  # noqa: B023
+        opened = partial(SimDisk, host, DiskFaults(0.0, 0.0), draw, float)
+        run(opened, lambda disk: disk.append(ONE, [b"synced"]))
         host.files[ONE].data += b"not synced"
         host.lose_power(draw)
         found = bytes(host.files[ONE].data)
         assert found.startswith(b"synced")
         assert b"not synced".startswith(found[6:].rstrip(b"\0"))
+
+
+def test_a_removed_segment_may_be_back_whole_until_the_folder_is_synced() -> None:
+    back = 0
+    for seed in range(100):
+        draw, host = random.Random(seed), HostDisk()
+        opened = partial(SimDisk, host, DiskFaults(0.0, 0.0), draw, float)
+
+        async def work(disk: SpoolDisk) -> None:
+            await disk.append(ONE, [b"one"])
+            await disk.remove(ONE)
+            await disk.append(TWO, [b"two"])  # a new name: the folder is synced
+            await disk.remove(TWO)
+
+        run(opened, work)
+        host.lose_power(draw)
+        assert ONE not in host.files
+        back += TWO in host.files
+        assert TWO not in host.files or host.files[TWO].data == b"two"
+    assert 10 < back < 60
+
+
+@pytest.mark.parametrize("kind", SICKNESSES)
+def test_a_sick_disk_fails_until_it_is_well_and_keeps_what_it_had(kind: str) -> None:
+    host, now_s = HostDisk(), [0.0]
+    opened = partial(SimDisk, host, DiskFaults(0.0, 0.0), random.Random(1), lambda: now_s[0])
+
+    async def work(disk: SpoolDisk) -> None:
+        await disk.append(ONE, [b"one"])
+        host.sicken(kind, 60.0)
+        for now_s[0] in (0.0, 59.0):
+            with pytest.raises(SpoolError):
+                await disk.append(ONE, [b"more"])
+        assert (await disk.read(ONE)).startswith(b"one")
+        assert host.files[ONE].synced == 3
+        now_s[0] = 60.0
+        await disk.append(TWO, [b"two"])
+        assert host.files[TWO].synced == 3
+
+    run(opened, work)
 
 
 def test_files_say_what_to_do(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from memq.errors import (
 from memq.logs import EventLog
 from memq.notification import Publication, Span, sqlite_log
 from memq.notification.group_commit import Writer
+from memq.notification.log_reader import all_entries
 from memq.notification.sqlite import SqliteQueue
 from memq.notification.sqlite_file import SqliteFile
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
@@ -498,6 +499,57 @@ def test_a_disk_that_takes_no_more_may_pass(tmp_path: Path) -> None:
     process.join()
     assert "disk" in message
     assert gap == "0"
+
+
+def publish_over_many_limits(folder: Path, pipe: Connection) -> None:
+    """Let the disk be full again and again, at another byte of the log each time, also when the file is opened."""
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    async def run() -> tuple[dict[int, int], int]:
+        acked: dict[int, int] = {}
+        failed = number = 0
+        queue = open_queue(folder)
+        await queue.create([part()], STALE_MS)
+        for size in range(40_000, 400_000, 9_001):
+            limit(size)
+            if size % 3 == 0:
+                await queue.close()
+                limit(resource.RLIM_INFINITY)
+                queue = open_queue(folder)
+                limit(size)
+            for _ in range(3):
+                bodies = range(number, number + 8)
+                number += 8
+                works = [queue.publish(pointer(b"%d" % body + bytes(5_000))) for body in bodies]
+                for body, found in zip(bodies, await asyncio.gather(*works, return_exceptions=True), strict=True):
+                    if isinstance(found, int):
+                        acked[found] = body
+                    else:
+                        assert isinstance(found, QueueError), repr(found)
+                        failed += 1
+            limit(resource.RLIM_INFINITY)
+        await queue.close()
+        return acked, failed
+
+    pipe.send(asyncio.run(run()))
+
+
+def test_what_a_full_disk_let_through_is_there_and_the_rest_failed(tmp_path: Path) -> None:
+    process, pipe = start(publish_over_many_limits, tmp_path)
+    acked, failed = pipe.recv()
+    process.join()
+
+    async def stored() -> dict[int, int]:
+        queue = open_queue(tmp_path)
+        pages = [page async for page in all_entries(queue, part())]
+        await queue.close()
+        return {entry.offset: int(entry.body.rstrip(bytes(1))) for page in pages for entry in page}
+
+    assert asyncio.run(stored()) == acked, "what failed is not there either: SQLite rolls back"
+    assert len(acked) > 50
+    assert failed > 50
 
 
 @pytest.fixture

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from localstack.ports import HOST, free_ports
 from localstack.servers import Server
+from tests.integration.framed_proxy import FramedProxy, Outcome
 from tests.integration.kafka import running_kafka
 
-HANG_S = 120.0
 LATE_S = 2.5  # longer than a request of the tests may take
 
 
@@ -54,39 +52,29 @@ class Phase(Enum):
     MIDDLE = "the connection ends in the middle of the answer"
     LATE = "the answer comes after the request has timed out"
     SHORT = "the answer is well framed, and its second half is missing"
+    FALSE = "the answer has other values: offsets of LIST_OFFSETS and their errors"
 
 
 @dataclass
 class Fault:
-    """What befalls the next `times` requests of a kind."""
+    """What befalls the next `times` requests of a kind; FALSE puts an error's number, or adds to offsets."""
 
     key: ApiKey
     phase: Phase
     times: int
+    error: int = 0
+    offset: int | None = None  # in place of each
+    offset_more: int = 0
 
 
-class KafkaProxy:
+class KafkaProxy(FramedProxy):
     """Hands on what clients say to a listener of Kafka, request by request, and what it answers."""
 
     def __init__(self, target: int) -> None:
-        self.port = 0
         self.met: Counter[int] = Counter()  # faults by the number of their kind
         self.seen: Counter[int] = Counter()  # requests by the number of their kind
-        self._target = target
         self._fault: Fault | None = None
-        self._loop = asyncio.new_event_loop()
-        self._ended = asyncio.Event()
-        self._ready = threading.Event()
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._let_in: list[asyncio.StreamWriter] = []
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()], name="kafka-proxy")
-        self._thread.start()
-        assert self._ready.wait(HANG_S)
-
-    @property
-    def address(self) -> str:
-        """Where clients come in."""
-        return f"{HOST}:{self.port}"
+        super().__init__(target)
 
     def arm(self, fault: Fault | None) -> None:
         """Have this befall requests from now on, in place of what was to befall them before."""
@@ -94,70 +82,11 @@ class KafkaProxy:
         self.seen.clear()
         self._fault = fault
 
-    def close(self) -> None:
-        """End it and its connections."""
-        self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join()
-        self._loop.close()
+    def conversation(self) -> _Conversation:
+        """See `FramedProxy.conversation`."""
+        return _Conversation(self)
 
-    # ---- in the thread ---------------------------------------------------------------------------
-
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accept, HOST, 0)  # noqa: TID251 - not memq's own traffic
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await self._ended.wait()
-        server.close()
-        await asyncio.sleep(0)  # who was let in before it closed has a task then
-        while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-        for writer in self._let_in:  # a task that is cancelled before its first step ends nothing
-            await _end(writer)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._let_in.append(writer)
-        task = self._loop.create_task(self._connected(reader, writer))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            answers, requests = await asyncio.open_connection(HOST, self._target)  # noqa: TID251 - as above
-        except OSError:
-            await _end(writer)
-            return
-        under_way: dict[bytes, Phase] = {}  # by the id of a request: what befalls its answer
-        ways = [
-            asyncio.create_task(self._hand_on(reader, requests, under_way)),
-            asyncio.create_task(self._answer(answers, writer, under_way)),
-        ]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.wait(ways)
-            await _end(requests)
-            await _end(writer)
-
-    async def _hand_on(
-        self, reader: asyncio.StreamReader, requests: asyncio.StreamWriter, under_way: dict[bytes, Phase]
-    ) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                size = await reader.readexactly(4)
-                body = await reader.readexactly(int.from_bytes(size))
-                phase = self._phase_of(int.from_bytes(body[:2]))
-                if phase is Phase.BEFORE:
-                    return
-                if phase is not None:
-                    under_way[body[4:8]] = phase
-                requests.write(size + body)
-                await requests.drain()
-
-    def _phase_of(self, key: int) -> Phase | None:
+    def fault_of(self, key: int) -> Fault | None:
         """Return what befalls a request, and count it."""
         self.seen[key] += 1
         fault = self._fault
@@ -165,37 +94,71 @@ class KafkaProxy:
             return None
         fault.times -= 1
         self.met[key] += 1
-        return fault.phase
+        return fault
 
-    async def _answer(
-        self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter, under_way: dict[bytes, Phase]
-    ) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
+
+class _Conversation:
+    def __init__(self, proxy: KafkaProxy) -> None:
+        self._proxy = proxy
+        self._under_way: dict[bytes, tuple[Fault, int]] = {}  # by the id of a request: its fault, and its version
+
+    def request(self, body: bytes) -> Outcome:
+        key, version = int.from_bytes(body[:2]), int.from_bytes(body[2:4])
+        fault = self._proxy.fault_of(key)
+        if fault is not None and fault.phase is Phase.BEFORE:
+            return Outcome(ends=True)
+        if fault is not None:
+            self._under_way[body[4:8]] = fault, version
+        return Outcome((body,))
+
+    def answer(self, body: bytes) -> Outcome:
+        fault, version = self._under_way.pop(body[:4], (None, 0))
+        if fault is None:
+            return Outcome((body,))
+        if fault.phase is Phase.AFTER:
+            return Outcome(ends=True)
+        if fault.phase is Phase.MIDDLE:
+            return Outcome((body,), cut=True, ends=True)
+        if fault.phase is Phase.LATE:
+            return Outcome((body,), wait_s=LATE_S)
+        if fault.phase is Phase.SHORT:
+            return Outcome((body[: max(4, len(body) // 2)],))
+        return Outcome((falsified_offsets(body, version, fault),))
+
+
+def falsified_offsets(body: bytes, version: int, fault: Fault) -> bytes:
+    """Return an answer to LIST_OFFSETS, of version 1 or more, with other errors and offsets."""
+    changed, flexible = bytearray(body), version >= 6
+    at = 4 + (1 if flexible else 0) + (4 if version >= 2 else 0)  # behind the id, its tags, and the throttle time
+
+    def count(*, size_bytes: int = 4) -> int:
+        nonlocal at
+        if flexible:
+            found, shift = 0, 0
             while True:
-                size = await answers.readexactly(4)
-                body = await answers.readexactly(int.from_bytes(size))
-                phase = under_way.pop(body[:4], None)
-                if phase is Phase.AFTER:
-                    return
-                if phase is Phase.MIDDLE:
-                    writer.write(size + body[: len(body) // 2])
-                    await writer.drain()
-                    return
-                if phase is Phase.LATE:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(LATE_S):
-                            await self._ended.wait()
-                if phase is Phase.SHORT:
-                    body = body[: max(4, len(body) // 2)]
-                    size = len(body).to_bytes(4)
-                writer.write(size + body)
-                await writer.drain()
+                byte = changed[at]
+                at += 1
+                found |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    return found - 1
+        at += size_bytes
+        return int.from_bytes(changed[at - size_bytes : at])
 
-
-async def _end(writer: asyncio.StreamWriter) -> None:
-    writer.transport.abort()
-    with suppress(OSError):
-        await writer.wait_closed()
+    for _ in range(count()):
+        length = count(size_bytes=2)
+        at += length
+        for _ in range(count()):
+            code, offset = at + 4, at + 14  # behind the partition's number; behind that and a time
+            if fault.error:
+                changed[code : code + 2] = fault.error.to_bytes(2, signed=True)
+            else:
+                true = int.from_bytes(changed[offset : offset + 8], signed=True)
+                said = true + fault.offset_more if fault.offset is None else fault.offset
+                changed[offset : offset + 8] = said.to_bytes(8, signed=True)
+            at += 22 + (4 if version >= 4 else 0) + (1 if flexible else 0)
+        at += 1 if flexible else 0
+    return bytes(changed)
 
 
 @contextmanager

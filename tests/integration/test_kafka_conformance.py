@@ -14,8 +14,9 @@ from itertools import cycle, product
 import pytest
 
 from memq.clock import SystemClock
-from memq.errors import GenerationFencedError
+from memq.errors import DeniedError, GenerationFencedError, NotFoundError
 from memq.notification import Membership, NotificationQueue, Span
+from memq.notification.kafka import offsets
 from memq.notification.log_reader import all_entries
 from tests.contract import test_queue_log
 from tests.contract.manual_clock import ManualClock
@@ -28,8 +29,22 @@ from tests.soak import SOAKING
 BEHIND_MS = 10_000
 TIMES = 2
 SLOW = ["test_a_long_trim_takes_all", "test_many_publishes_at_once_get_one_offset_each"]  # publish thousands at once
-SAMPLE = list(zip(ApiKey, cycle(Phase), strict=False))
-ALL = list(product(ApiKey, Phase))
+ROUGH = [phase for phase in Phase if phase is not Phase.FALSE]
+SAMPLE = list(zip(ApiKey, cycle(ROUGH), strict=False))
+ALL = list(product(ApiKey, ROUGH))
+ERRORS = {"unknown-topic": 3, "not-leader": 6, "timed-out": 7, "denied": 29, "offset-out-of-range": 1, "fenced": 74} | {
+    "unknown-epoch": 75,
+    "not-available": 78,
+    "storage": 56,
+    "server": -1,
+}
+OFFSETS = {
+    "none": {"offset": -1},
+    "library": {"offset": -1001},
+    "lower": {"offset_more": -2},
+    "higher": {"offset_more": 5},
+}
+VALUES = [*({"error": code} for code in ERRORS.values()), *OFFSETS.values()]
 SCENARIOS = scenarios_of(test_queue_log, without=SLOW)[:: 1 if SOAKING else 6]
 LOST = (ApiKey.LIST_OFFSETS, Phase.BEFORE)  # librdkafka answers offset -1001
 OTHERS = [each for each in ALL if each not in SAMPLE] if SOAKING else [LOST]
@@ -121,6 +136,33 @@ def test_the_contract_with_each_request_spoiled(
     proxy: KafkaProxy, key: ApiKey, phase: Phase, scenario: Scenario
 ) -> None:
     over(proxy, Fault(key, phase, TIMES), scenario)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=[*ERRORS, *OFFSETS])
+def test_a_life_with_false_offsets(proxy: KafkaProxy, values: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever error or offset replaces the true one: an error, or the truth; the next answer is believed again."""
+    monkeypatch.setattr(offsets, "SAID_S", 0.2)
+    fault = Fault(ApiKey.LIST_OFFSETS, Phase.FALSE, 1, **values)
+    over(proxy, fault, lambda queue, clock: false_life(queue, clock, fault))
+    assert not fault.times
+
+
+async def false_life(queue: NotificationQueue, clock: ManualClock, fault: Fault) -> None:
+    """Ask for offsets while one answer is false: retryable errors are asked again, others are tried again here."""
+    times, fault.times = fault.times, 0
+    await queue.create([part(0)], STALE_MS)
+    for number in range(4):
+        assert await queue.publish(publication(clock, b"%d" % number)) == number
+    fault.times = times
+    while True:
+        try:
+            pages = [entry.body async for page in all_entries(queue, part()) for entry in page]
+            span = await queue.span(part())
+        except (DeniedError, NotFoundError):
+            assert fault.error, "a value is no denial"
+            continue
+        break
+    assert (pages, span.end) == ([b"0", b"1", b"2", b"3"], 4)
 
 
 def spoiled(proxy: KafkaProxy, key: ApiKey, phase: Phase) -> None:

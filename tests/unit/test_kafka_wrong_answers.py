@@ -15,6 +15,7 @@ from memq.errors import DeniedError, MemqError, QueueError, QueueRefusedError
 from memq.network import Runtime
 from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
+from memq.notification.kafka import offsets as offsets_module
 from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.names import Names
@@ -126,6 +127,32 @@ def test_an_end_that_goes_back_is_none(library: Library, proof: str) -> None:
             await queue.read(PARTITION, RECORDS - 1, ALL)
         assert "A lost queue" in caught.value.hint
         assert [entry.offset for entry in await queue.read(PARTITION, RECORDS - 1, 1)] == [RECORDS - 1]
+
+    over(work)
+
+
+def test_one_end_that_is_too_high_is_not_held_against_all_later_ones(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has read or written up to it; each later question was refused until a restart."""
+    monkeypatch.setattr(offsets_module, "SAID_S", 0.1)
+
+    async def work(queue: KafkaQueue) -> None:
+        library.offsets.extend([0, RECORDS + 100])
+        assert (await queue.span(PARTITION)).end == RECORDS + 100
+        texts: list[str] = []
+        found: Span | None = None
+        while found is None:
+            try:
+                found = await queue.span(PARTITION)
+            except QueueError as error:
+                texts.append(str(error))
+        assert f"the end is {RECORDS}, after it was {RECORDS + 100}" in texts[0]
+        assert found == Span(0, RECORDS)
+        assert await queue.publish(publication(b"new")) == RECORDS
+        library.offsets.extend([0, RECORDS])
+        with pytest.raises(QueueError, match=f"the end is {RECORDS}, after it was {RECORDS + 1}"):
+            await queue.span(PARTITION)
 
     over(work)
 

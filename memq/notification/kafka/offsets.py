@@ -1,4 +1,4 @@
-"""Asks Kafka where partitions begin and end, and where a time lies: all who ask at once share a request."""
+"""Asks Kafka for begin and end offsets and offsets of times; concurrent callers share a request."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from memq.tasks import TaskOwner
 
 # The library knows the topic as it was before it was widened, or its leader as it was before Kafka was started again.
 _NOT_KNOWN = (KafkaError._NOENT, KafkaError._UNKNOWN_PARTITION, KafkaError.FENCED_LEADER_EPOCH)
+SAID_S = 30.0
 PLACES_MAX = 1_000  # of one request: the library compares each with all others
 _NOTHING_AT_TIME = -1  # Kafka's own answer; any other negative offset is the library's, of a request that failed
 _CUT = "check Kafka's brokers; if Kafka lost a log, see A lost queue in docs/operations.md, then restart the brokers"
@@ -31,7 +32,9 @@ class Offsets:
     """Offsets as Kafka has them now, when it was asked after the question came (`Joined`).
 
     librdkafka answers offset -1001 without an error when the connection breaks under a request, and a replica that
-    lags shows an end that lies before entries which were read. Neither is an offset: both raise QueueError.
+    lags shows an end that lies before entries which were read. Neither is an offset: both raise QueueError. An end that
+    Kafka has only said, once, and that nobody has read or written up to, may itself have been wrong: lower ones raise
+    QueueError for `SAID_S`, and are believed when no other answer came in that time.
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class Offsets:
         self._looks = looks
         self._joined: Joined[Question, int] = Joined(self._request, _place_of, PLACES_MAX, tasks, "kafka offsets")
         self._proven: dict[Place, int] = {}  # an end that each partition had; one number per partition in use
+        self._said: dict[Place, int] = {}  # the greatest end that Kafka answered
+        self._lower_s: dict[Place, float] = {}  # since when it answers lower ones only
 
     def prove(self, topic: str, number: int, end: int) -> None:
         """Note that all offsets below `end` were given out: an end below it is no end from now on."""
@@ -52,7 +57,8 @@ class Offsets:
 
     def forget(self, topic: str, number: int) -> None:
         """Forget a partition that was deleted."""
-        self._proven.pop((topic, number), None)
+        for known in (self._proven, self._said, self._lower_s):
+            known.pop((topic, number), None)
 
     async def begin(self, topic: str, number: int) -> int:
         """Return the first offset that is there. Raises: NotFoundError, DeniedError, QueueError."""
@@ -64,12 +70,17 @@ class Offsets:
         QueueError also for an end below one that was proven before the question.
         """
         place = (topic, number)
-        proven = self._proven.get(place, 0)
+        proven, said = self._proven.get(place, 0), self._said.get(place, 0)
         end = await self._joined.ask(("end", place))
-        if end < proven:
-            raise QueueError(f"{_doing(place)}: the end is {end}, after it was {proven}", hint=_CUT)
-        self.prove(topic, number, end)
+        if end < proven or (end < said and not self._stays_lower(place)):
+            raise QueueError(f"{_doing(place)}: the end is {end}, after it was {max(proven, said)}", hint=_CUT)
+        self._lower_s.pop(place, None)
+        self._said[place] = max(end, self._proven.get(place, 0))
         return end
+
+    def _stays_lower(self, place: Place) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        return now_s >= self._lower_s.setdefault(place, now_s) + SAID_S
 
     async def at_time(self, topic: str, number: int, time_ms: int) -> int | None:
         """Return the least offset whose time is at least `time_ms`; None when there is none. Raises: as `end`."""
@@ -93,7 +104,10 @@ class Offsets:
         return shown is not None and shown.has(place[1])
 
     async def _there(self, asked: Asked) -> Asked:
-        """Look, and return what Kafka can be asked for; the rest is answered: it is not there, or nobody leads it."""
+        """Look, and return what Kafka can be asked for.
+
+        The rest is answered: it is not there, or nobody leads it.
+        """
         topics = dict.fromkeys(topic for topic, _ in asked)
         looks = await asyncio.gather(*map(self._looks.look, topics), return_exceptions=True)
         shown = dict(zip(topics, looks, strict=True))
@@ -113,7 +127,10 @@ class Offsets:
         return there
 
     async def _list(self, asked: Asked) -> dict[Place, KafkaError]:
-        """Answer each as Kafka does; return those whose partition is not known, unanswered, with what was said."""
+        """Answer each as Kafka does.
+
+        Return those whose partition is not known, unanswered, with what was said.
+        """
         unknown: dict[Place, KafkaError] = {}
         if not asked:
             return unknown

@@ -1,0 +1,101 @@
+"""The queue `remote` for the contract suite: a broker's handlers lend a queue in memory, in the form of the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from memq.broker.group_requests import GroupRequests
+from memq.clock import Clock
+from memq.cold.files import ColdFiles
+from memq.cold.reader import ColdReader
+from memq.errors import MemqError, NotFoundError
+from memq.notification import NotificationQueue, Publication
+from memq.notification.remote import RemoteQueue
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import (
+    AdminRequest,
+    Nack,
+    decode_message,
+    encode_message,
+    error_of,
+    nack_of,
+)
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+class _Topics:
+    """What the handlers ask of `memq.broker.partitions.Partitions`: topics, each of ten read partitions or more."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], int] = {}
+
+    async def current_topic(self, name: str, topic_id: str) -> Topic:
+        if (name, topic_id) not in self.known:
+            raise NotFoundError(f"topic '{name}' does not exist")
+        parts = equal_slots(self.known[name, topic_id])
+        return Topic(name=name, id=topic_id, created_ms=0, settings=TopicSettings(), partitions=parts)
+
+
+class LentQueue(RemoteQueue):
+    """Reads and groups go through a broker's handlers; publishing and upkeep are the broker's own."""
+
+    def __init__(self, lender: NotificationQueue, clock: Clock) -> None:
+        super().__init__(self._asked)
+        self._lender = lender
+        self._topics = _Topics()
+        pointers = ColdReader(lender, ColdFiles("test", MemoryHandler(clock)), clock)
+        services = SimpleNamespace(queue=lender, pointers=pointers)
+        self._handlers = GroupRequests(cast(Any, services), cast(Any, self._topics))
+
+    async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
+        try:
+            found = encode_message(await self._answer(Frame(api, 0, 0, 0, encode_message(message))))
+        except MemqError as error:
+            raise error_of(decode_message(encode_message(nack_of(error)), Nack)) from error
+        return decode_message(found, answer)
+
+    async def _answer(self, frame: Frame) -> msgspec.Struct:
+        handlers, nobody = self._handlers, cast(Any, None)
+        if frame.api is Api.POLL:
+            await handlers.wait(frame)
+            return await handlers.poll(nobody, frame)
+        if frame.api is Api.ADMIN:
+            return await handlers.admin(cast(Any, decode_message(frame.body, AdminRequest).ask))
+        handler = {Api.JOIN: handlers.join, Api.HEARTBEAT: handlers.heartbeat, Api.COMMIT: handlers.commit}[
+            Api(frame.api)
+        ]
+        return await handler(nobody, frame)
+
+    # ---- what only a broker does -----------------------------------------------------------------
+
+    @property
+    def refuses_by_age(self) -> bool:
+        return self._lender.refuses_by_age
+
+    async def publish(self, publication: Publication) -> int:
+        return await self._lender.publish(publication)
+
+    async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
+        await self._lender.create(partitions, stale_publish_ms)
+        for each in partitions:
+            key = each.topic, each.topic_id
+            self._topics.known[key] = max(each.partition + 1, self._topics.known.get(key, 10))
+
+    async def trim(self, partition: ReadPartition, before: int) -> None:
+        await self._lender.trim(partition, before)
+
+    async def drop(self, partitions: Sequence[ReadPartition]) -> None:
+        await self._lender.drop(partitions)
+
+    async def check(self) -> None:
+        await self._lender.check()
+
+    async def close(self) -> None:
+        await self._lender.close()

@@ -1,0 +1,461 @@
+"""A copy of another log's topics, from a source in memory: all comes over once, whenever a copy is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from memq.broker.broker import Broker
+from memq.client.aio_admin import AsyncAdmin
+from memq.client.aio_consumer import AsyncConsumer
+from memq.client.import_plan import decode_plan, producer_of
+from memq.client.imported import Held, Imported
+from memq.client.kafka_import import ImportedPartition, KafkaImport, import_topics
+from memq.client.places import window_ms
+from memq.clock import Clock, SystemClock
+from memq.errors import InvalidRequestError, NotFoundError, QueueError, TooLargeError
+from memq.format.block import parse_header
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer, decode_pointer
+from memq.network import Runtime
+from memq.notification import Entries, Span
+from memq.notification.kafka.source import KafkaSource, Place, SourceEnd, SourceRecord, SourceTopic
+from memq.topic import Position, ReadPartition, TopicSettings
+from tests.brokers import run, running_broker
+from tests.stepped_time import SteppedLoop, step, stepped_runtime
+from tests.unit.queue_model import PARTITION, Block, Log
+
+Value = bytes | None
+
+
+class MemorySource:
+    """A log in memory: what its topics hold, what its groups have stored, and what befalls a copy on the way.
+
+    `rows` are the records by their offsets; `begins` where retention left a partition. `take` gives out `portion`
+    records at a time, and at the end what lies behind it. `broken_after` of those the source is gone.
+    """
+
+    def __init__(self, rows: dict[Place, dict[int, Value]], portion: int = 3) -> None:
+        self.rows = rows
+        self.begins: dict[Place, int] = {}
+        self.positions: dict[Place, tuple[int, str]] = {}
+        self.stores: list[dict[Place, tuple[int, str]]] = []
+        self.others: dict[str, dict[Place, int]] = {}
+        self.group = ""
+        self.closed = 0
+        self.broken_after: int | None = None
+        self.on_take: Callable[[], None] = lambda: None
+        self._portion = portion
+        self._at: dict[Place, int] = {}
+
+    async def describe(self, topics: Sequence[str]) -> tuple[str, dict[str, SourceTopic]]:
+        there = {topic for topic, _ in self.rows}
+        if missing := [topic for topic in topics if topic not in there]:
+            raise NotFoundError(f"no topic {missing[0]}")
+        counts = {topic: sum(place[0] == topic for place in self.rows) for topic in topics}
+        return "kafka-1", {topic: SourceTopic(f"id of {topic}", count) for topic, count in counts.items()}
+
+    async def join(self, group: str, topics: Sequence[str], places: Sequence[Place]) -> None:
+        self.group = group
+
+    async def ends(self, places: Sequence[Place]) -> dict[Place, tuple[int, int]]:
+        return {place: (self.begins.get(place, 0), max(self.rows[place], default=-1) + 1) for place in places}
+
+    async def stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
+        return {place: self.positions[place] for place in places if place in self.positions}
+
+    async def store(self, positions: Mapping[Place, tuple[int, str]]) -> None:
+        self.stores.append(dict(positions))
+        self.positions.update(positions)
+
+    async def start(self, offsets: Mapping[Place, int]) -> None:
+        self._at = dict(offsets)
+
+    async def seek(self, place: Place, offset: int) -> None:
+        self._at[place] = offset
+
+    async def take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
+        await asyncio.sleep(0)
+        self.on_take()
+        found: list[SourceRecord | SourceEnd] = []
+        for place, at in self._at.items():
+            offsets = [offset for offset in sorted(self.rows[place]) if offset >= at][: self._portion]
+            for offset in offsets:
+                if self.broken_after is not None:
+                    self.broken_after -= 1
+                    if self.broken_after < 0:
+                        raise QueueError("the source is gone")
+                value = self.rows[place][offset]
+                found.append(SourceRecord(place, offset, value, b"k", (("h", b"1"),), 1_000 + offset))
+                self._at[place] = offset + 1
+            if not offsets:
+                found.append(SourceEnd(place, max(at, max(self.rows[place], default=-1) + 1)))
+        return found
+
+    async def committed_of_others(self, places: Sequence[Place], own: str) -> dict[str, dict[Place, int]]:
+        assert own == self.group
+        return self.others
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def source_of(*partitions: dict[int, Value], topic: str = "orders", portion: int = 3) -> MemorySource:
+    return MemorySource({(topic, number): rows for number, rows in enumerate(partitions)}, portion)
+
+
+def numbered(*ranges: range) -> dict[int, Value]:
+    return {number: b"%d" % number for part in ranges for number in part}
+
+
+async def copy(
+    source: MemorySource, broker: Broker, topics: Sequence[str] = ("orders",), **options: Any
+) -> tuple[list[ImportedPartition], dict[str, int]]:
+    return await import_topics(cast(KafkaSource, source), broker.address, topics, "copied", **options)
+
+
+async def rows_of(broker: Broker) -> dict[int, list[tuple[Value, Value, int]]]:
+    """Return value, key and timestamp of what a reader of the copy gets, by partition."""
+    found: dict[int, list[tuple[Value, Value, int]]] = {}
+    async with AsyncConsumer(broker.address, "copied", end="end", audit=False) as consumer:
+        async for batch in consumer:
+            rows = [(record.value, record.key, record.timestamp_ms) for record in batch]
+            found.setdefault(batch.partition, []).extend(rows)
+        assert consumer.stats().counts.duplicate_records == 0
+    return found
+
+
+def expected(source: MemorySource) -> dict[int, list[tuple[Value, Value, int]]]:
+    return {
+        number: [(value, b"k", 1_000 + offset) for offset, value in sorted(rows.items())]
+        for (_, number), rows in source.rows.items()
+        if rows
+    }
+
+
+def with_broker(test: Callable[[Broker], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with running_broker() as broker:
+            await test(broker)
+
+    run(main())
+
+
+def run_stepped(work: Coroutine[Any, Any, None]) -> None:
+    """Run a test on a loop whose time it steps; the test's own limit ends it."""
+    with asyncio.Runner(loop_factory=SteppedLoop) as runner:
+        runner.run(work)
+
+
+@dataclass(frozen=True)
+class LaterClock(SystemClock):
+    """A clock that is ahead."""
+
+    ahead_ms: int
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
+
+
+def job_of(source: MemorySource, broker: Broker, clock: Clock) -> KafkaImport:
+    return KafkaImport(cast(KafkaSource, source), broker.address, "copied", runtime=Runtime(clock=clock))
+
+
+def test_all_comes_over_as_it_was_and_later_what_came_since() -> None:
+    source = source_of(numbered(range(10), range(15, 20)), numbered(range(100, 103)), {})
+    source.begins = {("orders", 1): 100}
+    moved: list[int] = []
+
+    async def test(broker: Broker) -> None:
+        done, groups = await copy(source, broker, moved=moved.append)
+        assert done == [
+            ImportedPartition("orders", 0, 15, 0, 20),
+            ImportedPartition("orders", 1, 3, 100, 103),
+            ImportedPartition("orders", 2, 0, 0, 0),
+        ]
+        assert (groups, sum(moved), source.closed) == ({}, 18, 1)
+        assert await rows_of(broker) == expected(source)
+        places = {place: (offset, decode_plan(plan)) for place, (offset, plan) in source.positions.items()}
+        assert places == {("orders", 0): (20, 20), ("orders", 1): (103, 103), ("orders", 2): (0, 0)}
+        assert [each.records for each in (await copy(source, broker))[0]] == [0, 0, 0]
+        source.rows["orders", 0] |= numbered(range(22, 30))
+        source.rows["orders", 2] |= numbered(range(2))
+        done, _ = await copy(source, broker)
+        assert [(each.records, each.begin, each.end) for each in done] == [(8, 20, 30), (0, 103, 103), (2, 0, 2)]
+        assert await rows_of(broker) == expected(source)
+
+    with_broker(test)
+    assert source.group.startswith("memq-import.")
+
+
+@pytest.mark.parametrize("broken_after", [0, 1, 4, 9, 14])
+def test_a_copy_that_was_given_up_goes_on_and_fulfills_its_plan_first(broken_after: int) -> None:
+    source = source_of(numbered(range(10)), numbered(range(5)))
+    source.broken_after = broken_after
+
+    async def test(broker: Broker) -> None:
+        with pytest.raises(QueueError, match="the source is gone"):
+            await copy(source, broker)
+        assert [decode_plan(plan) for _, plan in source.positions.values()] == [10, 5]
+        source.rows["orders", 0] |= numbered(range(10, 17))
+        source.broken_after = None
+        before = len(source.stores)
+        done, _ = await copy(source, broker)
+        assert [each.end for each in done] == [17, 5]
+        assert await rows_of(broker) == expected(source)
+        plans = [decode_plan(each["orders", 0][1]) for each in source.stores[before:] if ("orders", 0) in each]
+        assert plans == sorted(plans, key=lambda end: end or 0)
+        assert set(plans) == {10, 17}, "the plan of the run before comes first"
+
+    with_broker(test)
+
+
+def test_a_copy_stores_now_and_then_how_far_it_is() -> None:
+    source = source_of(numbered(range(20)), portion=1)
+
+    async def test() -> None:
+        source.on_take = lambda: step(0.3)
+        async with running_broker() as broker:
+            job = job_of(source, broker, stepped_runtime().clock)
+            await job.run(["orders"])
+            await job.close()
+
+    run_stepped(test())
+    plain = 3  # at the begin, and at the end
+    assert 20 * 0.3 / 1.0 - 2 <= len(source.stores) - plain <= 20 * 0.3 / 1.0
+
+
+def test_what_another_run_took_meanwhile_is_passed_over_by_its_sequences() -> None:
+    """The positions that the source has are older than what the target holds: the target decides."""
+    source = source_of(numbered(range(10)))
+
+    async def test(broker: Broker) -> None:
+        await copy(source, broker)
+        source.positions["orders", 0] = (4, source.positions["orders", 0][1])
+        source.rows["orders", 0] |= numbered(range(10, 12))
+        done, _ = await copy(source, broker)
+        assert [(each.records, each.begin, each.end) for each in done] == [(2, 10, 12)]
+        assert await rows_of(broker) == expected(source)
+
+    with_broker(test)
+
+
+def test_a_lost_plan_is_waited_out() -> None:
+    """Without it nobody knows where the last block on its way ends: it can't arrive any more after the window."""
+    source = source_of(numbered(range(10)))
+
+    window = window_ms(TopicSettings())
+
+    async def test(broker: Broker) -> None:
+        await copy(source, broker)
+        source.positions.clear()
+        source.rows["orders", 0] |= numbered(range(10, 12))
+        for later_ms in (0, window - 60_000):
+            early = job_of(source, broker, LaterClock(later_ms))
+            running = asyncio.create_task(early.run(["orders"]))
+            assert not (await asyncio.wait((running,), timeout=0.1))[0]
+            running.cancel()
+            await early.close()
+        late = job_of(source, broker, LaterClock(window))
+        done = await late.run(["orders"])
+        await late.close()
+        assert [(each.records, each.begin, each.end) for each in done] == [(2, 10, 12)]
+        assert await rows_of(broker) == expected(source)
+
+    with_broker(test)
+
+
+def test_a_topic_that_is_too_narrow_and_a_record_that_is_too_large_are_refused() -> None:
+    source = source_of(numbered(range(2)), {5: bytes(2_001)})
+
+    async def test(broker: Broker) -> None:
+        async with AsyncAdmin(broker.address) as admin:
+            await admin.create_topic("copied", partitions=1)
+            with pytest.raises(InvalidRequestError, match="topic 'copied' has 1 partitions, the source has 2"):
+                await copy(source, broker)
+            await admin.delete_topic("copied")
+            await admin.create_topic("copied", partitions=3, settings={"record_bytes_max": 2_003})
+            with pytest.raises(TooLargeError, match="record 5 of partition 1 of Kafka topic 'orders' has 2004 bytes"):
+                await copy(source, broker)
+            source.rows["orders", 1][5] = bytes(2_000)  # with its key and header it is as large as the topic allows
+            source.rows["orders", 0][0] = None
+            done, _ = await copy(source, broker)
+            assert [each.records for each in done] == [2, 1]
+            assert await rows_of(broker) == expected(source)
+        with pytest.raises(NotFoundError, match="no topic nothing"):
+            await copy(source, broker, ["nothing"])
+
+    with_broker(test)
+
+
+def test_groups_get_the_places_that_they_had() -> None:
+    source = source_of(numbered(range(10), range(15, 20)), numbered(range(5)))
+    source.others = {
+        "billing": {("orders", 0): 7, ("orders", 1): 5},
+        "audit": {("orders", 0): 12},
+        "bad name": {("orders", 0): 3},
+    }
+
+    async def test(broker: Broker) -> None:
+        _, placed = await copy(source, broker, groups=True)
+        assert placed == {"billing": 2, "audit": 1, "bad name": 0}
+        for group, wanted in (("billing", [b"7", b"8", b"9"]), ("audit", [b"15", b"16", b"17"])):
+            async with AsyncConsumer(broker.address, "copied", group=group, audit=False) as consumer:
+                found: list[Value] = []
+                while len(found) < 3:
+                    batch = await consumer.poll(10)
+                    assert batch is not None
+                    if batch.partition == 0:
+                        found += batch.values()
+                assert found[:3] == wanted
+
+    with_broker(test)
+
+
+def test_groups_of_several_topics_have_no_place_in_one() -> None:
+    source = source_of(numbered(range(2)))
+    source.rows["others", 0] = {0: b"x"}
+
+    async def test(broker: Broker) -> None:
+        done, _ = await copy(source, broker, ["orders", "others"])
+        assert [(each.topic, each.records) for each in done] == [("orders", 2), ("others", 1)]
+        with pytest.raises(InvalidRequestError, match="from several topics into one"):
+            await copy(source, broker, ["orders", "others"], groups=True)
+
+    with_broker(test)
+
+
+# ---- what the target holds -----------------------------------------------------------------------
+
+
+class LogQueue:
+    """A queue over a log made by hand, which shows its entries a few at a time."""
+
+    def __init__(self, log: Log, portion: int = 7) -> None:
+        self._log = log
+        self._portion = portion
+        self.reads = 0
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        self.reads += 1
+        found = [entry for entry in self._log.entries if entry.offset >= offset][: self._portion]
+        return Entries(found, found[-1].offset + 1 if found else max(offset, self._log.next_offset))
+
+    async def span(self, partition: ReadPartition) -> Span:
+        return self._log.span()
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        raise AssertionError("nobody asks for times here")
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        raise AssertionError("nobody waits here")
+
+
+def imported_of(log: Log, producer: int = 1) -> tuple[Imported, LogQueue]:
+    queue = LogQueue(log)
+
+    async def index_of(pointer: Pointer) -> list[BlockEntry]:
+        body = next(log.bodies[entry.offset] for entry in log.entries if decode_pointer(entry.body) == pointer)
+        entries: list[BlockEntry] = []
+        at = 0
+        while at < len(body):
+            entries.append(BlockEntry.from_header(parse_header(body, at), at))
+            at += entries[-1].length
+        return entries
+
+    return Imported(queue, index_of, PARTITION, 0, producer), queue
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_how_far_a_producer_came_is_read_from_the_end(named: bool) -> None:
+    log = Log()
+    log.control()
+    log.batch(Block(1, 0, 5), Block(2, 0, 3), named=named)
+    log.batch(Block(2, 3, 3), Block(1, 5, 5), Block(1, 10, 2), named=named)
+    log.batch(Block(1, 0, 5), late=True, named=named)  # a copy that came late
+    log.control("closed")
+    log.batch(Block(2, 6, 3), named=named)
+    imported, _ = imported_of(log)
+
+    async def ask() -> None:
+        held = await imported.held()
+        assert isinstance(held, Held)
+        assert held.next == 12
+        assert await imported_of(log, producer=3)[0].held() is None
+        assert await imported_of(Log())[0].held() is None
+        found = await imported.positions([11, 0, 4, 5, 12, 40])
+        assert found == {
+            0: Position(0, 1, 0),
+            4: Position(0, 1, 4),
+            5: Position(0, 2, 3),
+            11: Position(0, 2, 9),
+            12: Position(0, 6, 0),
+            40: Position(0, 6, 0),
+        }
+
+    asyncio.run(ask())
+
+
+def test_a_gap_of_the_source_leads_to_the_next_record() -> None:
+    log = Log()
+    log.batch(Block(2, 0, 4), Block(1, 10, 2), Block(1, 20, 2))
+    log.batch(Block(1, 30, 2))
+
+    async def ask() -> None:
+        found = await imported_of(log)[0].positions([3, 12, 15, 21, 25])
+        assert found == {
+            3: Position(0, 0, 4),
+            12: Position(0, 0, 6),
+            15: Position(0, 0, 6),
+            21: Position(0, 0, 7),
+            25: Position(0, 1, 0),
+        }
+
+    asyncio.run(ask())
+
+
+def test_a_producer_that_came_long_ago_is_found_too() -> None:
+    log = Log()
+    log.batch(Block(1, 0, 5))
+    for number in range(600):
+        log.batch(Block(2, number, 1))
+
+    async def ask() -> None:
+        imported, queue = imported_of(log)
+        held = await imported.held()
+        assert held is not None
+        assert held.next == 5
+        assert queue.reads * 7 < 700, "no pointer is read twice"
+        other, queue = imported_of(log, producer=2)
+        await other.held()
+        assert queue.reads * 7 < 300, "not all is read for one that is near the end"
+
+    asyncio.run(ask())
+
+
+def test_a_pointer_of_another_write_partition_is_not_the_producers() -> None:
+    log = Log()
+    log.batch(Block(1, 0, 5))
+    pointer = decode_pointer(log.entries[0].body)
+    fields = {name: getattr(pointer, name) for name in pointer.__struct_fields__}
+    log.add(Pointer(**(fields | {"partition": 1})), log.bodies[0])
+
+    async def ask() -> None:
+        held = await imported_of(log)[0].held()
+        assert held == Held(5, pointer.sealed_ms)
+        assert await imported_of(log)[0].positions([5]) == {5: Position(0, 2, 0)}
+
+    asyncio.run(ask())
+
+
+def test_a_copy_has_an_identity_that_only_its_source_and_target_have() -> None:
+    ids = {
+        producer_of(*each)
+        for each in (("k", "t", 0, "m"), ("k", "t", 1, "m"), ("k", "u", 0, "m"), ("l", "t", 0, "m"), ("k", "t", 0, "n"))
+    }
+    assert len(ids) == 5
+    assert all(0 < each < 1 << 63 for each in ids)
