@@ -61,7 +61,7 @@ class DeniedError(MemqError):
 
 
 class FencedError(MemqError):
-    """Stop: somebody else took over what this caller held."""
+    """Stop: another owner, member or instance took over."""
 
     code = "fenced"
     default_hint = "stop; another owner, member or instance took over"
@@ -123,7 +123,7 @@ class LogLostError(NotReadyError):
     """The queue shows nothing of a partition that the store has batches of: it is not opened, so that they stay."""
 
     code = "log-lost"
-    default_hint = "the queue has lost its log: stop the brokers, and make it anew with memq restore"
+    default_hint = "the queue has lost its log: stop the brokers, and make it again with memq restore"
 
 
 class DrainingError(RetryableError):
@@ -173,14 +173,14 @@ class SpoolError(RetryableError):
     """The broker can't keep a block on its disk, as the topic's `ack1 = "disk"` asks: it was not taken."""
 
     code = "spool-failed"
-    default_hint = "look at the broker's disk and its settings spool and spool_bytes_max; acks=all goes on"
+    default_hint = "check the broker's disk and its settings spool and spool_bytes_max; acks=all continues"
 
 
 class AuditStateError(RetryableError):
     """The database of the live audit does not answer, or refused: nothing was stored, and the auditor tries again."""
 
     code = "audit-state-failed"
-    default_hint = "look at the database that the setting audit_state names; the verdicts wait for it"
+    default_hint = "check the database that the setting audit_state names; the verdicts wait for it"
 
 
 class VersionConflictError(RetryableError):
@@ -219,7 +219,7 @@ class ObjectExistsError(InvalidRequestError):
     """Another object lies under this key: put-if-absent found different bytes."""
 
     code = "object-exists"
-    default_hint = "keys are never used twice; look at who wrote the object"
+    default_hint = "keys are never used twice; find the writer of the object"
 
 
 class InvalidNameError(InvalidRequestError):

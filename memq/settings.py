@@ -1,4 +1,4 @@
-"""Settings of the broker and of the command line: one table of names, units, bounds and meanings, read in layers.
+"""Settings of broker and command line: one table of names, units, bounds, meanings; in layers.
 
 A flag wins over the environment (`MEMQ_PORT`), that over the settings file, that over the default. The file is
 the one of `--config`, else `./memq.toml`, else `memq.toml` in the user's configuration folder; the first that
@@ -48,7 +48,7 @@ Section = Mapping[str, tuple[object, str]]  # name: (value as it was written, or
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a setting means and what it may be: bounds for numbers, `choices` for words."""
+    """A setting's meaning and permitted values: bounds for numbers, `choices` for words."""
 
     doc: str
     low: int = 0
@@ -67,13 +67,16 @@ def _setting(default: Value, doc: str, low: int = 0, high: int = _INT_END, choic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """What a broker is told. The unit of a number is in its name; a name without one is a count."""
+    """Settings of a broker.
+
+    The unit of a number is in its name; a name without one is a count.
+    """
 
     data: str = _setting("memq-data", "folder of everything that memq dev keeps")
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = _setting(9876, "port of the memq protocol; 0 for any free one", 0, 65_535)
     http_port: int = _setting(9877, "port of /healthz, /readyz, /metrics; 0 for any free one, -1 for none", -1, 65_535)
-    advertise: str = _setting("", "HOST:PORT that clients are told; else what is listened on, or the machine's name")
+    advertise: str = _setting("", "HOST:PORT that clients use; default: the listening address, or the machine's name")
     cluster: str = _setting("memq", "begins the name of a new cluster, which begins every object's key")
     broker_id: str = _setting("broker-1", "name of this broker in its cluster")
     zone: str = _setting("", "zone or rack of this broker; a topic is spread over the zones")
@@ -101,7 +104,7 @@ class BrokerSettings:
         604_800_000, "what a writer staged and never committed is deleted at this age; a commit may take half", 1_000
     )
     delete_objects: bool = _setting(True, "retention and sweep delete objects; off: only memq sweep does")
-    auto_create_topics: bool = _setting(True, "make a topic when somebody first sends to it")
+    auto_create_topics: bool = _setting(True, "create a topic when a producer first sends to it")
     partitions: int = _setting(1, "partitions of a topic that is made without a number", 1, PARTITIONS_MAX)
     audit: bool = _setting(True, "clients report to the topic _memq_audit what they send and read")
     audit_interval_ms: int = _setting(5_000, "how often a client reports while it has something to say", 50, 60_000)
@@ -116,7 +119,7 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """Where the parts of a cluster are, each named by a URL, and the sections of those that have more to say."""
+    """The places of a cluster's parts, each a URL, and the sections with more settings."""
 
     store: str = _setting("file:memq-data/objects", "where objects go: file:FOLDER or s3://BUCKET/PREFIX")
     queue: str = _setting("sqlite:memq-data/queue.sqlite", "the pointers: sqlite:FILE or kafka://HOST:PORT,…")
@@ -132,7 +135,7 @@ class PartSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """What the command line tells its producers, consumers and admins."""
+    """Settings of the command line's producers, consumers and admins."""
 
     brokers: str = _setting("127.0.0.1:9876", "HOST:PORT of a broker, several with commas")
     acks: Literal["0", "1", "all"] = _setting("all", "when a record counts as taken", choices=("0", "1", "all"))
@@ -148,7 +151,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditorSettings:
-    """What an auditor is told."""
+    """Settings of an auditor."""
 
     audit_state: str = _setting(
         "", "where an auditor keeps its state: sqlite:FILE or postgresql://USER@HOST/NAME; memq dev: in its data folder"
@@ -196,7 +199,7 @@ DEFAULTS: dict[str, Value] = {name: value for owner in OWNERS for name, value in
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings with the origin of each: `--port`, `MEMQ_PORT`, `memq.toml`, `memq.toml [profile.x]`, `default`."""
+    """All settings with their origins: `--port`, `MEMQ_PORT`, `memq.toml`, a profile, `default`."""
 
     values: Mapping[str, Value]
     origins: Mapping[str, str]
@@ -260,7 +263,7 @@ def load_settings(
 
 
 def read_section(name: str, section: Section, kind: type[Chosen]) -> Chosen:
-    """Return the settings of a section as the dataclass `kind`, whose fields are made by `section_setting`.
+    """Return the settings of a section as the dataclass `kind` with fields by `section_setting`.
 
     Raises: UnknownSettingError with a "did you mean", InvalidSettingError.
     """
@@ -276,7 +279,9 @@ def read_section(name: str, section: Section, kind: type[Chosen]) -> Chosen:
 
 
 def parse_value(name: str, raw: object, origin: str = "here") -> Value:
-    """Return the value of setting `name`, checked. Sizes as 64MiB, times as 5s, plain numbers in the name's unit.
+    """Return the value of setting `name`, checked.
+
+    Sizes as 64MiB, times as 5s, plain numbers in the name's unit.
 
     Raises: UnknownSettingError, InvalidSettingError.
     """
@@ -359,7 +364,10 @@ def _find_file(folder: Path, environment: Mapping[str, str]) -> Path | None:
 
 
 def _file_layers(path: Path | None, profile: str | None) -> list[Layer]:
-    """Return the file's plain keys and, above them, those of the profile; every profile's keys are checked."""
+    """Return the file's plain keys and, above them, those of the profile.
+
+    Every profile's keys are checked.
+    """
     if path is None:
         if profile:
             raise InvalidSettingError(f"profile '{profile}' needs a settings file", hint=f"write one: ./{FILE_NAME}")

@@ -30,18 +30,23 @@ def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str
     """
     if not isinstance(name, str):
         raise TypeError(f"{what} is of type str, not {type(name).__name__}")
-    shown = ascii(name if len(name) <= 60 else name[:57] + "...")
     if len(name) > NAME_CHARS_MAX:
-        raise InvalidNameError(f"{what} name {shown} has {len(name)} characters, {NAME_CHARS_MAX} are allowed")
+        raise InvalidNameError(f"{what} name {_shown(name)} has {len(name)} characters, {NAME_CHARS_MAX} are allowed")
     if not _NAME.match(name) or name in (".", ".."):
-        raise InvalidNameError(f"{what} name {shown} is not allowed")
-    if is_internal(name) and not internal:
-        raise InvalidNameError(f"{what} name {shown} starts with the reserved prefix '{INTERNAL_PREFIX}'")
+        raise InvalidNameError(f"{what} name {_shown(name)} is not allowed")
+    if not internal and is_internal(name):
+        raise InvalidNameError(f"{what} name {_shown(name)} starts with the reserved prefix '{INTERNAL_PREFIX}'")
     return name
 
 
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 60 else name[:57] + "...")
+
+
 def check_group(name: str) -> str:
-    """Return the name of a consumer group when it may be one; of the reserved names only the auditors' own.
+    """Return the name of a consumer group when it may be one.
+
+    Of the reserved names only the auditors' own.
 
     Raises: as `check_name`.
     """
@@ -59,8 +64,9 @@ def slot_of_key(key: bytes | bytearray | memoryview) -> int:
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic promises and how it is batched. Times in ms, sizes in bytes; 0 means no bound for retention.
+    """Settings of a topic: guarantees and batching.
 
+    Times in ms, sizes in bytes; 0: no bound for retention.
     From users they come through `parse_settings`, which refuses unknown names; what a coordinator or a broker says may
     be newer, and unknown ones are passed over.
     """
@@ -173,7 +179,7 @@ def parse_settings(settings: dict[str, int | bool | str], base: TopicSettings) -
 
 
 class PartitionSlots(msgspec.Struct, frozen=True, kw_only=True):
-    """One write partition of a topic: its slot range, first and last, and the read partition its pointers go to.
+    """One write partition of a topic: first and last slot, and its read partition.
 
     One that was joined to another has no slots any more: its range is 0 to -1.
     """
@@ -190,8 +196,9 @@ class PartitionSlots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as the coordinator stores it. `id` is 32 hex digits, never used again; `version` counts alterations.
+    """A topic as the coordinator stores it. `id` is 32 hex digits, never used again.
 
+    `version` counts alterations.
     `partitions` are in the order of their numbers; `map_version` and `map_changed_ms` are those of their slots.
     """
 
@@ -245,7 +252,7 @@ def _id_of(what: str, name: str) -> int:
 
 
 def equal_slots(count: int) -> tuple[PartitionSlots, ...]:
-    """Share the 65,536 slots among `count` write partitions as evenly as possible, each with its own read partition."""
+    """Share the 65,536 slots evenly among `count` write partitions, each with a read partition."""
     if not 1 <= count <= PARTITIONS_MAX:
         raise InvalidRequestError(f"{count} partitions are outside 1 to {PARTITIONS_MAX}")
     edges = [SLOTS * number // count for number in range(count + 1)]
@@ -313,7 +320,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a group stored for one read partition: the next position, and how much lies before it."""
+    """A group's stored state of a read partition: next position, and the totals before it."""
 
     position: Position
     totals: Totals = field(default_factory=Totals)

@@ -31,7 +31,7 @@ COMBINED_BYTES_MIN = 16 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who writes: cluster, broker, topic, partition and epoch of every object and pointer of one ring."""
+    """The writer in objects and pointers of one ring: cluster, broker, topic, partition, epoch."""
 
     cluster: str
     broker: str
@@ -43,7 +43,7 @@ class Origin:
 
 @dataclass(slots=True)
 class SealedBatch:
-    """One batch laid out: its blocks as views, what index and pointer say of it, and, once it is known, its place."""
+    """One batch laid out: blocks as views, facts for index and pointer, and its place once known."""
 
     origin: Origin
     entry: BatchEntry  # as if it were the first of its object
@@ -127,8 +127,9 @@ def object_of(batches: list[SealedBatch], key: str, created_ms: int) -> ObjectBo
 
 
 def _body_checksum(views: list[memoryview], headers: HeaderTable) -> int:
-    """Return the crc32c of all blocks; that of large ones from the checksums that were verified when they came in.
+    """Return the crc32c of all blocks.
 
+    For large blocks it is computed from the checksums that were verified at their arrival.
     Theory: the crc of two pieces follows from theirs and the second's length, so only the 8 bytes before what a
     block's own checksum covers are looked at. At 64 KiB that saves a second pass over memory that has left the
     cache, a fifth of all CPU, and it covers the time between: the store compares, and what changed in memory
@@ -249,10 +250,15 @@ def control_pointer(
 
 
 def ended_pointer(
-    origin: Origin, totals: Totals, ends: tuple[ProducerEnd, ...], now_ms: int, named_ms: int = 0
+    origin: Origin,
+    totals: Totals,
+    adopted: tuple[Adopted, ...],
+    ends: tuple[ProducerEnd, ...],
+    now_ms: int,
+    named_ms: int = 0,
 ) -> Pointer:
     """Return the pointer that says where producers ended, so that an audit can prove their tails."""
-    return control_pointer("ended", origin, totals, (), now_ms, ended=ends, named_ms=named_ms)
+    return control_pointer("ended", origin, totals, adopted, now_ms, ended=ends, named_ms=named_ms)
 
 
 def named_of(slot: Slot) -> tuple[NamedProducer, ...]:
@@ -283,7 +289,7 @@ def ends_that_fit(ends: list[ProducerEnd]) -> int:
 
 
 def producer_ranges(sequences: Iterable[tuple[int, int, int]]) -> list[ProducerRanges]:
-    """Merge producer ids with their first and next sequences: by producer, in the order of their first block."""
+    """Merge producer ids with first and next sequences, by producer, in the order of first blocks."""
     ranges: dict[int, RangeSet] = {}
     for producer, first, next_ in sequences:
         ranges.setdefault(producer, RangeSet()).add(first, next_)

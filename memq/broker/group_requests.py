@@ -12,7 +12,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, TooLargeError
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries, Membership
+from memq.notification import Entries, Entry, Membership
 from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
 from memq.protocol.frames import Frame
 from memq.protocol.messages import (
@@ -41,6 +41,7 @@ from memq.topic import ReadPartition, check_group
 
 WAIT_MS_MAX = 30_000
 POLL_PARTITIONS_MAX = 10_000
+_JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
 class GroupRequests:
@@ -83,9 +84,10 @@ class GroupRequests:
 
     async def _poll_entries(self, ask: PollEntries) -> PollAnswer:
         wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
-        left, found = min(ask.bytes_max, POLL_BYTES_MAX), []
+        left = min(ask.bytes_max, POLL_BYTES_MAX)
+        found: list[PartitionEntries] = []
         for partition, offset in wanted.items():
-            part = await self._entries(partition, offset if left > 0 else None, left)
+            part = await self._entries(partition, offset if left > 0 or not found else None, left)
             left -= sum(len(entry.pointer) for entry in part.entries)
             found.append(part)
         return PollAnswer(partitions=found)
@@ -99,10 +101,7 @@ class GroupRequests:
             partition=ref_of(partition),
             begin=span.begin,
             end=span.end,
-            entries=[
-                WireEntry(offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(entry.body))
-                for entry in entries
-            ],
+            entries=[_wire_entry(entry) for entry in entries],
             next=entries.next,
         )
 
@@ -124,8 +123,7 @@ class GroupRequests:
             await self._queue.leave(ask.group, ask.member)
             return MembershipAnswer(generation=-1)
         partitions = [await self._known(ref) for ref in ask.partitions]
-        timeout_ms = min(max(ask.session_timeout_ms, 500), 600_000)
-        return _answer(await self._queue.join(ask.group, ask.member, partitions, timeout_ms))
+        return _answer(await self._queue.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
 
     async def heartbeat(self, connection: Connection, frame: Frame) -> msgspec.Struct:
         """Note that a member lives."""
@@ -161,6 +159,17 @@ class GroupRequests:
         return AdminAnswer(
             group=WireGroup(group=ask.group, generation=state.generation, members=members, positions=positions)
         )
+
+
+def _wire_entry(entry: Entry) -> WireEntry:
+    """Return an entry for an answer, which one pointer that is no JSON would make unreadable as a whole."""
+    try:
+        _JSON.decode(entry.body)
+    except msgspec.DecodeError:
+        return WireEntry(
+            offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(b"null"), damaged=bytes(entry.body)
+        )
+    return WireEntry(offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(entry.body))
 
 
 def _answer(membership: Membership) -> MembershipAnswer:

@@ -1,4 +1,4 @@
-"""Compares blocks that are sent again with those that are here or in the queue: the same sequences, the same bytes.
+"""Compares repeated blocks with stored ones: the same sequences must have the same bytes.
 
 Whoever acks a block because its sequences are known, and does not compare, loses the records of a second block that
 bears them: of a job that runs again with its rows in another order, of a clone, of a producer that cuts anew. What lies
@@ -35,7 +35,7 @@ LOOK_UP_MS = 100
 
 
 class KnownBlocks:
-    """What one partition knows of the content of its blocks in this epoch."""
+    """One partition's knowledge of the content of its blocks in this epoch."""
 
     def __init__(self, processor: TopicProcessor, tasks: TaskOwner) -> None:
         self._processor = processor
@@ -48,7 +48,6 @@ class KnownBlocks:
     def forget(self) -> None:
         """The epoch is over."""
         self._recent.clear()
-        self._claims.clear()
         self._answers.clear()
 
     def remember(self, headers: bytes) -> None:
@@ -79,7 +78,10 @@ class KnownBlocks:
         return False, None
 
     def _queued(self, producer: Producer, header: BlockHeader) -> bool:
-        """Whether the queue holds a block, some of whose sequences it shows; false when that copy can't be read."""
+        """Whether the queue holds a block, some of whose sequences it shows.
+
+        The result is False when that copy can't be read.
+        """
         claim = claim_of(header)
         if not producer.queued.covers(*claim[1:]):
             raise self.conflict(header, ())
@@ -121,12 +123,15 @@ class KnownBlocks:
         self._answers.update({claim: Copies() for claim in wanted} | found)
 
     async def compare(self, own: Ownership, sealed: SealedBatch) -> None:
-        """Find out what the queue holds under the sequences of a batch, where it shows any. Raises: RetryableError."""
+        """Find out what the queue holds under the sequences of a batch, where it shows any.
+
+        Raises: RetryableError.
+        """
         if _any_shown(own, sealed):
             await self.look_up(own, _shown(own, sealed).values())
 
     def copies_in(self, own: Ownership, sealed: SealedBatch) -> tuple[int, ...]:
-        """Return the numbers of the blocks of a batch that the queue holds: readers are told to pass them over.
+        """Return the numbers of a batch's blocks that the queue already holds: readers skip them.
 
         What is not known to be the same is published: readers compare it, and lose nothing.
         """

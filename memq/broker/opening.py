@@ -1,4 +1,4 @@
-"""Opening and releasing a partition: the assignment by compare-and-set, a control pointer, and the queue's tail."""
+"""Opening and releasing a partition: assignment by compare-and-set, control pointer, queue tail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from memq.errors import (
     RetryableError,
     VersionConflictError,
 )
-from memq.format.pointer import encode_pointer
+from memq.format.pointer import Pointer, encode_pointer
 from memq.format.totals import contended_ms
 from memq.governor import Assignment
 from memq.notification import Publication
@@ -160,7 +160,7 @@ def _origin(services: Services, topic: Topic, own: Ownership) -> Origin:
 
 
 async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
-    """Read the queue from W ago to its end, from earlier on while that does not settle the partition's totals.
+    """Read the queue from W ago to its end, and earlier parts until the partition's totals are known.
 
     The last pointer of the partition may be older than W; the totals want those shortly before it too, and what is
     remembered of named producers all since the last `opened`.
@@ -198,20 +198,15 @@ async def release_partition(services: Services, publisher: Publisher, topic: Top
 async def _release(services: Services, publisher: Publisher, topic: Topic) -> None:
     own = publisher.own
     origin = _origin(services, topic, own)
-    adopted = own.next_adopted()
     closed_ms = services.runtime.clock.wall_ms()
+
+    def build() -> Pointer:
+        adopted = own.next_adopted()  # for every try, behind its reading: no later pointer may count what it meets
+        totals, named_ms = own.totals_with(adopted), own.named_since_ms()
+        return control_pointer("closed", origin, totals, adopted, closed_ms, named_ms=named_ms)
+
     try:
-        await publisher.publish(
-            lambda: control_pointer(
-                "closed",
-                origin,
-                own.totals_with(adopted),
-                adopted,
-                closed_ms,
-                named_ms=own.named_since_ms(),
-            ),
-            None,
-        )
+        await publisher.publish(build, None)
         current = await services.coordinator.assignment(topic.id, own.partition)
         if current.session == services.session and current.epoch == own.epoch:
             await services.coordinator.set_assignment(msgspec.structs.replace(current, session=""))

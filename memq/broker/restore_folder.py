@@ -1,4 +1,4 @@
-"""Makes the queue of one data folder anew: into a file of its own, which takes its place when it is whole."""
+"""Restores the queue of one data folder: in a file of its own, which takes its place when it is whole."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 from memq.broker.process import STORE_NAME
 from memq.broker.restore import Restored, Restorer
-from memq.errors import InvalidRequestError
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.network import Runtime
 from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite_file import copy_database
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.storage_handlers.folders import sync_folder
 
@@ -23,21 +23,20 @@ async def restore_folder(
     moved: Callable[[int], None] = lambda count: None,
     runtime: Runtime | None = None,
 ) -> list[Restored]:
-    """Restore the queue of the data folder at `path` for all its topics, and return what was found of each.
+    """Restore the queue of the data folder at `path` for all topics; return the results of each.
 
     The new queue appears whole or not at all: with half of it a start would sweep the objects that it does not name.
     `moved` is told how many objects were dealt with.
-    Raises: InvalidRequestError when the folder is in use or has its queue; MemqError of its parts.
+    A queue that is there keeps what it has, and gets the partitions whose log it lost.
+    Raises: InvalidRequestError when the folder is in use; CorruptDataError of a damaged queue; MemqError of its parts.
     """
     runtime = runtime or Runtime()
     folder = DataFolder.open(path, runtime.random, queue_gone=True)
     try:
-        if folder.queue.exists() and folder.queue.stat().st_size:
-            raise InvalidRequestError(
-                f"data folder '{path}' has its queue", hint=f"move '{folder.queue}' away first if it is beyond repair"
-            )
         made = folder.tmp / folder.queue.name
         _remove(made)
+        if folder.queue.exists() and folder.queue.stat().st_size:
+            copy_database(folder.queue, made, "queue")  # partitions that it has, and positions of groups, stay
         told = await _restore(folder, made, runtime, dry_run, moved)
         if not dry_run:
             _remove(folder.queue)  # an empty file, or the log of the one that is gone

@@ -116,7 +116,7 @@ class Slot:
         """Return what the published batch acks at level ALL: the next sequence of each stream."""
         acks = {run.stream: run.next for run in self.runs if run.stream.acks == AckLevel.ALL}
         for stream, sequence in self.later_acks:
-            acks[stream] = max(sequence, acks.get(stream, 0))
+            acks[stream] = max(sequence, acks.get(stream, sequence))
         return acks
 
     def settle(self) -> None:
@@ -130,8 +130,9 @@ class Slot:
         return slabs
 
     def block(self, producer_id: int, first: int) -> memoryview | None:
-        """Return the block of a producer that begins at a sequence, None without one. In order each is found at once.
+        """Return the block of a producer that begins at a sequence, None without one.
 
+        In order each is found at once.
         What is sent again comes in the order in which it lies here: so each search begins behind the last one.
         """
         for number in (*range(self.sought, len(self.extents)), *range(self.sought)):
@@ -161,7 +162,7 @@ class RingLimits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the shell does next: uploads to start, the batch to publish, when to ask again (monotonic s)."""
+    """The shell's next steps: uploads, the batch to publish, and when to ask again (monotonic s)."""
 
     uploads: list[Slot]
     publish: Slot | None
@@ -208,13 +209,14 @@ class Ring:
 
     def append(self, stream: Stream, first: int, count: int, slab: Slab, start: int, end: int, now_s: float) -> bool:
         """Add one checked block to the open batch; False when the ring is full, and then nothing changed."""
-        if not self.room()[0]:
+        blocks_max, _ = self.room()
+        if not blocks_max:
             return False
         self.extend(stream, first, first + count, [(slab, start, end)], end - start, now_s)
         return True
 
     def extend(self, stream: Stream, first: int, next_: int, extents: list[Extent], size: int, now_s: float) -> None:
-        """Add checked blocks that lie in one slab, `size` bytes in all, to the open batch, which has room for them.
+        """Add checked blocks of one slab, `size` bytes in all, to the open batch, which has room for them.
 
         The slot takes one reference on each slab that it points into.
         """
@@ -356,13 +358,16 @@ class Ring:
         return min(slot.opened_s + min(slot.bytes / FAST_BYTES_S, FAST_S_MAX), slot.last_s + GAP_S_MAX)
 
     def _in_vain(self, slot: Slot, now_s: float) -> bool:
-        """Whether a batch came fast, and then no more; one that is worth no upload beside others tells nothing."""
+        """Whether a batch came fast, and then no more.
+
+        A batch that is too small for an upload of its own proves nothing.
+        """
         came_fast = slot.bytes >= FAST_BYTES_S * (slot.last_s - slot.opened_s)
         worth = self.limits.batch_bytes_max / WORTH_SHARE <= slot.bytes < self._goal_bytes
         return came_fast and worth and now_s - slot.opened_s < FAST_S_MAX
 
     def _learn(self, now_s: float) -> None:
-        """Wait for less when a batch came fast, and more only as soon as it was acked: its producers waited for that.
+        """Wait for less after a fast batch, and for more only once it is acked: its producers waited.
 
         A quarter of what they sent at once lets them fill one batch while others are on their way. What suffices grows
         again, slowly, as they send that much.

@@ -1,4 +1,4 @@
-"""One topic partition at its owner: runs the ring, uploads its batches, publishes their pointers, sends the acks.
+"""One partition at its owner: runs the ring, uploads batches, publishes pointers, sends acks.
 
 The shell around `Ring` (what is open, stored, next) and `Ownership` (what the queue shows): it turns their
 answers into calls of store, queue and connections, and decides nothing itself.
@@ -49,7 +49,7 @@ HELD_NAMED_MAX = 10_000
 
 
 def given_up_text(held: Sequence[str]) -> str:
-    """Return what the log says of blocks that are given up, in one line: its rate must not hide any of them."""
+    """Return one log line that names the given-up blocks: the log's rate must hide none of them."""
     more = f"; and {len(held) - HELD_NAMED_MAX} more" if len(held) > HELD_NAMED_MAX else ""
     return "; ".join(held[:HELD_NAMED_MAX]) + more
 
@@ -287,7 +287,7 @@ class TopicProcessor:
             stream.producer.streams -= 1
 
     def duplicate(self, stream: Stream, header: BlockHeader) -> bool:
-        """Judge a block that starts below what its producer sent already: True when it is here or in the queue.
+        """Judge a block below a producer's known end: True when it is here or in the queue.
 
         A duplicate is acked only when the copy that it duplicates is in the queue, and never before
         the blocks that came on its stream before it. Raises: IdentityConflictError for a block with other content;
@@ -352,7 +352,7 @@ class TopicProcessor:
         self.pump()
 
     def hurry(self) -> None:
-        """Memory is short, or another broker waits: do not wait for more blocks before the open batch is stored."""
+        """Store the open batch without waiting for more: memory is short, or another broker waits."""
         self.ring.hurry()
         self.pump_soon()
 
@@ -487,9 +487,12 @@ class TopicProcessor:
         ends = self._ends[: ends_that_fit([end for end, _ in self._ends])]
         own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
         facts = tuple(end for end, _ in ends)
-        await self._publisher().publish(
-            lambda: ended_pointer(origin, own.totals, facts, now_ms, own.named_since_ms()), None
-        )
+
+        def build() -> Pointer:
+            adopted = own.next_adopted()
+            return ended_pointer(origin, own.totals_with(adopted), adopted, facts, now_ms, own.named_since_ms())
+
+        await self._publisher().publish(build, None)
         del self._ends[: len(ends)]
         _settle([future for _, future in ends])
 
@@ -514,7 +517,7 @@ class TopicProcessor:
     # ---- the end of an epoch -----------------------------------------------------------------------
 
     async def _give_up_epoch(self) -> None:
-        """Give the whole ring up, from the head on: ack=all producers send again, ack=1 blocks go to the next owner."""
+        """Give up the ring from its head: ack=all producers send again, ack=1 blocks go to the next owner."""
         self.services.counters.fenced += 1
         self._redirect_streams()
         for task in list(self._uploads.values()):
@@ -581,5 +584,5 @@ class TopicProcessor:
 
     @property
     def name(self) -> str:
-        """What the log and errors call it."""
+        """Its name in logs and errors."""
         return f"topic '{self.topic.name}' partition {self.partition}"

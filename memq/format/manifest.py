@@ -1,11 +1,14 @@
-"""The manifest of a staged batch: one JSON document in the store, which says of which pieces the batch is made.
+"""The manifest of a staged batch: one JSON document in the store that lists its pieces.
 
 Whoever puts it first decides; a later attempt to commit the batch publishes what this one says. It never changes.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Annotated, cast
+from zlib import crc32
 
 import msgspec
 from msgspec import Meta
@@ -17,10 +20,11 @@ from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS, MANIFEST_BYTES_MAX
 
 Partition = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Place = tuple[str, str, int]  # topic, topic id, write partition
+DIGEST_END = 1 << 64
 
 
 class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """The blocks of one partition in a staged object: a batch at `offset`, in bytes, with what pointers say of it.
+    """The blocks of one partition in a staged object: a batch at byte `offset`, with pointer facts.
 
     `times` are pairs for the audit: the least timestamp (ms) of a run of blocks that have theirs in one minute, and
     the sequence behind the run; the first begins at 0. Writers of before left them out.
@@ -37,17 +41,21 @@ class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagedObject(msgspec.Struct, frozen=True, kw_only=True):
-    """One object that a task staged, `bytes` long, its index at `index_offset`, and the producer id of its blocks."""
+    """One staged object: `bytes` long, index at `index_offset`, and the producer id of its blocks.
+
+    `digest` is a sum over the values and keys of its records, in whatever order they are (`digest_of`).
+    """
 
     key: Text
     bytes: Number
     index_offset: Number
     pieces: tuple[StagedPiece, ...]
     producer: Hex = "0" * 16  # none: writers of before did not say
+    digest: Hex | None = None  # as above
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch of a writer: its objects in the order of their records, in `store`, and when it was made, Unix ms.
+    """One batch of a writer: its objects in `store` in order of records, and its time (Unix ms).
 
     `source` is the stream whose batch it is, where there is one: two streams that took the same name are told apart.
     """
@@ -68,6 +76,31 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             for piece in staged.pieces:
                 found.setdefault((piece.topic, piece.topic_id, piece.partition), []).append((staged, piece))
         return found
+
+
+def digest_of(values: Iterable[Buffer | None], keys: Iterable[Buffer | None] = ()) -> int:
+    """Return a sum of checksums that is the same for the same values and keys in any order, and in any parts."""
+    held, named = cast(Iterable[bytes], filter(None, values)), cast(Iterable[bytes], filter(None, keys))
+    return sum(map(crc32, held)) + (sum(map(crc32, named)) << 16)
+
+
+def same_rows(one: Sequence[StagedObject], other: Sequence[StagedObject]) -> bool:
+    """Whether two sets of objects hold as many records of each topic, with the same digest where both have one."""
+    return _counts(one) == _counts(other) and (
+        any(each.digest is None for each in (*one, *other)) or _digest(one) == _digest(other)
+    )
+
+
+def _counts(objects: Sequence[StagedObject]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for staged in objects:
+        for piece in staged.pieces:
+            counts[piece.topic_id] += piece.records
+    return counts
+
+
+def _digest(objects: Sequence[StagedObject]) -> int:
+    return sum(int(each.digest or "0", 16) for each in objects) % DIGEST_END
 
 
 _encode = msgspec.json.Encoder().encode

@@ -1,4 +1,4 @@
-"""The pointer: one JSON document in the notification queue, which says where a committed batch lies and what it holds.
+"""The pointer: one JSON document in the queue with the place and summary of a committed batch.
 
 Ids, sequences and bit sets are 16 hex digits on the wire and integers in Python; every other integer is below
 2^53, so that any JSON reader keeps it whole. The schema is docs/pointer.schema.json.
@@ -45,8 +45,9 @@ _NO_BITS = "0" * 16
 
 
 class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a copy of the batch lies. `store` is a name in the cluster's settings, offset and length are bytes.
+    """Where a copy of the batch lies.
 
+    `store` is a name in the cluster's settings, offset and length are bytes.
     `index` is where the object's index begins, 0 when that is right behind the batch.
     """
 
@@ -80,7 +81,7 @@ class ProducerRanges(msgspec.Struct, frozen=True):
 
 
 class ProducerEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What a producer said at its end: the next sequence it would have used, and those it gave up."""
+    """A producer's statement at its end: the next sequence, and the sequences it gave up."""
 
     producer: int
     next_sequence: int
@@ -186,7 +187,7 @@ class _Wire(_Fields, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Needs(msgspec.Struct):
-    """What decides whether the rest can be read."""
+    """The fields that decide whether the rest can be read."""
 
     version: int
     kind: str
@@ -230,16 +231,19 @@ def decode_pointer(body: bytes | bytearray | memoryview) -> Pointer:
     if len(body) > POINTER_BYTES_MAX:
         raise CorruptDataError(f"pointer has {len(body)} bytes, {POINTER_BYTES_MAX} are allowed")
     try:
-        needs = _decode_needs(body)
-        if needs.version not in FORMAT_VERSIONS or needs.kind not in KINDS or needs.requires:
-            raise UnsupportedFormatError(
-                f"pointer has version {needs.version}, kind {needs.kind[:60]!a} and requires {list(needs.requires)[:8]}"
-            )
-        wire = _decode_wire(body)
-        pointer = _from_wire(wire, _extra(body))
-        _check(pointer)
+        return _decode(body)
     except (ValueError, RecursionError, InvalidNameError) as error:  # ValueError: msgspec's errors, and bad UTF-8
         raise CorruptDataError(f"pointer of {len(body)} bytes can't be read: {error}") from error
+
+
+def _decode(body: bytes | bytearray | memoryview) -> Pointer:
+    needs = _decode_needs(body)
+    if needs.version not in FORMAT_VERSIONS or needs.kind not in KINDS or needs.requires:
+        raise UnsupportedFormatError(
+            f"pointer has version {needs.version}, kind {needs.kind[:60]!a} and requires {list(needs.requires)[:8]}"
+        )
+    pointer = _from_wire(_decode_wire(body), _extra(body))
+    _check(pointer)
     return pointer
 
 
@@ -271,7 +275,10 @@ def _to_wire(pointer: Pointer) -> _Wire:
 
 
 def _extra(body: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Return the fields that a newer writer added; nearly always there is none, and one look at the names shows it."""
+    """Return the fields that a newer writer added.
+
+    Nearly always there is none, which one comparison of the names shows.
+    """
     raw = _decode_names(body)
     if _KNOWN.issuperset(raw):
         return {}
@@ -362,8 +369,9 @@ def _check(pointer: Pointer) -> None:
 
 
 def named_since_ms(pointer: Pointer, time_ms: int) -> int:
-    """Return from when on (queue time) pointers must be read to know all named producers; 0 when there are none.
+    """Return from when on (queue time) pointers must be read to know all named producers.
 
+    0 when there are none.
     `time_ms` is the pointer's own queue time; it is the last one of the highest epoch.
     """
     if pointer.kind == "opened":
@@ -374,7 +382,7 @@ def named_since_ms(pointer: Pointer, time_ms: int) -> int:
 def bounded_ranges(
     producers: Sequence[ProducerRanges], ranges_max: int = POINTER_RANGES_MAX
 ) -> tuple[tuple[ProducerRanges, ...], bool]:
-    """Return `producers` cut to `ranges_max` ranges in all, and whether that is all of them: `producers_complete`."""
+    """Return `producers` cut to `ranges_max` ranges, and whether these are all of them."""
     kept: list[ProducerRanges] = []
     room = ranges_max
     for producer in producers:
@@ -393,8 +401,9 @@ def named_ranges(pointer: Pointer) -> Mapping[int, Sequence[Range]] | None:
 
 
 def is_named(ranges: Mapping[int, Sequence[Range]] | None, header: BlockHeader) -> bool:
-    """Whether a block may be one of a batch that names these; those that its pointer says to pass over are not named.
+    """Whether a block may be one of a batch that names these.
 
+    Those that its pointer says to pass over are not named.
     A store that sends another object's bytes would pass unseen otherwise: its blocks are sound, and of the same topic.
     """
     if ranges is None:

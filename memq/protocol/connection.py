@@ -11,12 +11,16 @@ from memq.protocol.frames import Api
 class Side(Enum):
     """The two ends of a connection."""
 
+    __hash__ = object.__hash__  # in C; Enum's own is a Python call, several for each frame
+
     CLIENT = auto()
     BROKER = auto()
 
 
 class State(Enum):
     """GREETING until both HELLOs were said, READY, DRAINING once the broker said so, CLOSED."""
+
+    __hash__ = object.__hash__
 
     GREETING = auto()
     READY = auto()
@@ -48,7 +52,7 @@ ALLOWED: dict[State, dict[Side, frozenset[Api]]] = {
     State.DRAINING: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
     State.CLOSED: {Side.CLIENT: frozenset(), Side.BROKER: frozenset()},
 }
-NEXT: dict[tuple[State, Side, Api], State] = {
+NEXT: dict[tuple[State, Side, int], State] = {
     (State.GREETING, Side.BROKER, Api.HELLO): State.READY,
     (State.GREETING, Side.BROKER, Api.ERROR): State.CLOSED,
     (State.READY, Side.BROKER, Api.DRAINING): State.DRAINING,
@@ -74,7 +78,7 @@ class Conversation:
             if self._client_said_hello:
                 raise ProtocolError("client said HELLO twice")
             self._client_said_hello = True
-        self.state = NEXT.get((self.state, side, Api(api)), self.state)
+        self.state = NEXT.get((self.state, side, api), self.state)
 
     def close(self) -> None:
         """Note that the connection is gone."""

@@ -1,4 +1,7 @@
-"""Frames: a 16-byte prefix and a body. Bytes to frames and back, without I/O (tables in docs/formats.md)."""
+"""Frames: a 16-byte prefix and a body.
+
+Bytes to frames and back, without I/O (tables in docs/formats.md).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ VERSIONS = (1, 1)  # least and greatest protocol version that this package speak
 
 
 class Api(IntEnum):
-    """What a frame is."""
+    """The type of a frame."""
 
     HELLO = 1
     OPEN = 2
@@ -41,7 +44,7 @@ class Api(IntEnum):
 
 
 class AckLevel(IntEnum):
-    """What an ack promises: nothing, checked and held by the broker, stored with its pointer in the queue."""
+    """The promise of an ack: none, checked and held by the broker, or stored with a queued pointer."""
 
     NONE = 0
     ONE = 1
@@ -72,7 +75,10 @@ class Frame(NamedTuple):
 
 
 def encode_prefix(api: int, stream: int, argument: int, length: int, flags: int = 0) -> bytes:
-    """Build what goes before a body of `length` bytes. Raises TooLargeError when that is over the api's bound."""
+    """Build what goes before a body of `length` bytes.
+
+    Raises TooLargeError when that is over the api's bound.
+    """
     if length > BODY_BYTES_MAX[api]:
         raise TooLargeError(f"{Api(api).name} body of {length} bytes is over {BODY_BYTES_MAX[api]}")
     return PREFIX.pack(length, api, flags, stream, argument)
@@ -132,10 +138,12 @@ class FrameReader:
 
     The owner writes into `get_buffer()` and calls `received(count)`. A body that is larger than the
     buffer gets a buffer of its own, so that it is received without a copy; small frames share one.
+    The shared buffer is made for the first bytes: an attempt to connect that is refused needs none.
     """
 
     def __init__(self, buffer_bytes: int = 64 * KIB) -> None:
-        self._shared = bytearray(buffer_bytes)
+        self._buffer_bytes = buffer_bytes
+        self._shared = bytearray()
         self._filled = 0
         self._large: bytearray | None = None
         self._large_prefix: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -145,6 +153,8 @@ class FrameReader:
         """Return where the next bytes go; never empty."""
         if self._large is not None:
             return memoryview(self._large)[self._large_filled :]
+        if not self._shared:
+            self._shared = bytearray(self._buffer_bytes)
         return memoryview(self._shared)[self._filled :]
 
     def received(self, count: int) -> list[Frame]:

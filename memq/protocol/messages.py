@@ -33,7 +33,10 @@ def decode_message(body: bytes | bytearray | memoryview, kind: type[Message]) ->
 
 
 class Hello(msgspec.Struct, kw_only=True):
-    """First frame of a client: the protocol versions that it speaks; `client` is its software, `client_id` its name."""
+    """First frame of a client: the protocol versions that it speaks.
+
+    `client` is its software, `client_id` its name.
+    """
 
     least_version: Int64
     greatest_version: Int64
@@ -79,7 +82,7 @@ class OpenAnswer(msgspec.Struct, kw_only=True):
 
 
 class Close(msgspec.Struct, kw_only=True):
-    """The producer is done with the stream: what it sent, and which sequences it gave up (half-open ranges)."""
+    """The producer's end of a stream: its sequences, and those it gave up (half-open ranges)."""
 
     next_sequence: int
     burned: list[tuple[int, int]] = []
@@ -90,7 +93,7 @@ class Done(msgspec.Struct, kw_only=True):
 
 
 class Forward(msgspec.Struct, kw_only=True):
-    """What comes before a block that another broker acked with 1 and can't publish any more.
+    """The head of a forwarded block: acked with 1 by another broker, which cannot publish it.
 
     The answer is `Done` when its pointer is in the queue. `absent_ms`: when the queue did not hold it, on the
     connection's clock.
@@ -141,7 +144,7 @@ class MetadataRequest(msgspec.Struct, kw_only=True):
 
 
 class Owner(msgspec.Struct, kw_only=True):
-    """Who owns a write partition now; an empty address means nobody does yet."""
+    """The owner of a write partition; an empty address means it has none yet."""
 
     partition: Int64
     epoch: Int64 = 0
@@ -164,7 +167,7 @@ class StoreMetadata(msgspec.Struct, kw_only=True):
 
 
 class Metadata(msgspec.Struct, kw_only=True):
-    """What a client needs to know of the cluster; `missing` are topics that do not exist; `zones` are the brokers'."""
+    """A client's map of the cluster; `missing` topics do not exist; `zones` are the brokers'."""
 
     cluster: str
     brokers: list[str] = []
@@ -225,12 +228,16 @@ class PollRequest(msgspec.Struct, kw_only=True):
     ask: PollEntries | PollTime | PollSpans
 
 
-class WireEntry(msgspec.Struct, kw_only=True):
-    """One pointer with its offset and queue time; the pointer is JSON inside JSON."""
+class WireEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One pointer with its offset and queue time; the pointer is JSON inside JSON.
+
+    A pointer that is damaged so that it is no JSON is null there, and `damaged` has its bytes.
+    """
 
     offset: Int64
     time_ms: Int64
     pointer: msgspec.Raw
+    damaged: bytes | None = None
 
 
 class PartitionEntries(msgspec.Struct, kw_only=True):
@@ -356,7 +363,10 @@ class DrainBroker(msgspec.Struct, tag_field="op", tag="drain-broker", kw_only=Tr
 
 
 class BeginProducer(msgspec.Struct, tag_field="op", tag="begin-producer", kw_only=True):
-    """Have a new instance of a named producer begin in a partition of the asked broker; it fences the older ones."""
+    """Have a new instance of a named producer begin in a partition of the asked broker.
+
+    It fences the older ones.
+    """
 
     topic: str
     topic_id: str
@@ -377,7 +387,7 @@ class DescribeLoad(msgspec.Struct, tag_field="op", tag="describe-load", kw_only=
 
 
 class WirePiece(msgspec.Struct, kw_only=True):
-    """Blocks of one partition in a staged object: a batch of its index, at `offset`, and what that does not say."""
+    """Blocks of one partition in a staged object: a batch of its index at `offset`, with more facts."""
 
     key: str
     object_bytes: Int64
@@ -388,7 +398,7 @@ class WirePiece(msgspec.Struct, kw_only=True):
 
 
 class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_only=True):
-    """Have the owner of a partition publish pieces of a writer's batch where they lie, those that are not there yet.
+    """Ask an owner to publish the missing pieces of a writer's batch where they are stored.
 
     They are the pieces from number `first` on of the `pieces_total` that the manifest (its crc32c) has for the
     partition; it was made at `created_ms`, Unix ms. Not to `remember` the writer leaves its repetition to the dedup
@@ -466,7 +476,7 @@ class WireBroker(msgspec.Struct, kw_only=True):
 
 
 class WireLoad(msgspec.Struct, kw_only=True):
-    """How full a broker is: its memory budget and what is taken of it, batches not yet published, those being uploaded.
+    """A broker's load: its memory budget and use, unpublished batches, uploads in flight.
 
     `open_breakers` names the stores whose circuit breaker is open.
     """
@@ -479,7 +489,7 @@ class WireLoad(msgspec.Struct, kw_only=True):
 
 
 class WireClient(msgspec.Struct, kw_only=True):
-    """What a client may have at one broker per s, 0 for as much as there is; "default": each that is not named.
+    """A client's limits at one broker per s, 0 for none; "default": each unnamed client.
 
     `over` counts its blocks and requests over the limit, since it came.
     """
@@ -493,7 +503,7 @@ class WireClient(msgspec.Struct, kw_only=True):
 
 
 class WireChange(msgspec.Struct, kw_only=True):
-    """What the governor would change: a partition's owner before and after ("" is nobody), and why."""
+    """A move of the plan: a partition's owner before and after ("" is none), and the reason."""
 
     topic: str
     partition: Int64
@@ -503,14 +513,14 @@ class WireChange(msgspec.Struct, kw_only=True):
 
 
 class WireInstance(msgspec.Struct, kw_only=True):
-    """An instance of a named producer in one partition: its epoch, and the sequence after the last committed one."""
+    """An instance of a named producer in a partition: epoch, and sequence after the last committed."""
 
     epoch: Int64
     next_sequence: Int64
 
 
 class AdminAnswer(msgspec.Struct, kw_only=True):
-    """Answer to an AdminRequest: the topic that was made or altered, groups, the cluster, an instance that began.
+    """Answer to an AdminRequest: a topic, groups, the cluster, or an instance that began.
 
     `published`: how many pieces of a batch are in the queue. `sweep_age_ms`: how old an object gets that nothing names.
     """

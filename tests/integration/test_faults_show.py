@@ -330,7 +330,7 @@ TABLE = (
     Shown("a pointer is damaged", "memq_broker_damaged_pointers_total", "pointer-damaged", damaged_pointer),
     Shown("two blocks have one identity", "memq_broker_conflicting_blocks_total", "identity-conflict", two_contents),
     Shown("a block is damaged on its way", "memq_broker_refused_blocks_total", "block-refused", damaged_block),
-    Shown("somebody speaks another protocol", REJECTED, "connection-refused", foreign_protocol),
+    Shown("a peer uses another protocol", REJECTED, "connection-refused", foreign_protocol),
     Shown("a client is over its limit", "memq_broker_over_limit_total", "over-limit", over_a_limit),
     Shown("a broker slept, and another owns its partition", "memq_broker_fenced_total", "fenced", another_owner),
     Shown("a broker dies", "memq_broker_openings_total", "assigned", dead_broker),

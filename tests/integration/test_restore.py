@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import memq
+from memq.clock import SystemClock
+from memq.notification.sqlite import SqliteQueue
 from tests.servers import DevServer
 
 TOPIC = "clicks"
@@ -48,12 +51,54 @@ def remove_queue(data: Path) -> None:
         file.unlink()
 
 
+def intact(told: str) -> int:
+    return next(int(each["intact"]) for each in json.loads(told) if each["topic"] == TOPIC)
+
+
+async def lose_log(data: Path) -> None:
+    """Empty partition 0, as if it had been made again."""
+    queue = SqliteQueue(data / "queue.sqlite", SystemClock())
+    try:
+        first = next(each for each in await queue.partitions(TOPIC) if each.partition == 0)
+        await queue.drop([first])
+        await queue.create([first], 30_000)
+    finally:
+        await queue.close()
+
+
+def test_one_lost_log_is_restored_into_the_queue_that_is_there(tmp_path: Path) -> None:
+    """As the event log-lost says; the command refused a folder that has its queue."""
+    server = DevServer(tmp_path / "data")
+    server.start()
+    fill(server.address)
+    with memq.Consumer(server.address, [TOPIC], group="g", end="end") as consumer:
+        assert len([value for batch in consumer for value in batch.values()]) == len(VALUES)
+        consumer.commit()
+    assert server.stop() == 0
+    asyncio.run(lose_log(server.data))
+    found = restore(server.data, "--json")
+    assert found.returncode == 0, found.stderr
+    assert intact(found.stdout) == 1
+    server.start()
+    try:
+        assert by_partition(read(server.address)) == expected()
+        with memq.Consumer(server.address, [TOPIC], group="g", end="end") as consumer:
+            assert {batch.partition for batch in consumer} <= {0}, "the group has its position in partition 1"
+    finally:
+        assert server.stop() == 0
+    remove_queue(server.data)
+    (server.data / "queue.sqlite").write_bytes(b"no database" * 1_000)
+    assert "move it away first" in restore(server.data).stderr
+
+
 def test_a_lost_queue_is_restored_and_goes_on(tmp_path: Path) -> None:
     server = DevServer(tmp_path / "data")
     server.start()
     fill(server.address)
     assert server.stop() == 0
-    assert "has its queue" in restore(server.data).stderr, "a folder that has its queue keeps it"
+    whole = restore(server.data, "--json")
+    assert whole.returncode == 0, whole.stderr
+    assert intact(whole.stdout) == 2, "a queue that is there keeps what it has"
     remove_queue(server.data)
     dry = restore(server.data, "--dry-run", "--json")
     assert dry.returncode == 0, dry.stderr

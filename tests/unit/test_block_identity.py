@@ -7,14 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from memq.broker import known_blocks
 from memq.broker.broker import Broker
+from memq.broker.known_blocks import RECENT_BATCHES
 from memq.client.aio_consumer import AsyncConsumer
-from memq.errors import ObjectExistsError
+from memq.errors import DeniedError, ObjectExistsError, QueueError
 from memq.format.block import StoredBlock, check_block, scope_of
 from memq.format.builder import BlockBuilder
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Nack, decode_message
-from memq.topic import Topic, TopicSettings, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import PRODUCER, BareClient, block_of, run, running_broker, write_frame
 from tests.unit.test_broker_epochs import connected, gated, pointers, processor_of, until_sealed
 
@@ -51,7 +53,9 @@ OTHERS: dict[str, tuple[int, list[bytes]]] = {
 
 @pytest.mark.parametrize("where", ["in the ring", "just published", "published by an earlier owner"])
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_block_under_sequences_that_are_known_is_refused(other: str, where: str) -> None:
+def test_another_block_under_sequences_that_are_known_is_refused(
+    other: str, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     first, values = OTHERS[other]
 
     async def work() -> None:
@@ -82,6 +86,7 @@ def test_another_block_under_sequences_that_are_known_is_refused(other: str, whe
             await again.close()
 
     run(work())
+    assert len([line for line in caplog.messages if line.startswith("identity-conflict")]) == 1
 
 
 def test_a_refusal_closes_the_stream_and_nothing_behind_it_is_acked() -> None:
@@ -135,6 +140,127 @@ def test_an_owner_that_can_not_look_the_stored_block_up_asks_its_producer_to_wai
             store.failing_ranges = 5
             assert (await client.send_again(topic, block_of(topic, 0, [b"a"]))).argument == 1
             assert (store.failing_ranges, broker.services.counters.duplicate_blocks) == (0, 1)
+            await client.close()
+
+    run(work())
+
+
+async def answer_to_copy(client: BareClient, topic: Topic, first: int, values: Sequence[bytes] = (b"v",)) -> Api:
+    """Send a block again, and return whether it is acked at once or its producer has to wait; then wait for the ack."""
+    await client.open(topic, sequence=first)
+    client.write(write_frame(block_of(topic, first, list(values))))
+    answer = await client.frame()
+    if answer.api == Api.THROTTLE:
+        assert (await client.send_again(topic, block_of(topic, first, list(values)))).api == Api.ACK
+    return Api(answer.api)
+
+
+async def fenced(broker: Broker, client: BareClient, topic: Topic) -> None:
+    """Let the owner lose its epoch, and with it what it knows of contents."""
+    await client.open(topic)
+    processor_of(broker, topic)._fence(ObjectExistsError("in a test"))
+    while (await client.frame()).api != Api.REDIRECT:
+        pass
+
+
+def test_the_headers_of_the_last_small_batches_are_kept_and_others_are_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_blocks, "RECENT_BLOCKS_MAX", 1)
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            for first in range(RECENT_BATCHES + 1):
+                await client.open(topic, sequence=first)
+                await sent(client, topic, first, [b"v"])
+            assert await answer_to_copy(client, topic, 0) == Api.THROTTLE
+            assert await answer_to_copy(client, topic, 1) == Api.ACK
+            store = gated(broker)
+            await client.open(topic, sequence=5)
+            client.write(write_frame(block_of(topic, 5, [b"v"])))
+            await until_sealed(processor_of(broker, topic))
+            client.write(write_frame(block_of(topic, 6, [b"v"])) + write_frame(block_of(topic, 7, [b"v"])))
+            store.gate.set()
+            while (await client.frame()).argument < 8:
+                pass
+            assert await answer_to_copy(client, topic, 6) == Api.THROTTLE, "its batch has two blocks"
+            await client.close()
+
+    run(work())
+
+
+def test_answers_are_kept_up_to_a_bound_and_for_one_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_blocks, "ANSWERS_MAX", 1)
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            for first in range(3):
+                await client.open(topic, sequence=first)
+                await sent(client, topic, first, [b"v"])
+            await fenced(broker, client, topic)
+            asked = (0, 0, 1, 0, 2, 0)
+            answers = [await answer_to_copy(client, topic, first) for first in asked]
+            assert [answer == Api.ACK for answer in answers] == [False, True, False, True, False, False]
+            await fenced(broker, client, topic)
+            assert await answer_to_copy(client, topic, 0) == Api.THROTTLE
+            await client.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (QueueError("not now"), "compare-retry"),
+        (TimeoutError(), "compare-retry"),
+        (DeniedError("not you"), "compare-failed"),
+    ],
+)
+def test_a_comparison_that_fails_is_named_and_its_producer_claims_again(
+    error: Exception, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            await sent(client, topic, 0, [b"v"])
+            await fenced(broker, client, topic)
+            await client.open(topic)
+            queue = broker.services.queue
+            seek_time, errors = queue.seek_time, [error]
+
+            async def seek(partition: ReadPartition, time_ms: int) -> int:
+                if errors:
+                    raise errors.pop()
+                return await seek_time(partition, time_ms)
+
+            queue.seek_time = seek  # type: ignore[method-assign]  # one question fails
+            assert await answer_to_copy(client, topic, 0) == Api.THROTTLE
+            assert broker.services.counters.duplicate_blocks == 1
+            await client.close()
+
+    run(work())
+    assert [line.partition(":")[0] for line in caplog.messages if line.startswith("compare-")] == [event]
+
+
+def test_a_copy_is_found_whose_queue_time_another_clock_set() -> None:
+    """It lies within the dedup window by the clock of its owner, which may be CLOCK_ERROR_MS apart from this one."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            for first in range(2):
+                await client.open(topic, sequence=first)
+                await sent(client, topic, first, [b"v"])
+            (read,) = read_partitions(topic)
+            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            oldest_ms = broker.services.runtime.clock.wall_ms() - topic.settings.dedup_window_ms - CLOCK_ERROR_MS
+            log.entries[:2] = [replace(entry, time_ms=oldest_ms + 5_000) for entry in log.entries[:2]]
+            await fenced(broker, client, topic)
+            assert (await client.send_again(topic, block_of(topic, 0, [b"v"]))).api == Api.ACK
+            assert broker.services.counters.duplicate_blocks == 1
             await client.close()
 
     run(work())

@@ -196,7 +196,7 @@ def test_a_block_that_is_not_sound_closes_its_stream_and_what_follows_is_ignored
     run(work())
 
 
-def test_a_block_that_was_first_sent_too_long_ago_is_refused() -> None:
+def test_a_block_that_was_first_sent_too_long_ago_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with running_broker() as broker:
             client = await BareClient.connect(broker)
@@ -205,9 +205,13 @@ def test_a_block_that_was_first_sent_too_long_ago_is_refused() -> None:
             old = -topic.settings.delivery_timeout_ms - 1_000
             client.write(write_frame(block_of(topic, 0, [b"a"]), first_sent_ms=old))
             assert (await client.error()).code == "too-old"
+            assert broker.services.counters.refused_blocks == 1
             await client.close()
 
     run(work())
+    (line,) = caplog.messages
+    assert line.startswith("block-refused: ")
+    assert line.endswith("topic 'clicks': block 0 was first sent over 120000 ms ago")
 
 
 def test_a_block_that_is_sent_again_is_acked_and_stored_once() -> None:

@@ -269,7 +269,9 @@ def test_a_key_that_the_store_calls_taken_ends_the_epoch_and_loses_nothing() -> 
 # ---- deletion ------------------------------------------------------------------------------------
 
 
-def test_only_a_deletion_that_the_coordinator_shows_twice_releases_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_deletion_that_the_coordinator_shows_twice_releases_blocks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(forwarding, "DELETED_S", 0.01)
 
     async def work() -> None:
@@ -282,6 +284,8 @@ def test_only_a_deletion_that_the_coordinator_shows_twice_releases_blocks(monkey
             assert found.one.services.counters.given_up_blocks == 0
 
     asyncio.run(work())
+    (line,) = [line for line in caplog.messages if line.startswith("forward-gone")]
+    assert line == "forward-gone: topic 'clicks' partition 0, 1 blocks: the topic was deleted"
 
 
 def test_one_answer_of_the_coordinator_proves_no_deletion(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.intake import MOVED_BYTES_MAX, Intake
-from memq.broker.slabs import SlabPool
-from memq.limits import KIB, MIB
-from tests.unit.peers import House, Peer
+from memq.broker.outbox import Outbox
+from memq.broker.slabs import TRIM_SHARE, Slab, SlabPool
+from memq.broker.streams import Producer, Stream
+from memq.errors import ThrottledError
+from memq.limits import (
+    KIB,
+    MIB,
+)
+from memq.protocol.frames import AckLevel, Api
+from tests.contract.manual_clock import ManualClock
+from tests.unit.peers import HoldingPartition, House, Peer, Wire
 
 SLAB = 64 * KIB
 BUDGET = 2 * MIB
@@ -244,3 +253,207 @@ def test_the_beginning_of_a_small_frame_moves_to_where_the_next_read_goes() -> N
     assert intake.follow(large) is large, "moving it costs more than the read that it saves"
     intake.cursor = SLAB - 100
     assert intake.follow(moved) is moved, "there is no room"
+
+
+# ---- slabs: the bound, what stays, and what goes back ----------------------------------------------
+
+
+def leased(pool: SlabPool, size: int = SLAB) -> Slab:
+    slab = pool.lease(size)
+    assert slab is not None
+    return slab
+
+
+def test_the_pool_gives_its_whole_budget_and_leaves_what_it_is_asked_to_leave() -> None:
+    pool = SlabPool(4 * SLAB, SLAB)
+    assert leased(pool, 1).size == SLAB
+    assert leased(pool, SLAB + 1).size == SLAB + 1
+    assert pool.lease(SLAB, leave_bytes=SLAB) is None
+    assert pool.lease(SLAB, leave_bytes=SLAB - 1) is not None
+    assert pool.leased_bytes == 3 * SLAB + 1
+    assert pool.refusals == 1
+
+
+def test_the_pool_asks_for_what_is_missing_and_refuses_what_does_not_come() -> None:
+    pool = SlabPool(4 * SLAB, SLAB)
+    wanted: list[int] = []
+    pool.reclaim = wanted.append
+    leased(pool, 3 * SLAB)
+    assert pool.lease(2 * SLAB + 5) is None
+    assert (wanted, pool.refusals) == ([SLAB + 5], 1)
+    assert leased(pool, SLAB).size == SLAB
+
+
+def test_a_lease_that_is_not_refused_leads_to_no_wake_up() -> None:
+    pool = SlabPool(4 * SLAB, SLAB)
+    woken: list[int] = []
+    pool.freed = lambda: woken.append(1)
+    pool.release(leased(pool))
+    assert not woken
+
+
+def test_a_slab_with_more_references_stays_leased_and_one_of_another_size_is_not_kept() -> None:
+    pool = SlabPool(8 * SLAB, SLAB)
+    slab, large = leased(pool), leased(pool, 2 * SLAB)
+    slab.references += 1
+    pool.release(slab)
+    assert pool.leased_bytes == 3 * SLAB
+    pool.release(slab)
+    pool.release(large)
+    assert (pool.leased_bytes, pool.held_bytes) == (0, SLAB)
+    assert leased(pool) is slab, "memory that is there already is used again"
+
+
+def test_spare_slabs_that_were_wanted_since_the_last_trim_stay() -> None:
+    pool = SlabPool(64 * SLAB, SLAB)
+    slabs = [leased(pool) for _ in range(20)]
+    for slab in slabs:
+        pool.release(slab)
+    pool.trim(0)  # all were wanted a moment ago
+    assert pool.held_bytes == 20 * SLAB
+    wanted = [leased(pool) for _ in range(5)]
+    for slab in wanted:
+        pool.release(slab)
+    pool.trim(15 * SLAB)
+    assert pool.held_bytes == 20 * SLAB, "15 were not wanted, and so many are kept"
+    pool.trim(12 * SLAB)
+    assert pool.held_bytes == (20 - 8 // TRIM_SHARE - 1) * SLAB
+
+
+# ---- a client that does not read, and a connection that ends ---------------------------------------
+
+
+def connected_peer() -> tuple[House, Peer]:
+    """A client that has said HELLO and has a stream for blocks."""
+    house = House(BUDGET, SLAB)
+    peer = Peer(0, house)
+    assert peer.step(len(peer.data))
+    return house, peer
+
+
+def test_a_broker_reads_nothing_from_a_client_that_does_not_read_its_answers() -> None:
+    def work() -> None:
+        _, peer = connected_peer()
+        peer.connection.pause_writing()
+        assert (peer.reads(), peer.connection.outbox.congested) == (False, True)
+        peer.connection.resume_writing()
+        assert (peer.reads(), peer.connection.outbox.congested) == (True, False)
+
+    run(work)
+
+
+def test_a_client_is_read_again_when_it_reads_and_memory_is_there() -> None:
+    def work() -> None:
+        _, peer = connected_peer()
+        peer.connection.pause()
+        peer.connection.pause_writing()
+        peer.connection.resume_writing()
+        assert not peer.reads(), "memory is short"
+        peer.connection.resume()
+        assert peer.reads()
+        peer.connection.pause_writing()
+        peer.connection.pause()
+        peer.connection.resume()
+        assert not peer.reads(), "its answers wait"
+        peer.connection.resume_writing()
+        assert peer.reads()
+
+    run(work)
+
+
+def test_a_connection_that_closes_is_not_read_again() -> None:
+    """The transport of an event loop refuses it, as the one here does."""
+
+    def work() -> None:
+        _, peer = connected_peer()
+        peer.connection.pause()
+        peer.connection.pause_writing()
+        peer.connection.close()
+        peer.connection.resume_writing()
+        peer.connection.resume()
+        assert not peer.reads()
+
+    run(work)
+
+
+def test_a_connection_is_refused_once_and_its_streams_end_with_it() -> None:
+    def work() -> None:
+        house, peer = connected_peer()
+        stream = peer.connection.streams[1]
+        peer.connection.refuse(ThrottledError("too much"))
+        written = bytes(peer.wire.written)
+        peer.connection.refuse(ThrottledError("too much"))
+        assert bytes(peer.wire.written) == written
+        assert peer.connection.closed
+        assert house.services.counters.rejected_connections == 1
+        peer.die()
+        assert (stream.open, peer.connection.streams) == (False, {})
+
+    run(work)
+
+
+def test_an_ack_or_a_throttle_for_a_stream_that_is_gone_is_not_sent() -> None:
+    def work() -> None:
+        _, peer = connected_peer()
+        connection, first = peer.connection, peer.connection.streams[1]
+        second = Stream(1, connection, cast(Any, HoldingPartition()), Producer(1), AckLevel.ALL, 0)
+        connection.bind(second)
+        peer.wire.written.clear()
+        connection.send_ack(first, AckLevel.ALL, 5, 1)
+        connection.send_throttle(first, 0, ThrottledError("full"))
+        assert (bytes(peer.wire.written), first.open) == (b"", True)
+        connection.send_throttle(second, 0, ThrottledError("full"))
+        written = bytes(peer.wire.written)
+        assert (written[4], second.open) == (Api.THROTTLE, False)
+        connection.send_throttle(second, 0, ThrottledError("full"))
+        assert bytes(peer.wire.written) == written, "it is closed already"
+        connection.send_ack(second, AckLevel.ALL, 5, 1)
+        assert len(peer.wire.written) > len(written), "what it sent before is acked all the same"
+
+    run(work)
+
+
+class Socket(Wire):
+    """A transport whose socket holds `unsent` bytes."""
+
+    unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+
+def test_a_client_is_late_when_it_read_nothing_for_the_whole_time() -> None:
+    async def work() -> None:
+        clock, wire = ManualClock(), Socket()
+        outbox = Outbox(clock)
+        assert outbox.unsent_bytes == 0
+        outbox.write(b"lost: there is no connection yet")
+        outbox.transport = cast(asyncio.Transport, wire)
+        wire.unsent = 900
+        clock.advance(60_000)
+        assert not outbox.stands(clock.monotonic(), 5_000), "the socket takes all"
+        outbox.stop()
+        clock.advance(5_000)
+        assert not outbox.stands(clock.monotonic(), 5_000)
+        clock.advance(1)
+        assert outbox.stands(clock.monotonic(), 5_000)
+        outbox.look(clock.monotonic())
+        assert outbox.stands(clock.monotonic(), 5_000), "nothing was read"
+        wire.unsent = 899
+        outbox.look(clock.monotonic())
+        assert not outbox.stands(clock.monotonic(), 5_000)
+        clock.advance(5_001)
+        outbox.look(clock.monotonic())
+        assert outbox.stands(clock.monotonic(), 5_000), "it read one byte, and then no more"
+        waiting = asyncio.create_task(outbox.writable())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        outbox.go_on()
+        await waiting
+        assert not outbox.stands(clock.monotonic(), 5_000)
+        outbox.write(b"x")
+        wire.close()
+        outbox.write(b"y")
+        assert bytes(wire.written) == b"x"
+
+    asyncio.run(work())

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import msgspec
 import pytest
 
 from memq.broker.held import HeldBlock, HeldBlocks
 from memq.broker.ownership import ADOPTED_MAX, SUCCESSORS, Ownership, Phase
+from memq.broker.ring import Ring, RingLimits
 from memq.broker.slabs import Slab
+from memq.broker.streams import Stream
 from memq.format.block import parse_header
-from memq.format.pointer import Pointer, ProducerRanges
+from memq.format.pointer import NamedProducer, Pointer, ProducerRanges
+from memq.format.ranges import RangeSet
+from memq.protocol.frames import AckLevel
 from memq.topic import Topic, Totals, equal_slots
 from tests.brokers import block_of
 
@@ -182,7 +188,7 @@ def test_the_queue_time_is_the_moment_of_the_last_proof() -> None:
     assert own.queue_time_ms() == 1_001_500
     own.prove(101.0)  # an older proof changes nothing
     assert own.queue_time_ms() == 1_001_500
-    assert not own.needs_proof(102.4)
+    assert not own.needs_proof(102.5)
     assert own.needs_proof(102.6)
 
 
@@ -217,6 +223,88 @@ def test_silent_producers_are_forgotten_and_those_with_a_stream_are_not() -> Non
     assert sorted(own.producers) == [8]
 
 
+def test_a_producer_with_blocks_in_the_ring_or_with_a_name_is_not_forgotten() -> None:
+    own = owner(2)
+    for producer in (7, 8, 9):
+        own.join([ProducerRanges(producer, ((0, 1),))], 1_000)
+    own.learn([NamedProducer(producer=8, epoch=1, last_sequence=1)], 1_000)
+    own.forget(90_000, busy={9})
+    assert sorted(own.producers) == [8, 9]
+    own.forget(90_000, busy={8}, retention_ms=10_000)
+    assert sorted(own.producers) == [8], "the name is in use"
+    own.forget(11_000, retention_ms=10_000)
+    assert len(own.named) == 1
+    own.forget(11_001, retention_ms=10_000)
+    assert len(own.named) == 0
+
+
+def test_a_producer_was_last_seen_with_its_youngest_pointer() -> None:
+    own = owner(2)
+    own.join([ProducerRanges(7, ((0, 1),))], 5_000)
+    own.join([ProducerRanges(7, ((1, 2),))], 4_000)
+    assert own.producer(7).seen_ms == 5_000
+
+
+def test_an_entry_is_taken_once() -> None:
+    own = owner(2)
+    own.state()
+    for _ in range(2):
+        own.meet(0, 1, pointer("data", 1, 0, 0, 5))
+    assert [entry.offset for entry in own.next_adopted()] == [0]
+
+
+def test_no_end_lies_before_an_own_pointer_that_was_not_met() -> None:
+    own = owner(2)
+    own.state()
+    assert own.own_end() == 0
+    own.published(0, pointer("opened", 2), 1)
+    assert (own.own_end(), own.unread) == (0, False), "nothing can lie before it"
+    own.published(3, pointer("data", 2, 0, 0, 5), 2)
+    own.published(5, pointer("data", 2, 1, 5, 6), 2)
+    assert own.own_end() == 6
+    for offset in (1, 2):
+        own.meet(offset, 1, pointer("data", 1, offset, 10 * offset, 10 * offset + 1))
+    own.meet(3, 2, pointer("data", 2, 0, 0, 5))
+    own.meet(4, 2, pointer("opened", 1))
+    own.meet(5, 2, pointer("data", 2, 1, 5, 6))
+    assert (own.own_end(), own.read_to) == (0, 6)
+
+
+def test_a_pointer_that_went_below_what_was_read_leaves_nothing_to_read() -> None:
+    own = owner(2)
+    own.state()
+    own.meet(0, 1, pointer("opened", 1))
+    own.published(0, pointer("data", 2, 0, 0, 5), 2)
+    assert (own.unread, own.own_end(), own.read_to) == (False, 0, 1)
+    assert own.totals == Totals(5, 50)
+
+
+def test_opened_is_said_again_when_half_the_window_is_over_and_there_are_names() -> None:
+    own = owner(2)
+    own.state()
+    own.published(0, pointer("opened", 2), own.queue_time_ms())
+    own.prove(own.opened_s + 60)
+    assert (own.must_restate(), own.named_since_ms()) == (False, 0)
+    own.learn([NamedProducer(producer=8, epoch=1, last_sequence=1)], 1_000)
+    assert (own.must_restate(), own.named_since_ms()) == (True, 1_000_000)
+    own.published(1, pointer("opened", 2), own.queue_time_ms() - 30_000)
+    assert not own.must_restate()
+    own.published(2, pointer("data", 2, 0, 0, 1), own.queue_time_ms())
+    own.prove(own.proof_s + 0.001)
+    assert own.must_restate()
+
+
+def test_a_tail_that_is_read_from_further_back_begins_with_nothing() -> None:
+    own = owner(3)
+    own.meet(5, 1, pointer("data", 1, 0, 0, 10))
+    own.learn([NamedProducer(producer=8, epoch=1, last_sequence=1)], 1_000)
+    own.restart(2)
+    assert (own.read_to, list(own.producers), len(own.named)) == (2, [], 0)
+    own.meet(2, 1, pointer("data", 1, 0, 0, 3))
+    own.state()
+    assert own.totals == Totals(3, 30)
+
+
 def test_an_own_batch_that_landed_once_more_is_counted_as_the_copy_that_it_is() -> None:
     """It was counted when it was published: taken for an own try, its copy would be missing in all later totals."""
     own = owner(2)
@@ -236,6 +324,49 @@ def test_a_late_pointer_does_not_move_the_end_of_its_producer_back() -> None:
     own.meet(1, 2, pointer("data", 1, 1, 0, 5))
     assert own.producer(7).next == 20
     assert list(own.producer(7).queued) == [(0, 5), (10, 20)]
+
+
+def test_a_lost_epoch_holds_what_it_acked_with_1_until_no_publish_of_it_can_land() -> None:
+    """Of acks=all nothing is held; what a batch promised for a copy is, whoever sent it."""
+    topic = Topic(name="t", id=TOPIC_ID, created_ms=1, partitions=equal_slots(1))
+    own, slab, ring = owner(4), Slab(1 << 16), Ring(RingLimits(4, 1 << 20, 100, 1.0, True, 2))
+    own.read_to, own.handed_over_s = 9, 111.0
+    at, released = 0, list[Slab]()
+    for producer, acks in ((7, AckLevel.ONE), (8, AckLevel.ALL), (9, AckLevel.ALL)):
+        stream = Stream(1, cast(Any, None), cast(Any, None), own.producer(producer), acks, 0)
+        for first in range(2):
+            block = block_of(topic, first, [b"v"], producer=producer)
+            slab.view[at : at + len(block)] = block
+            ring.append(stream, first, 1, slab, at, at + len(block), 0.0)
+            at += len(block)
+    assert ring.open is not None
+    ring.open.promised.append((9, 1, 2))
+    held = HeldBlocks.of_epoch(topic, 3, own, list(ring), released.append)
+    assert [(block.producer_id, block.first) for block in held.blocks] == [(7, 0), (7, 1), (9, 1)]
+    assert (held.epoch, held.read_to, held.settled_s, held.partition) == (4, 9, 114.0, 3)
+    assert held.describe()[1] == (
+        "topic 't' partition 3, of a lost epoch: producer 0000000000000007 sequences 1 to 1, acks=one"
+    )
+    references = slab.references
+    held.let_go(next(iter(held.blocks)))
+    assert (len(held), released, references) == (2, [slab], 4), "one of the ring, and one of each block"
+
+
+def test_a_held_block_is_known_by_what_the_lost_epoch_knew_and_what_is_met_since() -> None:
+    topic = Topic(name="t", id=TOPIC_ID, created_ms=1, partitions=equal_slots(1))
+    slab, block = Slab(1 << 16), block_of(topic, 3, [b"a", b"b"], producer=7)
+    slab.view[: len(block)] = block
+    queued = RangeSet()
+    queued.add(3, 4)
+    held = HeldBlocks(topic, 0, 5, 0.0, lambda _: None)
+    held.add(HeldBlock(parse_header(slab.view, 0), slab, 0, len(block)), queued)
+    held.meet(4, pointer("data", 1, 0, 4, 5))
+    held.meet(5, msgspec.structs.replace(pointer("data", 1, 0, 4, 5), partition=1))
+    held.meet(6, pointer("opened", 1))
+    held.meet(7, None)
+    assert (held.queued(), held.read_to) == ([], 8)
+    held.meet(8, pointer("data", 1, 1, 4, 5))
+    assert held.queued() == list(held.blocks)
 
 
 def test_a_block_next_to_what_the_queue_holds_is_held() -> None:

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
+import msgspec
 import pytest
 
 from memq.broker.forwarding import Forwarder
 from memq.broker.held import HeldBlocks
-from memq.broker.opening import _publish_opened
+from memq.broker.opening import _publish_opened, release_partition
 from memq.broker.ownership import Ownership
 from memq.broker.publishing import Publisher
 from memq.broker.slabs import Slab
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.segments import Segment
-from memq.errors import QueueError, RetryableError
+from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
 from memq.format.block import parse_header
+from memq.format.key import ObjectKey, parse_object_key
 from memq.format.pointer import Pointer, encode_pointer
 from memq.format.spool import SpoolEntry
 from memq.limits import MIB
 from memq.notification import Entries, Entry, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api, encode_frame
-from memq.protocol.messages import MetadataRequest, encode_message
-from memq.topic import PartitionSlots, ReadPartition, Topic, TopicSettings
+from memq.protocol.messages import Close, MetadataRequest, encode_message
+from memq.topic import PartitionSlots, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, run, running_broker, until, write_frame
 from tests.contract.manual_clock import ManualClock
-from tests.unit.test_broker_epochs import READ, Owner, connected, gated, processor_of, until_sealed
+from tests.unit.test_broker_epochs import READ, Owner, connected, gated, pointers, processor_of, until_sealed
 
 
 def foreign(owner: Owner) -> Publication:
@@ -119,6 +122,232 @@ def test_a_batch_that_landed_though_its_publish_failed_is_not_published_again() 
     run(work())
 
 
+class Scripted(MemoryQueue):
+    """A queue whose first publishes and reads fail with given errors."""
+
+    def __init__(self, owner: Owner, publishes: Sequence[Exception] = (), reads: Sequence[Exception] = ()) -> None:
+        super().__init__(owner.clock)
+        self.publishes, self.reads = list(publishes), list(reads)
+        self.asked: list[int] = []
+
+    async def publish(self, publication: Publication) -> int:
+        if self.publishes:
+            raise self.publishes.pop(0)
+        return await super().publish(publication)
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        self.asked.append(offset)
+        if self.reads:
+            raise self.reads.pop(0)
+        return await super().read(partition, offset, bytes_max)
+
+
+async def publisher_on(owner: Owner, queue: MemoryQueue, *, patient: bool = True) -> Publisher:
+    """Return a publisher of `owner` on another queue."""
+    await queue.create([READ], 30_000)
+    return Publisher(replace(owner.publisher._services, queue=queue), owner.own, READ, patient=patient)
+
+
+def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line.partition(":")[0] for line in caplog.messages]
+
+
+PASSING = [QueueError("not now"), TimeoutError(), DeniedError("not you"), NotFoundError("no such topic")]
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [*((error, "queue-retry") for error in PASSING), (EpochFencedError("epoch 2 is there"), "epoch-refused")],
+    ids=repr,
+)
+def test_a_publish_that_fails_is_named_and_the_queue_is_read_before_the_next_try(
+    error: Exception, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        owner = Owner()
+        queue = Scripted(owner, publishes=[error])
+        publisher = await publisher_on(owner, queue)
+        assert await publisher.publish(owner.batch, 0)
+        assert queue.asked == [0]
+        counters = publisher._services.counters
+        assert (counters.publish_retries, counters.published_pointers) == (1, 1)
+        assert not owner.own.unread
+
+    run(work())
+    assert events_of(caplog) == [event]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=repr)
+def test_a_read_that_fails_is_named_and_tried_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        owner = Owner()
+        queue = Scripted(owner, reads=[error])
+        publisher = await publisher_on(owner, queue)
+        owner.own.unread = True
+        await publisher.read_to_end()
+        assert queue.asked == [0, 0]
+        assert not owner.own.unread
+
+    run(work())
+    assert events_of(caplog) == ["queue-retry"]
+
+
+@pytest.mark.parametrize("error", [DeniedError("not you"), NotFoundError("no such topic")], ids=repr)
+def test_an_opening_does_not_wait_for_a_queue_that_denies(error: Exception) -> None:
+    """It is tried again as a whole, since the topic may be gone by now."""
+
+    async def work() -> None:
+        owner = Owner()
+        publisher = await publisher_on(owner, Scripted(owner, publishes=[error], reads=[error]), patient=False)
+        with pytest.raises(type(error)):
+            await publisher.publish(owner.batch, 0)
+        with pytest.raises(type(error)):
+            await publisher.read_to_end()
+
+    run(work())
+
+
+def test_a_key_counts_up_to_its_last_moment_and_without_a_try_nothing_can_have_landed() -> None:
+    async def work() -> None:
+        owner = Owner()
+        publisher = await publisher_on(owner, Scripted(owner))
+        now_s = owner.clock.monotonic()
+        assert not await publisher.publish(owner.batch, 0, now_s - 0.001)
+        assert not owner.own.unread
+        assert await publisher.publish(owner.batch, 0, now_s)
+
+    run(work())
+
+
+def test_a_comparison_that_took_long_is_made_again_after_the_queue_was_read(caplog: pytest.LogCaptureFixture) -> None:
+    """What landed meanwhile may be a copy, too."""
+
+    async def work() -> None:
+        owner = Owner()
+        queue = Scripted(owner)
+        publisher = await publisher_on(owner, queue)
+        taken_ms, seen = [4_000, 11_000, 1_000], list[int]()
+
+        async def compare() -> None:
+            seen.append(len(queue.asked))
+            if len(seen) == 1:
+                raise QueueError("the object can not be read now")
+            owner.clock.advance(taken_ms[len(seen) - 1])
+
+        assert await publisher.publish(owner.batch, 0, compare=compare)
+        assert seen == [0, 0, 1], "the second one ended 11 s after the proof"
+        assert events_of(caplog) == ["compare-retry"]
+
+    run(work())
+
+
+def test_a_comparison_that_can_not_be_made_ends_with_the_time_of_the_key() -> None:
+    async def work() -> None:
+        owner = Owner()
+        queue = Scripted(owner)
+        publisher = await publisher_on(owner, queue)
+        tries = 0
+
+        async def compare() -> None:
+            nonlocal tries
+            tries += 1
+            owner.clock.advance(2_000)
+            raise QueueError("the object can not be read now")
+
+        assert not await publisher.publish(owner.batch, 0, owner.clock.monotonic() + 4.0, compare)
+        assert tries == 3
+        assert queue._log(READ).end == 0
+
+    run(work())
+
+
+def test_a_pointer_that_the_queue_puts_below_what_was_read_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        owner = Owner()
+        publisher = await publisher_on(owner, Scripted(owner))
+        assert await publisher.publish(owner.batch, 0)
+        assert not caplog.messages
+        owner.own.read_to = 5
+        assert await publisher.publish(owner.batch, 1)
+
+    run(work())
+    (line,) = caplog.messages
+    assert line.startswith("log-lost: topic 'clicks' partition 0: the queue put a pointer at offset 1, below 5")
+
+
+def test_an_end_that_lies_before_what_was_read_or_published_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    """A queue that shows too little would prove an epoch that a higher one has followed."""
+
+    class Lagging(Scripted):
+        lag = 1
+
+        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            self.lag -= 1
+            return await super().read(partition, offset, bytes_max) if self.lag < 0 else Entries((), offset)
+
+    async def work() -> None:
+        owner = Owner()
+        queue = Lagging(owner)
+        publisher = await publisher_on(owner, queue)
+        await queue.publish(foreign(owner))
+        await publisher.read_to_end(1)
+        assert queue.asked == [0, 1]
+        await queue.publish(foreign(owner))
+        assert await publisher.publish(owner.batch, 1), "at offset 2, behind what another one published"
+        queue.lag = 1
+        await publisher.read_to_end()
+        assert (owner.own.read_to, owner.own.unread) == (3, False)
+
+    run(work())
+    assert events_of(caplog) == ["queue-retry"] * 2
+
+
+def test_late_pointers_are_counted_once_and_own_ones_and_those_of_the_tail_are_not() -> None:
+    async def work() -> None:
+        owner = Owner()
+        queue = Scripted(owner)
+        publisher = await publisher_on(owner, queue)
+        own, counters, log = owner.own, publisher._services.counters, queue._log(READ)
+        own.epoch = 3
+        own.stated = False
+
+        def land(kind: str, epoch: int) -> None:
+            late = msgspec.structs.replace(owner.batch(), kind=kind, epoch=epoch)
+            log.entries.append(Entry(log.end, owner.clock.wall_ms(), encode_pointer(late)))
+
+        land("data", 2)
+        await publisher.read_to_end()
+        assert counters.late_pointers == 0, "it belongs to the tail"
+        own.stated = True
+        for kind, epoch in (("data", 2), ("opened", 2), ("data", 3)):
+            land(kind, epoch)
+        log.entries.append(Entry(log.end, owner.clock.wall_ms(), b"no pointer"))
+        await publisher.read_to_end()
+        assert (counters.late_pointers, counters.damaged_pointers, own.read_to) == (1, 1, 5)
+
+    run(work())
+
+
+def test_a_pointer_says_when_its_batch_was_sealed_and_its_key_in_which_hour() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            clock = broker.services.runtime.clock
+            await client.open(topic)
+            begin_ms = clock.wall_ms()
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            assert (await client.frame()).argument == 1
+            last = (await pointers(broker, topic))[-1]
+            assert begin_ms <= last.sealed_ms <= clock.wall_ms()
+            key = parse_object_key(last.locations[0].key)
+            assert isinstance(key, ObjectKey)
+            assert key.hour_ms == last.sealed_ms // 3_600_000 * 3_600_000
+            assert broker.services.counters.sealed_batches == 1
+            await client.close()
+
+    run(work())
+
+
 def test_a_duplicate_is_not_acked_before_what_its_stream_sent_before_it() -> None:
     """An ack covers all below it: the queue holds the second block, and the first one is still on its way."""
 
@@ -170,6 +399,32 @@ def test_an_opening_whose_answer_takes_longer_than_a_pointer_may_be_old_does_not
         assert (await opened(30_000)).read_to == 1
         with pytest.raises(RetryableError, match="came after 30 s"):
             await opened(30_001)
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", ["ended", "closed"])
+def test_a_pointer_without_records_counts_the_late_tries_that_its_own_proof_meets(kind: str) -> None:
+    """It may be the only pointer that is young enough to settle the totals of a reader that starts behind it."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            assert (await client.frame()).argument == 1
+            processor = processor_of(broker, topic)
+            log = broker.services.queue._log(read_partitions(topic)[0])  # type: ignore[attr-defined]  # the memory queue
+            log.entries.append(replace(log.entries[-1], offset=log.end))  # an earlier try of the batch lands late
+            processor._owned().proof_s -= 3_600
+            if kind == "ended":
+                client.write(encode_frame(Api.CLOSE, 1, 3, encode_message(Close(next_sequence=1))))
+                assert (await client.frame()).api == Api.CLOSE
+            else:
+                await release_partition(broker.services, processor._publisher(), topic)
+            last = (await pointers(broker, topic))[-1]
+            assert (last.kind, last.totals.records, [late.offset for late in last.adopted]) == (kind, 2, [2])
+            await client.close()
 
     run(work())
 

@@ -453,7 +453,11 @@ def test_a_topic_with_a_damaged_pointer_is_not_swept() -> None:
     run(work())
 
 
-def test_a_topic_whose_queue_is_gone_is_an_error_that_stops_nothing() -> None:
+def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line.partition(":")[0] for line in caplog.messages]
+
+
+def test_a_topic_whose_queue_is_gone_is_an_error_that_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with running_broker() as broker:
             rig = await Rig.make(broker)
@@ -464,3 +468,31 @@ def test_a_topic_whose_queue_is_gone_is_an_error_that_stops_nothing() -> None:
             await rig.client.close()
 
     run(work())
+    assert "retention-failed" in events_of(caplog)
+
+
+def test_a_round_that_fails_is_named_and_the_next_one_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+
+            async def failing() -> None:
+                raise StoreError("not now")
+
+            await rig.batch()
+            rig.store.listed = failing
+            await look_after(broker.services, broker.partitions, sweeps=False)
+            assert "housekeeping-failed" not in events_of(caplog)
+            await look_after(broker.services, broker.partitions)
+            assert events_of(caplog).count("housekeeping-failed") == 1
+            rig.store.listed = nothing
+            await look_after(broker.services, broker.partitions)
+            assert events_of(caplog).count("housekeeping-failed") == 1
+            await rig.client.close()
+
+    run(work())
+
+
+def test_what_is_exactly_as_old_as_it_may_be_stays() -> None:
+    found = expired(entries(HOUR_MS + 1, HOUR_MS, 0, 0), SETTINGS, NOW_MS)
+    assert (found.before, found.keys) == (11, ("k0",))

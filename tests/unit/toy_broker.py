@@ -8,10 +8,11 @@ from typing import Self, cast
 
 import msgspec
 
+from memq.client.link_pool import LinkPool
 from memq.errors import MemqError
 from memq.format.block import BlockHeader, check_block
 from memq.format.columns import BlockReader, open_block
-from memq.network import Listener, SocketNetwork, format_address
+from memq.network import Address, Listener, SocketNetwork, format_address, parse_address
 from memq.protocol.frames import AckLevel, Api, Frame, FrameReader, encode_ack, encode_frame
 from memq.protocol.messages import (
     Close,
@@ -31,7 +32,7 @@ from memq.protocol.messages import (
     nack_of,
 )
 from memq.topic import Topic, TopicSettings, equal_slots
-from tests.stepped_time import SteppedLoop
+from tests.stepped_time import SteppedLoop, stepped_runtime
 
 Script = Callable[["ToyConnection", Frame], bool]
 
@@ -249,3 +250,31 @@ def run(test: Callable[[ToyBroker], Awaitable[None]], broker: ToyBroker | None =
     with asyncio.Runner(loop_factory=SteppedLoop) as runner:
         runner.run(main())
     return toy
+
+
+def pool_of(*brokers: ToyBroker | Address, zone: str = "") -> LinkPool:
+    """Return the connections of a client that starts from these brokers."""
+    addresses = [parse_address(each.address) if isinstance(each, ToyBroker) else each for each in brokers]
+    return LinkPool(stepped_runtime(), addresses, zone=zone)
+
+
+def address_of(broker: ToyBroker) -> Address:
+    """Return where a broker listens."""
+    return parse_address(broker.address)
+
+
+def silent_at(api: Api) -> Script:
+    """Return the script of a broker that never answers one kind of frame."""
+    return lambda connection, frame: frame.api == api
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until a condition holds; the test's own limit ends it."""
+    while not condition():  # noqa: ASYNC110 - clients have no event for all that a test waits for
+        await asyncio.sleep(0)
+
+
+async def turns(count: int = 50) -> None:
+    """Let what can happen without time happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)

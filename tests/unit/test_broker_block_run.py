@@ -1,0 +1,146 @@
+"""A run of blocks takes what is plainly right, up to its bounds, and ends before anything else."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, cast
+
+import pytest
+from awscrt.checksums import crc32c
+
+from memq.broker.block_run import Run, sound_run
+from memq.broker.slabs import Slab, SlabPool
+from memq.broker.streams import Producer, Stream
+from memq.format.block import CHECKED_FROM
+from memq.limits import BLOCK_HEADER_BYTES, BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, KIB, SEQUENCE_END, TIME_MS_END
+from memq.protocol.frames import AckLevel
+from tests.brokers import PRODUCER, block_of, write_frame
+from tests.unit.peers import TOPIC, HoldingPartition
+
+SLAB = 64 * KIB
+
+
+def frames(*blocks: bytes, sent_ms: int = 0) -> tuple[Slab, int]:
+    """Return a slab with WRITE frames one after another, and where they end."""
+    slab = SlabPool(SLAB, SLAB).lease(SLAB)
+    assert slab is not None
+    data = b"".join(write_frame(block, first_sent_ms=sent_ms) for block in blocks)
+    slab.view[: len(data)] = data
+    return slab, len(data)
+
+
+def sound(
+    slab: Slab, end: int, *, sequence: int = 0, known: int = 0, oldest_ms: float = 0, blocks: int = 9, size: int = SLAB
+) -> Run:
+    """Check them as those of a stream at `sequence`, whose producer is known up to `known`."""
+    producer = Producer(PRODUCER)
+    producer.next = known
+    stream = Stream(1, cast(Any, None), cast(Any, HoldingPartition()), producer, AckLevel.NONE, sequence)
+    return sound_run(stream, slab, 0, end, oldest_ms=oldest_ms, blocks_max=blocks, bytes_max=size)
+
+
+def test_a_run_takes_the_blocks_that_follow_on_each_other() -> None:
+    blocks = [block_of(TOPIC, first, [b"a", b"b"]) for first in (0, 2, 6)]
+    slab, end = frames(*blocks)
+    run = sound(slab, end)
+    size = len(blocks[0])
+    extents = [(slab, number * (16 + size) + 16, (number + 1) * (16 + size)) for number in range(2)]
+    assert run == Run(extents, 4, 2 * (16 + size)), "sequences are missing before the third"
+    assert sound(slab, end - 1, sequence=6).extents == []
+    assert len(sound(slab, 2 * (16 + size) - 1).extents) == 1, "the second is only half there"
+
+
+def test_a_run_ends_at_its_bounds() -> None:
+    slab, end = frames(*(block_of(TOPIC, first, [b"a"]) for first in range(4)))
+    frame = end // 4
+    assert [len(sound(slab, end, blocks=count).extents) for count in (0, 1, 3, 4, 5)] == [0, 1, 3, 4, 4]
+    sizes = (1, frame, frame + 1, 2 * frame, 2 * frame + 1)
+    assert [len(sound(slab, end, size=size).extents) for size in sizes] == [1, 1, 2, 2, 3]
+
+
+def test_a_run_takes_nothing_that_was_sent_before_or_too_long_ago() -> None:
+    slab, end = frames(block_of(TOPIC, 3, [b"a"]), sent_ms=50)
+    assert sound(slab, end, sequence=3, known=3, oldest_ms=50).next_sequence == 4
+    assert sound(slab, end, sequence=3, known=4, oldest_ms=50) == Run([], 3, 0)
+    assert sound(slab, end, sequence=3, oldest_ms=50.5) == Run([], 3, 0)
+
+
+def test_the_last_sequences_of_all_are_judged_one_by_one() -> None:
+    first_of_them = SEQUENCE_END - 65_536 * BLOCK_RECORDS_MAX
+    for first, taken in ((first_of_them - 1, 1), (first_of_them, 0)):
+        slab, end = frames(block_of(TOPIC, first, [b"a"]))
+        assert len(sound(slab, end, sequence=first).extents) == taken
+
+
+# A frame's prefix is 16 bytes; the places of the header's fields behind it, and how they are packed.
+FIELDS = {
+    "length": (-16, "<I"),
+    "stream": (-10, "<H"),
+    "magic": (0, "<I"),
+    "codec": (9, "<B"),
+    "payload": (12, "<I"),
+    "raw": (16, "<I"),
+    "count": (20, "<I"),
+    "epoch": (24, "<I"),
+    "scope": (28, "<I"),
+    "producer": (32, "<Q"),
+    "first": (40, "<Q"),
+    "base": (48, "<q"),
+    "slot_first": (60, "<H"),
+    "slot_last": (62, "<H"),
+}
+VALUE = b"v" * 100
+PAYLOAD = len(block_of(TOPIC, 0, [VALUE])) - BLOCK_HEADER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({}, True),
+        ({"length": PAYLOAD + BLOCK_HEADER_BYTES - 1}, False),
+        ({"stream": 2}, False),
+        ({"magic": 0x11111111}, False),
+        ({"epoch": 1}, False),
+        ({"scope": 77}, False),
+        ({"producer": PRODUCER + 1}, False),
+        ({"first": 1}, False),
+        ({"payload": PAYLOAD - 1}, False),
+        ({"raw": PAYLOAD + 1}, False),  # nothing was compressed
+        ({"raw": PAYLOAD + 1, "codec": 1}, True),
+        ({"raw": PAYLOAD - 1, "codec": 1}, False),
+        ({"raw": PAYLOAD, "codec": 2}, True),
+        ({"raw": PAYLOAD, "codec": 3}, False),
+        ({"raw": BLOCK_RAW_BYTES_MAX, "codec": 1}, True),
+        ({"raw": BLOCK_RAW_BYTES_MAX + 1, "codec": 1}, False),
+        ({"count": 0}, False),
+        ({"count": 1_000, "raw": 4_000, "codec": 1}, True),
+        ({"count": 1_000, "raw": 3_999, "codec": 1}, False),
+        ({"count": BLOCK_RECORDS_MAX, "raw": BLOCK_RAW_BYTES_MAX, "codec": 1}, True),
+        ({"count": BLOCK_RECORDS_MAX + 1, "raw": BLOCK_RAW_BYTES_MAX, "codec": 1}, False),
+        ({"base": TIME_MS_END - 1}, True),
+        ({"base": TIME_MS_END}, False),
+        ({"base": -TIME_MS_END + 1}, True),
+        ({"base": -TIME_MS_END}, False),
+        ({"slot_first": 5, "slot_last": 5}, True),
+        ({"slot_first": 6, "slot_last": 5}, False),
+    ],
+    ids=str,
+)
+def test_a_run_ends_before_a_block_that_is_not_plainly_right(changes: dict[str, int], taken: bool) -> None:
+    """The checksum is right each time: so the field alone decides."""
+    block = block_of(TOPIC, 0, [VALUE])
+    slab, end = frames(block)
+    for name, value in changes.items():
+        at, kind = FIELDS[name]
+        struct.pack_into(kind, slab.view, 16 + at, value)
+    struct.pack_into(
+        "<I", slab.view, 16 + 4, crc32c(slab.view[16 + CHECKED_FROM : end - (changes.get("length", 0) > 0)])
+    )
+    run = sound(slab, end)
+    assert (len(run.extents), run.end) == ((1, end) if taken else (0, 0))
+
+
+def test_a_run_ends_before_a_damaged_block() -> None:
+    slab, end = frames(block_of(TOPIC, 0, [b"a"]))
+    slab.view[end - 1] ^= 1
+    assert sound(slab, end) == Run([], 0, 0)

@@ -1,0 +1,202 @@
+"""Batches that are not where their pointer said, starts and lags: what a reader asks, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from memq.client.flow import FlowState, PartitionFlow
+from memq.client.places import END_TRIES, Places, window_ms
+from memq.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    PositionExpiredError,
+)
+from memq.format.pointer import Location, decode_pointer, encode_pointer
+from memq.notification import Entries, Entry
+from memq.topic import Position, Totals
+from tests.skipping_loop import skip, skipping_runtime
+from tests.unit.queue_model import WINDOW_MS, Block, Log
+from tests.unit.test_consumer_reading import TOPIC, Reader, World, expected, log_of, partition_of, reading
+
+
+def relocate(log: Log, offset: int, key: str) -> None:
+    """Let the pointer at an offset name another object, as after a compaction."""
+    entry = log.entries[offset - log.entries[0].offset]
+    pointer = decode_pointer(entry.body)
+    moved = msgspec.structs.replace(
+        pointer, locations=tuple(msgspec.structs.replace(each, key=key) for each in pointer.locations)
+    )
+    log.entries[offset - log.entries[0].offset] = Entry(entry.offset, entry.time_ms, encode_pointer(moved))
+
+
+def test_a_batch_that_was_moved_is_found_by_its_pointer_of_now() -> None:
+    async def work() -> None:
+        world = World(log_of(2))
+        world.fetch_s = 1.0
+        reader = Reader(world)
+        reader.add(0)
+        await skip(0.5)
+        world.gone = {"o/1"}
+        relocate(world.logs[0], 1, "cold/1")
+        await reader.until(6)
+        assert reader.got == expected(0, 2)
+        assert "cold/1" in world.keys
+        assert reader.reading.retries == 0
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_a_batch_that_is_nowhere_is_damage() -> None:
+    async def work() -> None:
+        world = World(log_of(2))
+        world.gone = {"o/0"}
+        strict = Reader(world)
+        strict.add(0)
+        await skip(1)
+        strict.deliver()
+        (failure,) = strict.failures
+        assert isinstance(failure, CorruptDataError)
+        assert "its object is missing" in str(failure)
+        await strict.tasks.stop()
+        lenient = Reader(world)
+        passing = lenient.add(0, pass_damage=True)
+        await lenient.until(3)
+        assert lenient.got == expected(0, 2)[3:]
+        assert passing.flow.counts.damaged_records == 3
+        await lenient.tasks.stop()
+
+    reading(work())
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_batch_that_retention_took_while_it_was_fetched_expires(skips: bool) -> None:
+    async def work() -> None:
+        world = World(log_of(3))
+        world.fetch_s = 1.0
+        reader = Reader(world)
+        assigned = reader.add(0, pass_expired=skips, known=Totals())
+        await skip(0.5)
+        world.gone = {"o/0", "o/1"}
+        del world.logs[0].entries[:2]
+        if skips:
+            await reader.until(3)
+            assert reader.got == expected(0, 3)[6:]
+            assert assigned.flow.counts.expired_records == 6
+        else:
+            await skip(2)
+            reader.deliver()
+            (failure,) = reader.failures
+            assert isinstance(failure, PositionExpiredError)
+            assert failure.first == "0:2:0"
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_what_retention_took_before_it_was_polled_is_a_gap() -> None:
+    async def work() -> None:
+        world = World(log_of(2))
+        reader = Reader(world)
+        assigned = reader.add(0, pass_expired=True)
+        await reader.until(6)
+        for first in (6, 9, 12):
+            world.logs[0].batch(Block(1, first))
+        del world.logs[0].entries[:4]
+        world.news.set()
+        await reader.until(9)
+        assert reader.got[6:] == expected(0, 5)[12:]
+        assert (assigned.flow.counts.expired_offsets, assigned.flow.counts.expired_records) == (2, 6)
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_a_copy_of_what_lies_before_the_start_is_compared_and_left_out() -> None:
+    async def work() -> None:
+        log = Log()
+        log.batch(Block(1, 0))
+        log.batch(Block(1, 0), Block(1, 3))
+        log.batch(Block(1, 3, more=b"!"))
+        reader = Reader(World(log))
+        assigned = reader.add(0, start=1)
+        await reader.until(6)
+        assert [value for _, value in reader.got] == [b"1:3", b"1:4", b"1:5"] * 2
+        counts = assigned.flow.counts
+        assert (counts.duplicate_records, counts.conflicting_blocks) == (3, 1)
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+# ---- places --------------------------------------------------------------------------------------
+
+
+def test_a_start_behind_the_end_is_asked_about_for_a_while() -> None:
+    async def work() -> None:
+        world = World(log_of(2))
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
+        with pytest.raises(InvalidRequestError, match="behind its end"):
+            await Places(world).start_at(Position(0, 3), partition_of(0), TOPIC.settings)
+        assert loop.time() - begin_s == pytest.approx(0.1 * (2**END_TRIES - 1))
+
+    reading(work())
+
+
+def test_a_look_back_reads_the_index_of_a_pointer_that_could_not_name_all() -> None:
+    async def work() -> None:
+        log = Log()
+        log.batch(Block(1, 0), named=False)
+        log.batch(Block(1, 0), Block(1, 3))
+        world = World(log)
+        flow = PartitionFlow(partition_of(0), Position(0, 1), window_ms=window_ms(TOPIC.settings))
+        await Places(world).look_back(flow, TOPIC.settings, [0], world.index_of)
+        reader = Reader(world)
+        reader.add(0, start=1)
+        await reader.until(3)
+        assert [value for _, value in reader.got] == [b"1:3", b"1:4", b"1:5"]
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_a_lag_is_in_records_bytes_and_seconds() -> None:
+    async def work() -> None:
+        runtime = skipping_runtime()
+        log = log_of(4, time_ms=runtime.clock.wall_ms() - 5_000)
+        places, size, stored = Places(World(log)), len(Block(1, 0).data()), log.stored
+
+        async def lag(position: Position, here: Totals) -> tuple[int, int, float]:
+            found = await places.lag(TOPIC, partition_of(0), position, here, runtime.clock)
+            return found.records, found.bytes, found.seconds
+
+        assert await lag(Position(0, 1), Totals(3, size)) == (9, stored - size, 5.0)
+        assert await lag(Position(0, 1, 2), Totals(3, size)) == (7, stored - size, 5.0)
+        assert await lag(Position(0, 4), Totals(12, stored)) == (0, 0, 0.0)
+        assert await lag(Position(0, 4), Totals(13, stored)) == (0, 0, 0.0)
+        assert await places.end_totals(partition_of(0), TOPIC.settings, [0]) == Totals(12, stored)
+
+    reading(work())
+
+
+def test_locations_are_compared_as_a_whole() -> None:
+    async def work() -> None:
+        world = World(log_of(1))
+        flow = PartitionFlow(partition_of(0), Position(0, 0), window_ms=WINDOW_MS)
+        flow.begin()
+        flow.take_entries(Entries(world.logs[0].entries, 1))
+        slot = flow.next_fetch()
+        assert slot is not None
+        assert not flow.move(slot, world.logs[0].entries[0]), "it is where it was"
+        relocate(world.logs[0], 0, "cold/0")
+        assert flow.move(slot, world.logs[0].entries[0])
+        assert slot.pointer is not None
+        assert slot.pointer.locations == (Location(store="main", key="cold/0", offset=0, length=slot.bytes),)
+        assert not flow.move(slot, Entry(0, 0, b"{")), "what can't be read names no place"
+        assert flow.state is FlowState.READING
+
+    reading(work())

@@ -1,0 +1,171 @@
+"""What a client asks the owner of a partition: there, elsewhere, and again until there is an answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from memq.client.metadata import ClusterMetadata
+from memq.client.naming import BEGINNINGS_AT_ONCE_MAX, Naming
+from memq.client.owner_requests import OwnerRequests
+from memq.client.producer_settings import ProducerSettings
+from memq.errors import MemqError, MovedError, NotReadyError, ProducerFencedError, ProtocolError, TimedOutError
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, WireInstance, decode_message
+from tests.stepped_time import step, stepped_runtime
+from tests.unit.toy_broker import ToyBroker, ToyConnection, pool_of, run, toy_topic, turns
+
+TOPIC = toy_topic()
+
+
+class Owner:
+    """The script of an owner: `errors` first, then `epoch`; it may be silent, or say nothing of an instance."""
+
+    def __init__(self) -> None:
+        self.errors: list[MemqError] = []
+        self.begun: list[int] = []
+        self.metadata = 0
+        self.silent = 0
+        self.mute = False
+
+    def __call__(self, connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api == Api.METADATA:
+            self.metadata += 1
+        if frame.api != Api.ADMIN:
+            return False
+        ask = decode_message(frame.body, AdminRequest).ask
+        assert isinstance(ask, BeginProducer)
+        self.begun.append(ask.partition)
+        if self.silent:
+            self.silent -= 1
+        elif self.errors:
+            connection.refuse(frame, self.errors.pop(0))
+        else:
+            instance = None if self.mute else WireInstance(epoch=3, next_sequence=10 + ask.partition)
+            connection.answer(frame, AdminAnswer(instance=instance))
+        return True
+
+
+async def asked(broker: ToyBroker, owner: Owner, answer_s: float = 5.0) -> tuple[OwnerRequests, ClusterMetadata]:
+    broker.script = owner
+    pool = pool_of(broker)
+    metadata = ClusterMetadata(stepped_runtime(), pool)
+    await metadata.refresh("clicks")
+    return OwnerRequests(stepped_runtime(), pool, metadata, answer_s), metadata
+
+
+def begin(partition: int = 0) -> BeginProducer:
+    return BeginProducer(topic="clicks", topic_id=TOPIC.id, partition=partition, producer="07")
+
+
+async def answer_of(work: asyncio.Task[AdminAnswer]) -> AdminAnswer:
+    """Let time go on until there is an answer."""
+    while not work.done():
+        await turns()
+        step(1.0)
+    return await work
+
+
+def test_an_owner_that_is_not_ready_is_asked_again_after_the_time_it_names() -> None:
+    async def test(broker: ToyBroker) -> None:
+        owner = Owner()
+        owners, _ = await asked(broker, owner)
+        owner.errors = [NotReadyError("opening", retry_after_ms=20_000)]
+        work = asyncio.create_task(owners.ask(TOPIC, 0, begin()))
+        await broker.until(lambda: len(owner.begun) == 1)
+        await turns()
+        step(19)
+        await turns()
+        assert len(owner.begun) == 1
+        step(2)
+        answer = await work
+        assert answer.instance is not None
+        assert (answer.instance.epoch, len(owner.begun)) == (3, 2)
+        assert owner.metadata == 2, "who owns it is asked for again"
+        owner.errors = [ProducerFencedError("newer")]
+        with pytest.raises(ProducerFencedError):
+            await owners.ask(TOPIC, 0, begin())
+
+    run(test)
+
+
+def test_a_partition_that_moved_is_asked_for_where_it_is() -> None:
+    async def test(broker: ToyBroker) -> None:
+        async with ToyBroker() as other:
+            here, there = Owner(), Owner()
+            other.script = there
+            owners, _ = await asked(broker, here)
+            moved = MovedError("moved")
+            moved.address = other.address
+            here.errors = [moved]
+            await answer_of(asyncio.create_task(owners.ask(TOPIC, 0, begin())))
+            assert (here.begun, there.begun) == ([0], [0])
+            assert here.metadata == 1, "the refusal names the owner: nobody else is asked"
+            there.errors = [MovedError("moved, and nobody knows where")]
+            await answer_of(asyncio.create_task(owners.ask(TOPIC, 0, begin())))
+            assert here.metadata + there.metadata >= 2
+
+    run(test)
+
+
+def test_a_partition_without_an_owner_is_asked_for_until_it_has_one() -> None:
+    async def test(broker: ToyBroker) -> None:
+        owner = Owner()
+        broker.owners["clicks", 0] = ""
+        owners, _ = await asked(broker, owner)
+        work = asyncio.create_task(owners.ask(TOPIC, 0, begin()))
+        for _ in range(5):
+            await turns()
+            step(1)
+        assert owner.begun == []
+        assert owner.metadata >= 3
+        broker.owners.clear()
+        assert (await answer_of(work)).instance is not None
+
+    run(test)
+
+
+def test_an_owner_that_does_not_answer_is_asked_again() -> None:
+    async def test(broker: ToyBroker) -> None:
+        owner = Owner()
+        owner.silent = 2
+        owners, _ = await asked(broker, owner)
+        assert (await answer_of(asyncio.create_task(owners.ask(TOPIC, 0, begin())))).instance is not None
+        assert len(owner.begun) == 3
+        assert owner.metadata == 3
+
+    run(test)
+
+
+# ---- instances of a named producer ---------------------------------------------------------------
+
+
+def test_an_instance_begins_in_each_partition_a_few_at_a_time() -> None:
+    wide = toy_topic(partitions=3 * BEGINNINGS_AT_ONCE_MAX)
+
+    async def test(broker: ToyBroker) -> None:
+        owner = Owner()
+        owners, _ = await asked(broker, owner)
+        naming = Naming(owners, 7)
+        settings = ProducerSettings(name="job", delivery_timeout_s=30.0)
+        assert await naming.begin(wide, [], settings) == []
+        assert await naming.begin(wide, [5, 2], settings) == [(3, 15), (3, 12)]
+        every = list(range(len(wide.partitions)))
+        owner.begun.clear()
+        owner.silent = BEGINNINGS_AT_ONCE_MAX
+        work = asyncio.create_task(naming.begin(wide, every, settings))
+        await broker.until(lambda: len(owner.begun) == BEGINNINGS_AT_ONCE_MAX)
+        await turns()
+        assert len(owner.begun) == BEGINNINGS_AT_ONCE_MAX
+        step(30)
+        with pytest.raises(TimedOutError, match="producer 'job' did not begin in topic 'clicks' in 30 s"):
+            await work
+        owner.mute = True
+        with pytest.raises(ProtocolError, match="did not say how a named producer begins"):
+            await naming.begin(wide, [0], settings)
+        owner.errors = [ProducerFencedError("newer")]
+        with pytest.raises(ProducerFencedError):
+            await naming.begin(wide, [0], settings)
+
+    run(test, ToyBroker(wide))
