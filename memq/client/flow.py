@@ -1,4 +1,4 @@
-"""What one read partition has to poll, to fetch and to deliver, in order. Pure.
+"""One read partition: what to poll, fetch and deliver, in order. Pure.
 
 Pointers come in by `take_entries`, stored batches by `fetched`, and `deliver` gives out the next records. The
 position moves only in `deliver`. Dedup happens there too, since only there the order is that of the queue.
@@ -58,7 +58,7 @@ SUCCESSORS: dict[FlowState, frozenset[FlowState]] = {
 
 @dataclass(slots=True)
 class Counts:
-    """What was delivered and what was passed over, in records, blocks, sequences or pointers as the name says."""
+    """Delivered and skipped records, blocks, sequences or pointers, as the names say."""
 
     records: int = 0
     duplicate_records: int = 0
@@ -89,6 +89,7 @@ class Slot:
     part: tuple[int, int] | None = None  # which records are wanted of it; None for all
     gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
     damaged: bool = False  # its pointer, or some of its pieces
+    missing_since_s: float | None = None  # when all ways said for the first time that its object does not exist
     judged: int = 0  # pieces before this one were delivered or passed over
     claims: Sequence[Claim] = ()  # its pieces that seem to be copies, when the next one waits to be compared
     stored: Mapping[Claim, Copies] | None = None  # what lies before it under their sequences
@@ -110,7 +111,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What `deliver` gives out: records, or an error before which the flow stays.
+    """A delivery of `deliver`: records, or an error before which the cursor stays.
 
     `first` and `behind` are the places before and behind, `totals` what lies before the pointer of `first`;
     `damaged` are pieces that were passed over, or the one that the error is about.
@@ -147,7 +148,7 @@ Copy = tuple[int, BlockHeader]  # the write partition of a block that was left o
 
 
 class Seen(NamedTuple):
-    """What became of blocks whose sequences were seen."""
+    """Outcomes of blocks whose sequences were seen."""
 
     copies: list[Copy]
     conflicts: list[Conflict]
@@ -179,7 +180,7 @@ class PartitionFlow:
         self.state = FlowState.LOOKING_BACK
         self.paused = False
         self.held_bytes = 0  # stored bytes that are here or on their way
-        self._pass_damage = pass_damage
+        self.pass_damage = pass_damage
         self._pass_expired = pass_expired
         self._start = start
         self._known = known
@@ -226,7 +227,7 @@ class PartitionFlow:
         return incomplete
 
     def note_index(self, pointer: Pointer, blocks: Iterable[BlockEntry]) -> None:
-        """Take blocks that were seen: of a batch that `look_back` returned, or before a start inside of a batch."""
+        """Take seen blocks: of a batch that `look_back` returned, or before a start within a batch."""
         for entry in blocks:
             self._lookback.note(pointer.partition, entry.producer_id, entry.first_sequence, entry.next_sequence)
 
@@ -350,7 +351,7 @@ class PartitionFlow:
         return seen
 
     def take_moved_start(self) -> Position | None:
-        """Return where reading begins when retention has overtaken a start at "what there is" since the last call."""
+        """Return the new start if retention has overtaken "the first available" since the last call."""
         moved, self._moved_start = self._moved_start, None
         return moved
 
@@ -423,7 +424,7 @@ class PartitionFlow:
         return Delivery(first, self.behind, totals, pointer, tuple(found.slices), tuple(found.damaged))
 
     def _deliver_gap(self, slot: Slot, gap: Gap) -> Delivery | None:
-        """Pass over what retention took, or stay before it when there is a record in it that was to be delivered."""
+        """Skip what retention removed, or stop before it if a wanted record was in it."""
         pointer, lost = slot.pointer, self._records_lost(slot, gap)
         if lost and not self._pass_expired:
             error = expired_error(self.partition, self.position, gap.first, lost)
@@ -495,7 +496,7 @@ class PartitionFlow:
                 break
             before = piece.first + piece.records <= start
             if piece.header is None and not before and piece.number not in skip:
-                if not self._pass_damage or isinstance(piece.cause, UnsupportedFormatError):
+                if not self.pass_damage or isinstance(piece.cause, UnsupportedFormatError):
                     found.failed, found.stop = piece, piece.first
                     break
                 found.damaged.append(piece)
@@ -549,7 +550,7 @@ class PartitionFlow:
     def _deliver_unreadable(self, slot: Slot, cause: MemqError) -> Delivery | None:
         """A pointer that can't be read hides its batch: damage of unknown size."""
         place = Position(self.partition.partition, slot.offset)
-        if self._pass_damage and isinstance(cause, CorruptDataError):
+        if self.pass_damage and isinstance(cause, CorruptDataError):
             self.counts.damaged_blocks += 1
             self._pass(slot)
             piece = Piece(0, 0, 0, None, memoryview(b""), cause)

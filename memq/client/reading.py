@@ -1,4 +1,4 @@
-"""Feeds the flows of one consumer: one long poll for all partitions, batches fetched in parallel within a budget."""
+"""Feeds a consumer's cursors: one long poll for all partitions, batches fetched in parallel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memq.client.pieces import NumberedEntry, missing_batch
 from memq.client.places import Places, window_ms
 from memq.client.read_tally import ReadTally
 from memq.client.record import TopicPartition, place_of
-from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, RetryableError
+from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, RetryableError, StoreError
 from memq.limits import POLL_BYTES_MAX
 from memq.logs import EventLog
 from memq.network import Runtime
@@ -28,6 +28,7 @@ from memq.topic import Committed, ReadPartition, Topic, TopicSettings, Totals
 FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
 POLL_WAIT_MS = 2_000
+MISSING_S = 30.0  # how long a missing object is asked for again where it would be passed over
 _RETRY_S_BASE = 0.05
 _RETRY_S_MAX = 2.0
 
@@ -205,7 +206,7 @@ class Reading:
                 await self._back_off(error, failures)
 
     async def _poll_once(self, offsets: dict[ReadPartition, int]) -> None:
-        """Poll, until somebody wants a partition that is not among `offsets`."""
+        """Poll until a partition is wanted that is not among `offsets`."""
         loop = asyncio.get_running_loop()
         poll = loop.create_task(self._queue.poll(offsets, POLL_WAIT_MS, POLL_BYTES_MAX))
         kick = loop.create_task(self._kicked.wait())
@@ -340,6 +341,20 @@ class Reading:
                 await self._back_off(error, failures)
         self._changed()
 
+    def _look_again(self, assigned: Assigned, slot: Slot, error: NotFoundError) -> None:
+        """Raise StoreError for `MISSING_S`, where a missing object would be passed over: no later answer corrects that.
+
+        The queue still has the pointer, so retention has not taken the object. A store whose outage is answered with
+        404 on all ways would else cost a group sound records. Whoever stops at damage may try again as it likes.
+        """
+        now_s = self._runtime.clock.monotonic()
+        if slot.missing_since_s is None:
+            slot.missing_since_s = now_s
+            place = f"topic '{assigned.flow.partition.topic}' at offset {slot.offset}"
+            self._events.warning("consumer.object-missing", f"{place}: {error}; asking again for {MISSING_S:g} s")
+        if assigned.flow.pass_damage and now_s < slot.missing_since_s + MISSING_S:
+            raise StoreError(f"an object that the queue names is missing: {error}")
+
     async def _fetch_once(self, assigned: Assigned, slot: Slot) -> None:
         pointer = slot.pointer
         assert pointer is not None
@@ -361,10 +376,11 @@ class Reading:
                 return
             if assigned.flow.move(slot, ahead[0]):
                 return
+            self._look_again(assigned, slot, error)
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
         assigned.flow.fetched(slot, pieces, before)
 
 
 def _first_of(entries: Entries) -> int:
-    """Return the first offset of an answer, or where reading goes on behind it."""
+    """Return the first offset of an answer, or where reading continues after it."""
     return entries[0].offset if entries else entries.next

@@ -1,4 +1,4 @@
-"""The side of a producer that callers touch: records go into open blocks here, and blocks are cut and sealed.
+"""The caller's side of a producer: records go into open blocks; blocks are cut and sealed.
 
 Thread-safe by one lock; no I/O, no loop. The I/O side is woken once, not per record (a wake costs 5 us, a
 record 0.1), takes what was cut, and gives memory back when blocks are settled.
@@ -133,28 +133,14 @@ class SendBuffer:
         for buffer, (first, last) in zip(route.buffers, route.map.slots, strict=True):
             for before, (low, high) in zip(known.buffers, known.map.slots, strict=True):
                 if before is not buffer and low <= last and first <= high:
-                    self._end_open(before, cut)
-                    self._end_open(buffer, cut)
+                    cut += [self._cut(each.open) for each in (before, buffer) if each.open is not None]
                     buffer.gates.append(Gate(buffer.next_sequence, before, before.next_sequence))
                     before.heirs.append(buffer)
         for buffer, slots in zip(route.buffers, route.map.slots, strict=True):
             buffer.slots = slots
 
-    def _end_open(self, buffer: PartitionBuffer, cut: list[PendingBlock]) -> None:
-        """Cut the open block of a partition; one without records goes. What comes in without the lock sees the end."""
-        block = buffer.open
-        if block is None:
-            return
-        block.close()
-        if block.count_closed if isinstance(block, RowBlock) else block.count:
-            cut.append(self._cut(block))
-        else:
-            self._unstick(block, None)
-            buffer.open = None
-            self.pending_bytes -= block.limit + BLOCK_COST_BYTES
-
     def drop_route(self, topic: str) -> None:
-        """Forget a topic that is gone, so that the next record asks for it anew."""
+        """Forget a topic that no longer exists, so that the next record asks for it again."""
         with self.lock:
             self._routes.pop(topic, None)
             self.sticky.pop(topic, None)
@@ -197,7 +183,7 @@ class SendBuffer:
         return self.place_late(block, row)  # type: ignore[arg-type]  # as above
 
     def place_late(self, block: RowBlock, row: tuple[object, ...]) -> _Delivery | None:
-        """Return the delivery of a row that was added to a closed block in time, None when it must be put again.
+        """Return the delivery of a row added to a closed block in time; None if it must be put again.
 
         A row that came into an open block by a map that is not current any more must, too.
         """
@@ -351,14 +337,14 @@ class SendBuffer:
         return BufferFullError(f"{self.pending_bytes} of {self._settings.pending_bytes_max} bytes are pending")
 
     def _keyless_home(self, route: Route, size: int, cut: list[PendingBlock]) -> PartitionBuffer:
-        """Return the partition that keyless records go to now: with each full block the turn goes to the next one."""
+        """Return the partition for keyless records: the turn moves on with each full block."""
         block = route.sticky
         if block is not None and block.count and block.raw_bytes + size > max(block.limit, self._settings.block_bytes):
             cut.append(self._cut(block))
         return route.sticky.home if route.sticky is not None else route.next_turn()
 
     def _keep_sticky(self, route: Route, block: RowBlock | MixedBlock, *, keyless: bool) -> None:
-        """Make the block the one for keyless records, and open the way without the lock as long as it is plain."""
+        """Make the block the one for keyless records, and allow its path without the lock while simple."""
         if keyless:
             route.sticky = block
         if route.lockless and route.sticky is block and isinstance(block, RowBlock) and block.shape == PLAIN:
@@ -373,7 +359,7 @@ class SendBuffer:
     def _block_with_room(
         self, buffer: PartitionBuffer, size: int, cut: list[PendingBlock], shape: int, wish: int = 0
     ) -> RowBlock | MixedBlock:
-        """Return the open block of a partition with room for `size` bytes, and for up to `wish` where that is easy.
+        """Return a partition's open block with room for `size` bytes, and for up to `wish` if cheap.
 
         It is the one there is, grown, or a new one of the shape. Columns that are new to a block widen its older rows:
         that may put it over its limit by a part, never over the bounds of the format, which are 16 times larger.
@@ -399,7 +385,7 @@ class SendBuffer:
         return new
 
     def _drop_empty(self, block: RowBlock | MixedBlock) -> None:
-        """Take back a block whose first record was refused: the I/O side was told of it, and finds nothing."""
+        """Withdraw a block whose first record was refused: the I/O side finds it empty."""
         if block.count:
             return
         block.close()
@@ -430,8 +416,6 @@ class SendBuffer:
         most = self._settings.block_bytes
         if needed <= block.limit:
             return True
-        if not block.count:
-            most = max(most, needed + KIB)
         if needed > most:
             return False
         limit = min(most, max(block.limit * 2, needed, wished))
@@ -515,7 +499,7 @@ class SendBuffer:
         return dirty
 
     def take_ready(self, buffer: PartitionBuffer) -> list[PendingBlock]:
-        """Return the sealed blocks of a partition in order, up to the first that is being sealed, or held back."""
+        """Return the sealed blocks of a partition in order, up to the first unsealed or held-back one."""
         ready: list[PendingBlock] = []
         with self.lock:
             while buffer.cut and buffer.cut[0].ready and not (buffer.gates and buffer.holds_back(buffer.cut[0].first)):
@@ -569,7 +553,7 @@ class SendBuffer:
 
 
 def _prefix(sizes: list[int], done: int, row: int, left: int, room: int) -> tuple[int, int]:
-    """Return how many of `sizes[done:]` fit into `room`, at least one, nearly the most, and the sum of them.
+    """Return how many of `sizes[done:]` fit into `room` (at least one), and their sum.
 
     `left` is the sum of what is left, each with its `row`. A guess by the mean that is checked costs 6 ns a record;
     running totals and a search in them cost 40.

@@ -1,4 +1,4 @@
-"""Records become blocks by partition, and blocks one object that a writer stages: as brokers write them. Pure."""
+"""Records become blocks by partition, and blocks one staged object, as brokers write them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memq.client.partitioner import PartitionMap
 from memq.errors import NotFoundError
 from memq.format.block import BlockHeader, Buffer, scope_of
 from memq.format.builder import BlockBuilder
-from memq.format.manifest import StagedObject, StagedPiece
+from memq.format.manifest import DIGEST_END, StagedObject, StagedPiece, digest_of
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.report import MINUTE_MS
 from memq.limits import SLOTS
@@ -48,6 +48,7 @@ class StagedObjectBuilder:
 
     def __init__(self, topics: Mapping[str, Topic], producer_id: int, *, block_bytes: int, codec: str) -> None:
         self.bytes = 0
+        self._digest = 0
         self._topics = topics
         self._maps: dict[str, PartitionMap] = {}
         self._turns: dict[str, int] = {}
@@ -72,6 +73,7 @@ class StagedObjectBuilder:
         before = part.open.raw_bytes
         part.open.append(*fields)
         self.bytes += part.open.raw_bytes - before
+        self._digest += digest_of((fields.value,), (fields.key,))
         part.slots_hold = part.slots_hold and partition is None
         self._seal_full(part, place, now_ms, keyless=fields.key is None and partition is None)
 
@@ -79,6 +81,7 @@ class StagedObjectBuilder:
         """Add records by key, or without. Raises: as `add`."""
         known = self._known(topic)
         places = self._maps[topic]
+        self._digest += digest_of(many.values, many.keys or ())
         if many.keys is None:
             self._extend(known, self._turns[topic], many, now_ms)
             return
@@ -105,7 +108,10 @@ class StagedObjectBuilder:
             start, size = row, 0
 
     def build(self, cluster: str, writer: str, key: str, now_ms: int) -> tuple[list[Buffer], int, StagedObject]:
-        """Return the object's bytes in pieces, their crc32c, and what the manifest says of it. It must not be empty."""
+        """Return the object's bytes in pieces, their crc32c, and what the manifest says of it.
+
+        It must not be empty.
+        """
         batches: list[BatchEntry] = []
         entries: list[BlockEntry] = []
         pieces: list[StagedPiece] = []
@@ -144,7 +150,12 @@ class StagedObjectBuilder:
             checksum = crc32c(piece, checksum)
         size = offset + len(buffers[-1])
         staged = StagedObject(
-            key=key, bytes=size, index_offset=offset, pieces=tuple(pieces), producer=f"{self._producer_id:016x}"
+            key=key,
+            bytes=size,
+            index_offset=offset,
+            pieces=tuple(pieces),
+            producer=f"{self._producer_id:016x}",
+            digest=f"{self._digest % DIGEST_END:016x}",
         )
         return buffers, checksum, staged
 

@@ -22,8 +22,9 @@ from memq.client.staged_object import StagedObjectBuilder
 from memq.client.staged_tally import StagedTally
 from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
 from memq.format.key import manifest_key, manifest_prefix, staged_object_key
-from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, decode_manifest, encode_manifest
+from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, decode_manifest, encode_manifest, same_rows
 from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
+from memq.logs import EventLog
 from memq.network import Runtime
 from memq.protocol.messages import PublishStaged, StoreMetadata, WirePiece
 from memq.storage_handlers import StorageHandler
@@ -34,7 +35,9 @@ PARTITIONS_AT_ONCE_MAX = 16
 
 
 class StagedWriter:
-    """One task's side: records in, staged objects out. Nothing of it is seen before `StagedCommits.commit`.
+    """One task's side: records in, staged objects out.
+
+    Nothing of it is seen before `StagedCommits.commit`.
 
     Args:
         cluster, topics, store: what `StagedCommits` says of the cluster, and the store opened here. More topics may be
@@ -93,7 +96,10 @@ class StagedWriter:
         timestamps_ms: Sequence[int] | None = None,
         tag: str | None = None,
     ) -> None:
-        """Stage many records, the fast way in; arguments as those of `memq.Producer.send_many`. Raises: as `add`."""
+        """Stage many records, the fast way in; arguments as those of `memq.Producer.send_many`.
+
+        Raises: as `add`.
+        """
         if values:
             many = check_many(values, keys, timestamps_ms, tag)
             self._open.add_many(topic, many, self._runtime.clock.wall_ms())
@@ -136,6 +142,7 @@ class StagedCommits:
     ) -> None:
         self._runtime = runtime_of(runtime)
         self._writer = check_name(writer, "writer")
+        self._events = EventLog(self._runtime.clock)
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._owners = OwnerRequests(self._runtime, self._pool, self._metadata, ANSWER_S)
@@ -165,7 +172,10 @@ class StagedCommits:
         await self._metadata.all_topics()
 
     async def topics(self, names: Sequence[str]) -> dict[str, Topic]:
-        """Return the topics of these names, made where that is allowed. Raises: NotFoundError, UnreachableError."""
+        """Return the topics of these names, made where that is allowed.
+
+        Raises: NotFoundError, UnreachableError.
+        """
         await self._pool.reach(self._connect_timeout_s)
         return {name: (await self._metadata.topic(name, create=True)).topic for name in names}
 
@@ -189,9 +199,11 @@ class StagedCommits:
         source: str = "",
         timeout_s: float = 600.0,
     ) -> Manifest:
-        """Make a batch of staged objects visible, all of it, once: however often it is committed, and from wherever.
+        """Make a batch of staged objects visible, completely and once, however often it is committed.
 
-        The first commit of a batch decides what it is; a later one, with whatever objects, brings that to its end.
+        The first commit of a batch decides what it is; a later one brings that to its end. When the later one has
+        objects with other records, a job (without `source`) gets an InvalidRequestError after that. A stream, whose
+        micro-batch may be computed again with another result, logs it.
         Batch ids of a writer grow; a batch below the last one is there already. Without `remember` no partition keeps
         the writer's name, and a commit is repeated within the dedup window only. `source` names the stream that the
         batch is of: the batch of another one is refused. Returns what the batch is.
@@ -212,10 +224,25 @@ class StagedCommits:
             ) from error
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        self._check_rows(manifest, objects)
         return manifest
 
+    def _check_rows(self, manifest: Manifest, objects: Sequence[StagedObject]) -> None:
+        if not objects or same_rows(manifest.objects, objects):
+            return
+        records, given = (
+            sum(piece.records for each in found for piece in each.pieces) for found in (manifest.objects, objects)
+        )
+        text = (
+            f"batch {manifest.batch_id} of writer '{self._writer}' was committed before with other rows: it has the"
+            f" {records} records of then, and none of the {given} of now"
+        )
+        if not manifest.source:
+            raise InvalidRequestError(text, hint="give other rows a batch id of their own")
+        self._events.warning("staged.other-rows", text)
+
     async def finish_last(self, store: StorageHandler) -> Manifest | None:
-        """Bring the writer's last batch to its end, whose driver may have died when only some of it was published.
+        """Complete the writer's last batch, whose driver may have died after publishing a part.
 
         Returns what that batch is; None when there is none, or what was staged for it is not there any more.
         Raises: TimedOutError: try again; otherwise as `commit`.

@@ -1,4 +1,4 @@
-"""The window of one producer in one partition: which blocks are unacked, and when they are sent, again or not at all.
+"""The window of one producer in one partition: unacked blocks, and when to send them. Pure.
 
 The rules it keeps: blocks leave in order, each time as the same bytes; a stream is dense, so that after a
 block that was given up the next one waits until what went before is acked, and then opens the stream anew;
@@ -79,7 +79,7 @@ class ProducerWindow:
         self._wants_acks = wants_acks
         self._sent: deque[UnackedBlock] = deque()  # written on the stream, in order
         self._queued: deque[UnackedBlock] = deque()  # not written on it, in order, all after those
-        self._stream_next = 0  # the sequence that the broker expects on the stream
+        self._stream_next = self.next_sequence  # the sequence that the broker expects on the stream
         self._seen_next = 0  # while there is no stream: what the connection's last one was sent up to
         self._attempts = 0  # since the last ack
         self._retry_at_s = 0.0
@@ -185,8 +185,6 @@ class ProducerWindow:
             self._attempts, self._why = 0, None
 
     def _tick(self, event: Tick) -> None:
-        if self.state is State.CLOSING:
-            return
         self._expire(event.now_s)
         if self.state is State.WAITING and event.now_s >= self._retry_at_s and (self.live or self._finishing):
             self._open()
@@ -201,7 +199,7 @@ class ProducerWindow:
                 self._burn(blocks.popleft(), self._late())
 
     def _late(self) -> TimedOutError:
-        """Say that time is up, and what stood in the way."""
+        """Report the timeout and its cause."""
         text = f"{self._name} took no block within the delivery timeout"
         return TimedOutError(text) if self._why is None else TimedOutError(f"{text}: {self._why}", hint=self._why.hint)
 
@@ -245,7 +243,6 @@ class ProducerWindow:
         if self.state is State.CLOSED:
             return
         self.state = State.OPEN
-        self._seen_next = 0
         self._close_when_done()
 
     def _open_failed(self, event: OpenFailed) -> None:
@@ -281,8 +278,6 @@ class ProducerWindow:
     def _drained(self, event: Drained) -> None:
         if self.state is State.OPEN:
             self.state = State.LEAVING
-            self._seen_next = self._stream_next
-            self._close_when_done()
             self._go_on_without_stream()
 
     def _lost(self, event: Lost) -> None:

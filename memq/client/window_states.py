@@ -46,7 +46,7 @@ _ROWS: dict[type[Event], str] = {
     Acked: "    R   WR   G     OC   LWRC  C  X",
     Nacked: "   R   W    G     WRG  WRG   C  X",
     Refused: "  R   W    G     WRG  WRG   C  X",
-    Drained: "  R   W    G     LWRC L     C  X",
+    Drained: "  R   W    G     LWR  L     C  X",
     Lost: "     R   W    WR    WR   WR    X  X",
     Room: "     R   W    G     OGC  L     C  X",
     Tick: "     R   WRG  G     OC   LWRC  C  X",

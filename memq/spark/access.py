@@ -1,4 +1,4 @@
-"""What the driver asks of a cluster: topics, pointers and stores, of any broker or of the queue itself."""
+"""The driver's questions to a cluster: topics, pointers, stores, by a broker or the queue."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ class Access:
     urls: StoreUrls
     fetcher: Fetcher  # reads the indexes of those few batches whose pointers don't name all their producers
     groups: Groups
+    runtime: Runtime
     compactor: CompactorPlace | None = None  # brokers alone know the settings that it goes by
     pool: LinkPool | None = None  # the connections to them
 
@@ -94,7 +95,9 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
         queue = RemoteQueue(ask)
         place = CompactorPlace(metadata.cluster, metadata.stores[0].name, queue)
         confirmed = ConfirmedReads(EventLog(runtime.clock))
-        yield Access(queue, topics, urls, Fetcher("auto", ask.read, stores.open_here, confirmed), queue, place, pool)
+        yield Access(
+            queue, topics, urls, Fetcher("auto", ask.read, stores.open_here, confirmed), queue, runtime, place, pool
+        )
     finally:
         if stores is not None:
             await stores.close()
@@ -103,7 +106,10 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
 
 
 async def _cluster_of(queue: PointerReader, topics: Iterable[TopicPlace]) -> str:
-    """Return the cluster's name, which pointers have; "" when there are none: then none have left the queue, either."""
+    """Return the cluster's name, which pointers have.
+
+    "" when there are none: then none have left the queue, either.
+    """
     for topic in topics:
         for partition in topic.partitions:
             async for entries in all_entries(queue, partition):
@@ -115,7 +121,7 @@ async def _cluster_of(queue: PointerReader, topics: Iterable[TopicPlace]) -> str
 
 @asynccontextmanager
 async def _through_queue(options: ReadOptions, runtime: Runtime) -> AsyncIterator[Access]:
-    """Nobody tells the settings of topics here: the defaults are taken, and each read partition is its own writer."""
+    """Without a broker the topics' settings are unknown: defaults hold, each partition is a writer."""
     queue = open_queue(options, runtime)
     urls = StoreUrls.of(options, {})
     stores = TaskStores(urls, runtime)
@@ -128,7 +134,7 @@ async def _through_queue(options: ReadOptions, runtime: Runtime) -> AsyncIterato
         cluster = await _cluster_of(queue, topics.values())
         files = ColdFiles(cluster, stores.open(ANY)) if cluster else None
         pointers = ColdReader(queue, files, runtime.clock) if files is not None else queue
-        yield Access(pointers, topics, urls, stores.fetcher(), queue)
+        yield Access(pointers, topics, urls, stores.fetcher(), queue, runtime)
     finally:
         await stores.close()
         await queue.close()

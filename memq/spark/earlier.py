@@ -1,17 +1,20 @@
 """First copies of what was sent again: who passes over damage must know whether they were sound. Pure.
 
 Pointers show that a batch holds copies, not that what they are copies of can be read. Where damage ends the read that
-is enough. Where it is passed over, the driver names the batches that had the first copies, and the task looks.
+is enough. Where it is passed over, the driver names the batches that had the first copies, and the task reads them. So
+it does where there is no queue: then only those batches show whether a copy has the same content.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from memq.client.pieces import Piece
+from memq.format.block import StoredBlock
 from memq.format.pointer import Pointer
 from memq.format.ranges import Range, RangeSet
+from memq.notification.stored_blocks import stored_block
 
 Seen = tuple[int, Range]  # producer, sequences
 BATCHES_MAX = 1 << 16
@@ -34,12 +37,24 @@ class EarlierBatches:
             self._forgotten_ms, _ = self._batches.popleft()
 
     def holders(self, time_ms: int, pointer: Pointer, seen: Sequence[Seen]) -> tuple[Pointer, ...]:
-        """Return the batches that hold some of these sequences; none when one may be missing: then they are seen."""
+        """Return the batches that hold some of these sequences.
+
+        The result is None when one may be missing: then they are seen.
+        """
         if self._forgotten_ms is not None and self._forgotten_ms >= time_ms - 2 * self._window_ms:
             return ()
         return tuple(
             earlier for _, earlier in self._batches if earlier.partition == pointer.partition and _holds(earlier, seen)
         )
+
+
+def is_seen(seen: Iterable[Seen], producer: int, first: int, next_: int) -> bool:
+    """Whether all of these sequences were seen."""
+    found = RangeSet()
+    for each, (low, high) in seen:
+        if each == producer:
+            found.add(low, high)
+    return not found.holes(first, next_)
 
 
 def _holds(pointer: Pointer, seen: Sequence[Seen]) -> bool:
@@ -53,16 +68,21 @@ def _holds(pointer: Pointer, seen: Sequence[Seen]) -> bool:
 
 
 def sound_copies(seen: Iterable[Seen], batches: Iterable[tuple[Pointer, Sequence[Piece]]]) -> tuple[Seen, ...]:
-    """Return what of `seen` is in a sound block of these batches, that their pointers don't say to pass over."""
+    """Return the part of `seen` in sound blocks of these batches that their pointers do not skip."""
     sound: dict[int, RangeSet] = {}
-    for pointer, pieces in batches:
-        for piece in pieces:
-            if piece.header is not None and piece.number not in pointer.skip:
-                ranges = sound.setdefault(piece.header.producer_id, RangeSet())
-                ranges.add(piece.header.first_sequence, piece.header.next_sequence)
+    for block in sound_blocks(batches):
+        sound.setdefault(block.producer_id, RangeSet()).add(block.first_sequence, block.next_sequence)
     return tuple(
         (producer, whole)
         for producer, (first, next_) in seen
         if producer in sound
         for whole in RangeSet(sound[producer].holes(first, next_)).holes(first, next_)
     )
+
+
+def sound_blocks(batches: Iterable[tuple[Pointer, Sequence[Piece]]]) -> Iterator[StoredBlock]:
+    """Yield the sound blocks of these batches, but for those that their pointers say to pass over."""
+    for pointer, pieces in batches:
+        for piece in pieces:
+            if piece.header is not None and piece.number not in pointer.skip:
+                yield stored_block(piece.header)

@@ -1,4 +1,4 @@
-"""Cuts a topic into what Spark's tasks read, by pointers alone: which batches, which of them twice, how many together.
+"""Cuts a topic into the work of Spark tasks, by pointers: which batches, grouped how. Pure.
 
 What was sent again lies in the queue twice for as long as the dedup window W, and is read once (DESIGN, rule 9). Tasks
 see a few batches each, so the sequences that earlier batches had are compared here, where all pointers pass in order,
@@ -15,6 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from memq.client.lookback import Lookback
 from memq.errors import CorruptDataError, MemqError
+from memq.format.block import StoredBlock
 from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
 from memq.limits import MIB
 from memq.notification import Entry
@@ -34,10 +35,11 @@ SPREAD_BYTES_MIN = 8 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a task reads of one batch: the records from `low` up to, not with, `high` (None: to its end).
+    """A task's part of one batch: records `low` up to `high` (exclusive; None: to its end).
 
     `seen` are the sequences that batches before it had, where damage is passed over if they are sound in one of
-    `earlier`, unless that is empty; with `by_index` blocks that can't match are not fetched.
+    `earlier`, unless that is empty. `copies` are stored blocks with some of these sequences, and perhaps other records.
+    With `by_index` blocks that can't match are not fetched.
     `cause` is why the pointer itself can't be read; of an `orphan` there would have been none.
     """
 
@@ -48,6 +50,7 @@ class Part:
     high: int | None = None
     seen: tuple[Seen, ...] = ()
     earlier: tuple[Pointer, ...] = ()
+    copies: tuple[StoredBlock, ...] = ()
     by_index: bool = False
     orphan: bool = False
     cause: MemqError | None = None
@@ -60,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What every task of a read is told. There are no keys in it."""
+    """Settings shared by all tasks of a read, without keys."""
 
     urls: StoreUrls
     wanted: Wanted
@@ -83,7 +86,7 @@ class Split(InputPartition):
 
 
 class PartitionPlan:
-    """One read partition from `start` up to, not with, `end`: first the window before it, then pointers in order."""
+    """One read partition from `start` to `end` (exclusive): the window before it, then pointers."""
 
     def __init__(
         self,
@@ -93,14 +96,14 @@ class PartitionPlan:
         wanted: Wanted,
         *,
         dedup: bool,
-        skip_damaged: bool = False,
+        keep_earlier: bool = False,
     ) -> None:
         self._start = start
         self._end = end
         self._wanted = wanted
         self._dedup = dedup
         self._lookback = Lookback(window_ms)
-        self._earlier = EarlierBatches(window_ms) if dedup and skip_damaged else None
+        self._earlier = EarlierBatches(window_ms) if dedup and keep_earlier else None
 
     def go_on(self, start: Position, end: Position) -> None:
         """Go on where the plan ended, behind a whole batch: what was seen stays seen."""
@@ -134,7 +137,9 @@ class PartitionPlan:
             return None
         by_index = not self._wanted.surely_matches(pointer)
         held = tuple(self._slim(each) for each in earlier)
-        return Part(partition, entry.offset, self._slim(pointer), low, high, seen, held, by_index, orphan)
+        return Part(
+            partition, entry.offset, self._slim(pointer), low, high, seen, held, by_index=by_index, orphan=orphan
+        )
 
     def _seen(self, pointer: Pointer) -> tuple[Seen, ...]:
         return tuple(
@@ -180,7 +185,7 @@ def with_blocks(pointer: Pointer, blocks: Iterable[tuple[int, int, int]]) -> Poi
 
 
 def spread_bytes(parts: Sequence[Part], bytes_max: int) -> int:
-    """Return the bound of a split's stored bytes, `bytes_max` at most, by which a small read is shared evenly.
+    """Return the bound of a split's stored bytes by which a small read is shared evenly.
 
     What one task could read leaves the other cores idle: 128 MiB with zstd are two seconds of one core. The bound is
     the least, to 3 %, that makes no more than `SPREAD_TASKS` splits.

@@ -1,15 +1,18 @@
-"""Reads the pointers of what is to be read, on the driver, and lets the planner cut them into parts for tasks."""
+"""Reads the pointers of a read on the driver; the planner cuts them into parts for tasks."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memq.client.places import window_ms
-from memq.errors import MemqError, NotFoundError
+from memq.errors import MemqError, NotFoundError, RetryableError
 from memq.format.pointer import Pointer, decode_pointer
+from memq.logs import EventLog
 from memq.notification import Entry
+from memq.notification.stored_blocks import BlockSearch
 from memq.spark.access import Access, TopicPlace
+from memq.spark.earlier import is_seen
 from memq.spark.options import Point, ReadOptions
 from memq.spark.planner import Part, PartitionPlan, read_pointer, with_blocks
 from memq.spark.pruning import Wanted
@@ -26,7 +29,10 @@ class Stretch:
 
 
 async def stretches(access: Access, options: ReadOptions, wanted: Wanted) -> list[Stretch]:
-    """Return what a batch read covers, as far as the queue goes now. Raises: as the queue; InvalidRequestError."""
+    """Return what a batch read covers, as far as the queue goes now. Raises: as the queue.
+
+    InvalidRequestError.
+    """
     found: list[Stretch] = []
     check_positions(access, options)
     for topic in access.topics.values():
@@ -40,7 +46,7 @@ async def stretches(access: Access, options: ReadOptions, wanted: Wanted) -> lis
 
 
 def check_positions(access: Access, options: ReadOptions) -> None:
-    """Check that positions lie in partitions that there are: others would be read whole, as if nothing had been said.
+    """Check that positions name existing partitions: others would silently be read completely.
 
     Raises: NotFoundError.
     """
@@ -86,14 +92,48 @@ async def parts_of(access: Access, stretch: Stretch, plan: PartitionPlan, *, see
                 pointer = await _complete(access, pointer)
             part = plan.take(entry, pointer)
             if part is not None:
-                yield part
+                yield await _with_copies(access, partition, part) if part.seen else part
+
+
+async def _with_copies(access: Access, partition: ReadPartition, part: Part) -> Part:
+    """Return a part with those stored blocks that have sequences of its blocks, and another checksum or other bounds.
+
+    Sequences alone decide where an index can't be read. Raises: RetryableError.
+    """
+    pointer = part.pointer
+    assert pointer is not None, "a part without a pointer was compared"
+    events = EventLog(access.runtime.clock)
+    name = f"topic '{partition.topic}' partition {partition.partition}"
+    search = BlockSearch(access.queue, partition, pointer.partition, access.fetcher.index_of, events, name)
+    try:
+        entries = await access.fetcher.index_of(pointer)
+    except RetryableError:
+        raise
+    except MemqError as error:
+        events.error("index-unread", f"{name} object {pointer.locations[0].key}: {error}")
+        return part
+    blocks = [
+        (each.producer_id, each.first_sequence, each.next_sequence, each.checksum)
+        for number, each in enumerate(entries)
+        if number not in pointer.skip and is_seen(part.seen, each.producer_id, each.first_sequence, each.next_sequence)
+    ]
+    span = await access.queue.span(partition)
+    found = await search.find([block[:3] for block in blocks], span.begin, part.offset)
+    copies = tuple(
+        copy
+        for block in blocks
+        if block[:3] in found
+        for copy in found[block[:3]].blocks
+        if (*copy[:3], copy.checksum) != block
+    )
+    return replace(part, copies=copies)
 
 
 def plan_of(access: Access, stretch: Stretch, wanted: Wanted, options: ReadOptions) -> PartitionPlan:
     """Return the plan of a stretch."""
     window = window_ms(access.topics[stretch.partition.topic].settings)
     dedup, skip_damaged = options.dedup, options.skip_damaged
-    return PartitionPlan(stretch.start, stretch.end, window, wanted, dedup=dedup, skip_damaged=skip_damaged)
+    return PartitionPlan(stretch.start, stretch.end, window, wanted, dedup=dedup, keep_earlier=skip_damaged)
 
 
 async def _look_back(access: Access, plan: PartitionPlan, entry: Entry) -> None:

@@ -1,4 +1,4 @@
-"""Reads objects by listing alone, when the queue is gone: what pointers would have said is made of their indexes.
+"""Reads objects by listing alone, without a queue: pointers are rebuilt from indexes.
 
 Pointers of an epoch go out in the order of its batches. So what lies behind a hole in the batch sequences of an epoch,
 no further than a ring is long, was stored by an owner that never came to publish it: no pointer would have named it.
@@ -96,7 +96,7 @@ async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> li
 
 
 def once(batches: Sequence[RawBatch]) -> list[RawBatch]:
-    """Leave out batches, in order, that were copied into a large object and are still where they were, too."""
+    """Leave out batches, in order, that were copied into a large object and still exist."""
     found: list[RawBatch] = []
     for batch in batches:
         last = found[-1] if found else None
@@ -108,7 +108,7 @@ def once(batches: Sequence[RawBatch]) -> list[RawBatch]:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """Return the address of the store that `path` lies in, from the current folder on, and what keys below begin with.
+    """Return the store's address for `path`, and the prefix of its keys.
 
     Keys begin with the cluster, then `topics` or `shared`; a path without one of these is the store itself.
     """
@@ -194,7 +194,7 @@ def _pointer_of(key: str, index: ObjectIndex, trailer: Trailer, batch: BatchEntr
 
 
 def _parts(batches: Sequence[RawBatch], options: ReadOptions, wanted: Wanted) -> list[Part]:
-    """Return what is to be read, each batch at its place in its partition, in place of the offset of a pointer."""
+    """Return the batches to read, each numbered within its partition in place of an offset."""
     low_ms, high_ms = _time_of("start", options.start, -_FOR_EVER_MS), _time_of("end", options.end, _FOR_EVER_MS)
     orphans = find_orphans(batches)
     plans: dict[tuple[str, int], tuple[PartitionPlan, int]] = {}
@@ -207,8 +207,8 @@ def _parts(batches: Sequence[RawBatch], options: ReadOptions, wanted: Wanted) ->
         place = (pointer.topic_id, pointer.partition)
         if place not in plans:
             start = Position(pointer.partition, 0)
-            told = {"dedup": options.dedup, "skip_damaged": options.skip_damaged}
-            plans[place] = PartitionPlan(start, _END, _FOR_EVER_MS, wanted, **told), 0
+            plan = PartitionPlan(start, _END, _FOR_EVER_MS, wanted, dedup=options.dedup, keep_earlier=True)
+            plans[place] = plan, 0
         plan, number = plans[place]
         plans[place] = plan, number + 1
         part = plan.take(Entry(number, 0, b""), pointer, orphan=batch.order in orphans)

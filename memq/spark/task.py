@@ -1,4 +1,4 @@
-"""What a task of Spark does: fetches its batches ahead, straight from the store, and makes Arrow batches of blocks."""
+"""A Spark task: prefetches its batches from the store, and makes Arrow batches of blocks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from memq.client.io_thread import io_thread
 from memq.client.lookback import Lookback, Verdict
 from memq.client.pieces import Piece, missing_batch
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
+from memq.format.block import StoredBlock
 from memq.format.columns import BlockReader
 from memq.format.pointer import Pointer
 from memq.format.report import Stage
+from memq.logs import EventLog
 from memq.network import Runtime
+from memq.notification.stored_blocks import claim_of, conflict_of, stored_block
 from memq.spark.arrow_rows import BlockPlace, RowMaker
-from memq.spark.earlier import Seen, sound_copies
+from memq.spark.earlier import Seen, sound_blocks, sound_copies
 from memq.spark.planner import Part, Split, TaskSettings
 from memq.spark.stores import TaskStores
 from memq.spark.stretches import TaskAudit
@@ -71,15 +74,19 @@ async def _close(ahead: _Ahead, stores: TaskStores, report: TaskReport | None, *
 
 
 class _Fetched(NamedTuple):
-    """A batch in pieces, and which of its sequences were read with batches before it."""
+    """A batch in pieces, which of its sequences were read with batches before it, and blocks that have some of them."""
 
     part: Part
     pieces: Sequence[Piece]
     seen: Sequence[Seen]
+    copies: Sequence[StoredBlock]
 
 
 class _Ahead:
-    """Fetches batches in parallel within a byte budget, and hands them out in order. It lives on the I/O thread."""
+    """Fetches batches in parallel within a byte budget, and hands them out in order.
+
+    It lives on the I/O thread.
+    """
 
     def __init__(self, fetcher: Fetcher, parts: Sequence[Part], settings: TaskSettings) -> None:
         self._fetcher = fetcher
@@ -124,12 +131,13 @@ class _Ahead:
 
     async def _fetch(self, part: Part) -> _Fetched:
         if part.pointer is None:
-            return _Fetched(part, [Piece(0, 0, 0, None, memoryview(b""), part.cause)], ())
+            return _Fetched(part, [Piece(0, 0, 0, None, memoryview(b""), part.cause)], (), ())
         pieces = await self._pieces(part.pointer, by_index=part.by_index)
         if not part.earlier:
-            return _Fetched(part, pieces, part.seen)
+            return _Fetched(part, pieces, part.seen, part.copies)
         earlier = [(pointer, await self._pieces(pointer)) for pointer in part.earlier]
-        return _Fetched(part, pieces, sound_copies(part.seen, earlier))
+        seen = sound_copies(part.seen, earlier) if self._settings.skip_damaged else part.seen
+        return _Fetched(part, pieces, seen, (*part.copies, *sound_blocks(earlier)))
 
     async def _pieces(self, pointer: Pointer, *, by_index: bool = False) -> Sequence[Piece]:
         try:
@@ -143,13 +151,14 @@ class _Ahead:
 def _rows_of(
     fetched: _Fetched, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the records of one batch, after what was seen before it and what its pointer says to pass over."""
+    """Yield the records of one batch, without seen ones and those that its pointer skips."""
     part, pieces = fetched.part, fetched.pieces
     seen = Lookback(1)
     pointer = part.pointer
     writer, skip = (pointer.partition, frozenset(pointer.skip)) if pointer is not None else (0, frozenset())
     for producer, (first, next_) in fetched.seen:
         seen.note(writer, producer, first, next_)
+    stored = list(fetched.copies)
     for piece in pieces:
         low, high = max(0, part.low - piece.first), piece.records
         if part.high is not None:
@@ -161,7 +170,10 @@ def _rows_of(
         if piece.header is None:
             yield from _damaged(part, piece, settings, rows, report)
             continue
-        stage: Stage = "dropped" if settings.dedup and _judge(seen, writer, piece) is Verdict.SEEN else "fetched"
+        stage: Stage = "fetched"
+        if settings.dedup and _judge(seen, writer, piece) is Verdict.SEEN and not _conflicts(part, piece, stored):
+            stage = "dropped"
+        stored.append(stored_block(piece.header))
         if stage == "fetched":
             try:
                 batch = rows.block(_place_of(part, piece), BlockReader(piece.data, piece.header), low, high)
@@ -179,10 +191,36 @@ def _judge(seen: Lookback, writer: int, piece: Piece) -> Verdict:
     return seen.judge(writer, header.producer_id, header.first_sequence, header.next_sequence)
 
 
+def _conflicts(part: Part, piece: Piece, stored: Sequence[StoredBlock]) -> bool:
+    """Whether a block whose sequences were seen holds other records than those before it; that is logged."""
+    header = piece.header
+    assert header is not None
+    claim = claim_of(header)
+    other = [
+        block
+        for block in stored
+        if block.producer_id == claim[0]
+        and block.first_sequence < claim[2]
+        and claim[1] < block.next_sequence
+        and not block.is_copied_by(header)
+    ]
+    if other:
+        place = _place_of(part, piece)
+        where = (
+            f"topic '{place.topic}' at {Position(part.partition, part.offset, piece.first)}, object '{place.object}'"
+        )
+        events = EventLog(Runtime().clock)
+        events.error("spark.identity-conflict", f"{where}, read all the same: {conflict_of(header, other)}")
+    return bool(other)
+
+
 def _damaged(
     part: Part, piece: Piece, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Pass over a damaged block, telling of it in the column `damage` if that is read. Raises: see `read_split`."""
+    """Pass over a damaged block, telling of it in the column `damage` if that is read.
+
+    Raises: see `read_split`.
+    """
     cause = piece.cause
     assert cause is not None
     place = _place_of(part, piece)

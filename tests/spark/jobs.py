@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from localstack.launch import Server
+from localstack.processes import kill_session, session_pids
 from tests.spark.conftest import ROOT
 from tests.spark.standalone import JAVA_OPTIONS
 
@@ -61,13 +62,12 @@ class Job:
 
     def kill_all(self) -> None:
         """End driver, JVM and tasks as `kill -9` does."""
-        for pid in self._pids():
-            _kill(pid)
+        kill_session(self.process.pid)
         self.close()
 
     def kill_a_task(self, chance: random.Random) -> bool:
         """End one Python that runs tasks; false when none runs just now."""
-        tasks = [pid for pid in self._pids() if "pyspark.daemon" in _command_of(pid)]
+        tasks = [pid for pid in session_pids(self.process.pid) if "pyspark.daemon" in _command_of(pid)]
         children = [pid for pid in tasks if _parent_of(pid) in tasks]  # the first one only forks
         return bool(children) and _kill(chance.choice(children))
 
@@ -77,10 +77,6 @@ class Job:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
-
-    def _pids(self) -> list[int]:
-        found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        return [pid for pid in found if _session_of(pid) == self.process.pid]
 
 
 def kill_an_executor(workers: Sequence[Server], chance: random.Random) -> bool:
@@ -97,13 +93,6 @@ def _kill(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return -1
 
 
 def _command_of(pid: int) -> str:

@@ -6,12 +6,14 @@ import asyncio
 
 import pytest
 
+from memq.cold import plan
 from memq.cold.copying import checked_blocks
 from memq.cold.plan import ColdRule, cold_spans, following, without
 from memq.errors import CorruptDataError
 from memq.format.block import scope_of
 from memq.format.cold import ColdManifest, LeftPart, PartRef
-from memq.format.pointer import Pointer, ProducerRanges, encode_pointer
+from memq.format.key import cold_object_key
+from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
 from memq.topic import ReadPartition, TopicSettings
@@ -96,3 +98,94 @@ def test_what_the_next_opening_wants_is_not_cold_however_old_it_is() -> None:
         return [(span.begin, span.end) async for span in spans]
 
     assert asyncio.run(work()) == [(0, 3)]
+
+
+# ---- where large objects are cut --------------------------------------------------------------------
+
+DAY_MS = 86_400_000
+
+
+def data_body(length: int, *, key: str = "c/t/clicks/0/1/7") -> bytes:
+    """Return a pointer to a batch of so many bytes."""
+    place = Location(store="main", key=key, offset=0, length=length, index=length + 1)
+    return encode_pointer(
+        Pointer(
+            kind="data",
+            cluster="c",
+            topic="clicks",
+            topic_id=TOPIC_ID,
+            partition=0,
+            epoch=1,
+            records=1,
+            locations=(place,),
+        )
+    )
+
+
+CONTROL = encode_pointer(Pointer(kind="opened", cluster="c", topic="clicks", topic_id=TOPIC_ID, partition=0, epoch=1))
+
+
+def spans_of(bodies: list[bytes], rule: ColdRule, *, age_ms: int = 3 * DAY_MS, start: int = 0) -> list[tuple[int, int]]:
+    """Return the runs of entries of that age; a young pointer behind them is what the next opening wants."""
+
+    async def work() -> list[tuple[int, int]]:
+        clock = ManualClock()
+        queue, partition = MemoryQueue(clock), ReadPartition("clicks", TOPIC_ID, 0)
+        settings = TopicSettings()
+        await queue.create([partition], settings.stale_publish_ms)
+        for body in bodies:
+            await queue.publish(Publication(partition, 0, 1, clock.wall_ms() - age_ms, body))
+        await queue.publish(Publication(partition, 0, 1, clock.wall_ms(), CONTROL))
+        spans = cold_spans(queue, partition, start, settings, rule, clock.wall_ms())
+        return [(span.begin, span.end) async for span in spans]
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rest", "spans"),
+    [
+        ([40, 60], False, [(0, 2)]),  # full to the byte
+        ([40, 59], False, []),  # what fills no object waits
+        ([40, 59], True, [(0, 2)]),
+        ([40, 61], False, [(0, 1)]),  # one byte too many: the next run begins there
+        ([40, 61], True, [(0, 1), (1, 2)]),
+        ([250, 10], True, [(0, 1), (1, 2)]),  # a batch larger than an object is one alone
+        ([250], False, [(0, 1)]),
+        ([0, 0, 100, 1], True, [(0, 3), (3, 4)]),
+        ([30, 30, 30, 30, 30, 30, 30], True, [(0, 3), (3, 6), (6, 7)]),
+        ([], True, []),
+    ],
+)
+def test_a_run_ends_before_the_batch_that_its_object_has_no_room_for(
+    lengths: list[int], rest: bool, spans: list[tuple[int, int]]
+) -> None:
+    rule = ColdRule(age_ms=DAY_MS, object_bytes=100, rest=rest)
+    assert spans_of([data_body(length) for length in lengths], rule) == spans
+
+
+def test_what_is_not_copied_fills_no_object_and_lies_in_the_run_around_it() -> None:
+    large = data_body(90, key=cold_object_key("c", "clicks", TOPIC_ID, 7, 1))
+    bodies = [CONTROL, data_body(50), large, b"damaged", data_body(50), CONTROL, data_body(1)]
+    assert spans_of(bodies, ColdRule(age_ms=DAY_MS, object_bytes=100)) == [(0, 6)]
+
+
+def test_an_entry_is_cold_once_it_is_older_than_the_rule_says() -> None:
+    bodies, rule = [data_body(100)], ColdRule(age_ms=DAY_MS, object_bytes=100)
+    assert spans_of(bodies, rule, age_ms=DAY_MS) == []
+    assert spans_of(bodies, rule, age_ms=DAY_MS + 1) == [(0, 1)]
+    assert spans_of(bodies * 3, rule, start=1) == [(1, 2), (2, 3)]
+
+
+def test_a_run_ends_with_so_many_pointers_or_bytes_of_them_as_a_part_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bodies, rule = [data_body(1)] * 7, ColdRule(age_ms=DAY_MS, rest=True)
+    with monkeypatch.context() as changed:
+        changed.setattr(plan, "POINTERS_MAX", 3)
+        assert spans_of(bodies, rule) == [(0, 3), (3, 6), (6, 7)]
+    with monkeypatch.context() as changed:
+        changed.setattr(plan, "COLD_POINTER_BYTES_MAX", 3 * len(bodies[0]))
+        assert spans_of(bodies, rule) == [(0, 3), (3, 6), (6, 7)]
+        changed.setattr(plan, "COLD_POINTER_BYTES_MAX", 3 * len(bodies[0]) - 1)
+        assert spans_of(bodies, rule) == [(0, 2), (2, 4), (4, 6), (6, 7)]

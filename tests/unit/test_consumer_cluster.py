@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 import pytest
 
 import memq
+from memq.client import reading
 from memq.client.consumer_settings import Point
 from memq.client.record import TopicPartition
 from memq.clock import SystemClock
@@ -356,7 +357,8 @@ def test_dead_letters_hold_the_raw_block_with_its_origin(cluster: Cluster) -> No
     assert letter.value.startswith(b"mqB1")
 
 
-def test_a_missing_object_is_damage(cluster: Cluster) -> None:
+def test_a_missing_object_is_damage(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MISSING_S", 0.1)
     send(cluster, b"0", b"1")
     cluster.remove_object(cluster.records("clicks")[0].position)
     with pytest.raises(CorruptDataError, match="missing"):

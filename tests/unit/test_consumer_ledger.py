@@ -52,6 +52,26 @@ def test_a_batch_that_was_not_handed_out_here_is_not_known() -> None:
     assert ledger.knows(Position(0, 3))  # before the prefix all is done
 
 
+def test_a_place_is_stored_when_it_or_a_later_one_was() -> None:
+    ledger = CommitLedger()
+    assert not ledger.is_stored(Position(0, 0))
+    ledger.stored(behind(5))
+    assert [ledger.is_stored(Position(0, offset)) for offset in (4, 5, 6)] == [True, True, False]
+
+
+def test_a_place_within_a_batch_finishes_only_what_lies_before_it() -> None:
+    ledger = CommitLedger()
+    for offset in (3, 6):
+        ledger.hand(behind(offset))
+    ledger.finish(Position(0, 5))
+    assert ledger.prefix == ledger.due == behind(3)
+    assert ledger.knows(Position(0, 3))
+    assert not ledger.knows(Position(0, 4))
+    assert ledger.knows(Position(0, 6))
+    ledger.finish(Position(0, 6))
+    assert (ledger.prefix, ledger.pending) == (behind(6), False)
+
+
 def test_what_is_done_is_not_kept() -> None:
     ledger = CommitLedger()
     for offset in range(1, 1_000):

@@ -9,8 +9,8 @@ import pytest
 from memq.client.fetcher import Fetcher
 from memq.client.flow import FlowState, PartitionFlow
 from memq.client.places import END_TRIES, Places
-from memq.client.reading import Reading
-from memq.errors import InvalidRequestError, PositionExpiredError
+from memq.client.reading import MISSING_S, Reading
+from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError
 from memq.format.block import Buffer
 from memq.logs import EventLog
 from memq.notification import Entries, Span
@@ -118,6 +118,39 @@ def test_a_poll_that_lies_once_costs_no_record(lie: Tamper, end: Position | None
         return values
 
     assert run_skipping(work()) == [Block(1, 3 * number).data() for number in range(BATCHES)]
+
+
+@pytest.mark.parametrize(("away_s", "lost"), [(0.0, 0), (20.0, 0), (1e9, 3)])
+def test_an_object_that_is_missing_for_a_while_is_not_passed_over(away_s: float, lost: int) -> None:
+    """A 404 on all ways, for longer than a fetch confirms it; a pointer of the queue still names the object."""
+
+    async def work() -> tuple[list[bytes | None], int, float]:
+        runtime, queue = skipping_runtime(), queue_of()
+        tasks = TaskOwner(lambda error: None, EventLog(runtime.clock))
+
+        async def read(store: str, key: str, offset: int, length: int) -> Buffer:
+            if key == "o/5" and runtime.clock.monotonic() < away_s:
+                raise NotFoundError(f"no object '{key}'")
+            return queue.log.bodies[int(key.removeprefix("o/"))][offset : offset + length]
+
+        fetcher = Fetcher("broker", read, lambda store: None, ConfirmedReads())
+        reading = Reading(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
+        end = position(BATCHES)
+        flow = PartitionFlow(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_damage=True)
+        reading.start()
+        reading.add(flow, TOPIC)
+        values: list[bytes | None] = []
+        while flow.state is not FlowState.ENDED:
+            await skip(0.5)
+            while (found := reading.deliver()) is not None:
+                values += [bytes(part.piece.data) for part in found[1].slices]
+        await tasks.stop()
+        return values, flow.counts.damaged_records, runtime.clock.monotonic()
+
+    values, damaged, over_s = run_skipping(work())
+    expected = [Block(1, 3 * number).data() for number in range(BATCHES) if not (lost and number == 5)]
+    assert (values, damaged) == (expected, lost)
+    assert over_s < MISSING_S + 5, "a lost object holds nobody up for longer"
 
 
 def ask(spans: list[Span], question: Callable[[Places], Awaitable[Position]], begin: int = 0) -> Position:

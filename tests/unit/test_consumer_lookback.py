@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,3 +78,39 @@ def test_queue_time_never_goes_back() -> None:
     lookback.judge(0, 1, 0, 10)
     lookback.advance(10)
     assert lookback.judge(0, 1, 0, 10) is Verdict.SEEN
+
+
+@pytest.mark.parametrize(("later_ms", "verdict"), [(WINDOW_MS - 1, Verdict.SEEN), (WINDOW_MS * 5 // 4, Verdict.NEW)])
+def test_what_is_older_than_the_window_and_a_slice_of_it_is_new_again(later_ms: int, verdict: Verdict) -> None:
+    lookback = Lookback(WINDOW_MS)
+    lookback.advance(10_000)
+    lookback.judge(0, 1, 0, 10)
+    for passed in range(0, later_ms + 1, WINDOW_MS // SLICES):
+        lookback.advance(10_000 + passed)
+    lookback.advance(10_000 + later_ms)
+    assert lookback.judge(0, 1, 0, 10) is verdict
+    assert lookback.gaps == 0
+
+
+def test_what_was_seen_is_said_without_being_noted() -> None:
+    lookback = Lookback(WINDOW_MS)
+    lookback.note(0, 1, 0, 10)
+    lookback.note(0, 1, 20, 30)
+    assert lookback.seen(0, 1, 5, 25) == [(5, 10), (20, 25)]
+    assert lookback.seen(0, 1, 10, 20) == []
+    assert lookback.seen(0, 1, 29, 31) == [(29, 30)]
+    assert lookback.seen(0, 1, 30, 40) == []
+    assert (lookback.seen(0, 2, 0, 10), lookback.seen(1, 1, 0, 10)) == ([], [])
+    assert lookback.judge(0, 1, 10, 20) is Verdict.NEW
+    assert lookback.judge(0, 1, 10, 20) is Verdict.SEEN
+    assert lookback.judge(0, 1, 30, 35) is Verdict.NEW
+    assert lookback.gaps == 0
+
+
+def test_a_gap_is_counted_from_the_greatest_sequence_on() -> None:
+    lookback = Lookback(WINDOW_MS)
+    lookback.judge(0, 1, 20, 30)
+    lookback.note(0, 1, 0, 10)
+    lookback.judge(0, 1, 35, 40)
+    assert lookback.gaps == 5
+    assert lookback.producers == 1

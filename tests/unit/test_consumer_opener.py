@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from msgspec import Struct
@@ -15,7 +16,7 @@ from memq.client.membership import MemberState
 from memq.client.opener import Opener
 from memq.client.reading import Assigned, Reading
 from memq.clock import SystemClock
-from memq.errors import InvalidRequestError, NotFoundError, QueueError
+from memq.errors import DeniedError, InvalidRequestError, NotFoundError, QueueError
 from memq.format.block import Buffer
 from memq.logs import EventLog
 from memq.notification import Entries, Membership, Span
@@ -77,19 +78,23 @@ async def no_read(store: str, key: str, offset: int, length: int) -> Buffer:
 class Member:
     """A member of a group with its opener, which runs in the background."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         runtime = skipping_runtime()
         self.answers, self.state = Answers(), MemberState()
         events = EventLog(runtime.clock)
         self.tasks = TaskOwner(lambda error: None, events)
         fetcher = Fetcher("broker", no_read, lambda store: None, ConfirmedReads(EventLog(SystemClock())))
         self.reading = Reading(runtime, self.answers, fetcher, self.tasks, 1 << 20, lambda: None)
-        settings = ConsumerSettings(topics=("t",), group="g")
+        self.changes = 0
+        asked_for = ConsumerSettings(topics=("t",), group="g", **settings)
         wanted: Callable[[], dict[ReadPartition, int]] = lambda: dict(self.state.granted)  # noqa: E731 - one line
         self.opener = Opener(
-            settings, self.answers, self.reading, {"t": TOPIC}, wanted, lambda: None, reporter=None, events=events
+            asked_for, self.answers, self.reading, {"t": TOPIC}, wanted, self._changed, reporter=None, events=events
         )
         self.tasks.start(self.opener.run(), "opener")
+
+    def _changed(self) -> None:
+        self.changes += 1
 
     def heard(self, *memberships: Membership) -> None:
         """Take answers of the group, which come one after the other without a pause."""
@@ -229,6 +234,79 @@ def test_an_error_is_no_answer() -> None:
         member.heard(Membership(1, (SLOW, MOVED)))
         await skip(1)
         assert member.position == Position(1, 100)
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_what_stands_in_the_way_is_tried_again_five_times_a_second(*, passes: bool) -> None:
+    async def work() -> None:
+        member = Member()
+        member.answers.slow.set()
+        error = QueueError("away") if passes else DeniedError("not you")
+        member.answers.outdated = [error] * 9
+        member.heard(Membership(1, (SLOW, MOVED)))
+        before = member.changes
+        await skip(1.0)
+        assert 4 <= member.answers.asked <= 6
+        assert member.changes > before, "waiters are notified"
+        assert member.opener.failure is (None if passes else error)
+        await skip(2.0)
+        assert list(member.reading.assigned) == [SLOW, MOVED]
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+def test_a_partition_that_is_paused_stays_paused_over_a_seek() -> None:
+    async def work() -> None:
+        member = Member()
+        member.answers.slow.set()
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        assert member.position == Position(1, 0)
+        for paused in (True, False):
+            member.reading.pause(MOVED, paused=paused)
+            await member.opener.seek(MOVED, Position(1, 70, 3))
+            assert member.position == Position(1, 70, 3)
+            assert member.reading.assigned[MOVED].flow.paused is paused
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+def test_the_end_is_that_of_the_first_opening_and_policies_are_passed_on() -> None:
+    async def work() -> None:
+        member = Member(end="end", start="end", on_damaged="skip", on_expired="skip")
+        member.answers.slow.set()
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        flow = member.reading.assigned[MOVED].flow
+        assert (flow.position, flow.end) == (Position(1, 1_000), Position(1, 1_000))
+        assert member.reading.ended
+        member.heard(*AWAY_AND_BACK)
+        await skip(1)
+        assert member.reading.assigned[MOVED].flow.end == Position(1, 1_000)
+        assert member.reading.assigned[MOVED].grant != 0
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+def test_a_stored_position_is_known_to_be_stored() -> None:
+    async def work() -> None:
+        member = Member()
+        member.answers.slow.set()
+        member.store(100)
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        assigned = member.reading.assigned
+        assert assigned[MOVED].ledger.is_stored(Position(1, 100))
+        assert not assigned[MOVED].ledger.is_stored(Position(1, 101))
+        assert not assigned[SLOW].ledger.is_stored(Position(0, 1))
+        assert list(member.reading.stored) == [MOVED]
+        assert (assigned[SLOW].flow.position, member.position) == (Position(0, 0), Position(1, 100))
         await member.tasks.stop()
 
     run_skipping(work())

@@ -15,7 +15,7 @@ from memq.client.flow import PartitionFlow
 from memq.client.places import Places, late_ms, window_ms
 from memq.client.progress import Progress
 from memq.errors import InvalidRequestError, QueueError
-from memq.format.pointer import Adopted, decode_pointer
+from memq.format.pointer import Adopted, decode_pointer, encode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entries, Entry, Span
 from memq.topic import Position, ReadPartition, TopicSettings, Totals, equal_slots
@@ -230,3 +230,60 @@ def test_the_margins_cover_a_late_pointer() -> None:
     assert late_ms(SETTINGS) >= SETTINGS.stale_publish_ms
     assert window_ms(SETTINGS) >= SETTINGS.dedup_window_ms + late_ms(SETTINGS)
     assert equal_slots(1)[0].read_partition == 0
+
+
+class CountingReader(LogReader):
+    """Counts the pointers that are read."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log)
+        self.reads = 0
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        self.reads += 1
+        return await super().read(partition, offset, bytes_max)
+
+
+def test_the_end_of_a_long_log_is_found_from_few_pointers() -> None:
+    log = Log()
+    for number in range(500):
+        log.batch(Block(1, 3 * number), time_ms=number * CONTENDED_MS)
+    reader = CountingReader(log)
+    assert ask(Places(reader, 16).end_totals(PARTITION, SETTINGS, [0])) == Totals(log.records, log.stored)
+    assert reader.reads == 16
+    far = msgspec.structs.replace(decode_pointer(log.entries[400].body), partition=1, totals=Totals(7, 70))
+    log.entries[400] = Entry(400, 400 * CONTENDED_MS, encode_pointer(far))
+    reader = CountingReader(log)
+    found = ask(Places(reader, 16).end_totals(PARTITION, SETTINGS, [0, 1]))
+    assert found.records == log.records + 7 + 3
+    assert reader.reads == 16 + 64 + 256, "each time four times as many"
+    reader = CountingReader(log)
+    nobody = ask(Places(reader, 16).end_totals(PARTITION, SETTINGS, [0, 1, 2]))
+    assert nobody.records == found.records
+    assert reader.reads == 16 + 64 + 256 + 500, "all of it, for a writer that was never there"
+
+
+def test_a_look_back_after_a_stretch_without_entries_reads_little_of_it() -> None:
+    log = Log()
+    window = window_ms(SETTINGS)
+    for number in range(9):
+        log.batch(Block(number + 1, 0), time_ms=number * window // 3)
+    log.next_offset = 300  # control records of the queue itself lie there
+    reader = CountingReader(log)
+    flow = PartitionFlow(PARTITION, Position(0, 300), window_ms=window)
+    ask(Places(reader).look_back(flow, SETTINGS, [0], no_index))
+    assert flow.progress.totals.records == 27
+    assert reader.reads < 60
+
+
+def test_totals_before_a_reader_that_looks_back_are_asked_of_the_queue() -> None:
+    log = Log()
+    for number in range(5):
+        log.batch(Block(1, 3 * number))
+    places = Places(LogReader(log))
+    flow = PartitionFlow(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
+    assert ask(places.totals_of(flow, SETTINGS, [0])).records == 9
+    ask(places.look_back(flow, SETTINGS, [0], no_index))
+    flow.begin()
+    assert ask(places.totals_of(flow, SETTINGS, [0])).records == 9
+    assert flow.behind.totals.records == 9

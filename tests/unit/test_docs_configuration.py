@@ -59,8 +59,8 @@ PARTS: tuple[tuple[str, str, type[Any]], ...] = (
     ("Section [s3]", "In a file `[s3]`, in the environment `MEMQ_S3_…`.", S3Settings),
     ("Section [kafka]", KAFKA, KafkaSettings),
     ("Section [zookeeper]", "In a file `[zookeeper]`, in the environment `MEMQ_ZOOKEEPER_…`.", ZookeeperSettings),
-    ("Auditor", "What `memq auditor`, and the auditor in `memq dev`, keep.", AuditorSettings),
-    ("Dashboard", "What `memq dev` and `memq auditor` serve to browsers.", DashboardSettings),
+    ("Auditor", "State of `memq auditor` and of the auditor in `memq dev`.", AuditorSettings),
+    ("Dashboard", "The dashboard of `memq dev` and `memq auditor`.", DashboardSettings),
     ("Clients of the command line", "`memq produce`, `consume` and the like.", ClientSettings),
 )
 UNITS = {"_ms": "ms", "_bytes": "bytes", "_bytes_s": "bytes/s", "_requests_s": "requests/s", "_permille": "of 1,000"}

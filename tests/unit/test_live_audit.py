@@ -99,6 +99,17 @@ def test_a_hole_below_the_end_that_a_producer_told_is_lost_when_no_late_pointer_
     assert desk.found() == [(*LOST, ((10, 15),))]
 
 
+def test_a_hole_below_an_end_waits_for_forwarding_where_an_ack_with_1_was_not_heard() -> None:
+    desk = Desk()
+    desk.sent(span("sent", (0, 20), level=1), span("acked", (0, 10), level=1))
+    desk.queue((PRODUCER, 0, 10))
+    desk.end(20, (15, 20))
+    desk.settle(LATE_MS)
+    assert desk.found() == []
+    desk.settle(HELD_MS)
+    assert desk.found() == [(*LOST, ((10, 15),))]
+
+
 def test_a_hole_below_an_end_waits_for_forwarding_where_no_report_told_the_level_and_stays_lost() -> None:
     desk = Desk()
     desk.queue((PRODUCER, 0, 10))

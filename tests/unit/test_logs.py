@@ -88,7 +88,7 @@ def test_there_is_one_way_to_log() -> None:
     theirs = {
         "process_end.py",
         "audit/dashboard/server.py",
-        "governor/zookeeper/session.py",
+        "governor/zookeeper/client.py",
         "notification/kafka/library.py",
     }
     assert doors - theirs == {"logs.py", "cli/log_lines.py"}, "log by EventLog: it bounds the rate of each event"

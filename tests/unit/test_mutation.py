@@ -10,13 +10,15 @@ import pytest
 
 from memq.broker.ring import Ring, RingLimits
 from tests.mutation.equivalents import load_equivalents
+from tests.mutation.fork_pool import Ended, Task
 from tests.mutation.hand_made import PATCHES, hand_made
 from tests.mutation.live_code import LiveCode, UnreachableError
 from tests.mutation.mutant import ROOT, Mutant, function_at
-from tests.mutation.nearest import TestMap, TracedTest
+from tests.mutation.nearest import Near, TestMap, TracedTest, load_near, near_of
 from tests.mutation.operators import Finder, mutants_of
 from tests.mutation.report import Verdict, clearly_below, score, table
-from tests.mutation.scope import PARTS, files_of, part_of
+from tests.mutation.run import judge
+from tests.mutation.scope import PARTS, fast_files, files_of, part_of
 
 SOURCE = '''
 from memq.errors import MemqError, QueueError
@@ -74,6 +76,24 @@ def test_each_operator_makes_its_mutants_and_leaves_constants_outside_functions_
         ("except narrowed", "(QueueError, TimeoutError, ValueError)", "(QueueError, TimeoutError,)"),
         ("answer turned", "True", "False"),
     }
+
+
+@pytest.mark.parametrize(
+    ("pair", "swapped"),
+    [
+        ("self.shift(); self.fill()", True),
+        ("self.done.set(); self.fill()", False),  # whoever waits runs after both
+        ("self.done.set(); await self.fill()", True),
+        ("self.one.clear(); self.two.append(3)", False),
+        ("self.one.clear(); self.fill()", True),
+        ("self.events.warning('late'); await self.fill()", False),
+    ],
+)
+def test_neighbours_are_swapped_where_their_order_can_matter(pair: str, swapped: bool) -> None:
+    source = "async def work(self):\n    " + pair.replace("; ", "\n    ") + "\n"
+    finder = Finder("memq/shelf.py", source)
+    finder.walk(ast.parse(source))
+    assert any(mutant.operator == "order swapped" for mutant in finder.found) is swapped
 
 
 def test_a_mutant_keeps_its_key_when_lines_above_it_change() -> None:
@@ -155,6 +175,47 @@ def test_the_nearest_test_runs_the_function_and_little_else() -> None:
     assert found.order(mutant, node_ids, texts) == ([1, 0, 4], [])
 
 
+def test_the_kept_map_names_the_narrow_test_files_and_leaves_out_slow_tests() -> None:
+    found = TestMap()
+    seal, find = found.number("memq/broker/ring.py:Ring.seal"), found.number("memq/broker/ring.py:Ring.find")
+    other = found.number("memq/broker/batch.py:Batch.add")
+    found.tests = {
+        "tests/unit/test_ring.py::seals": TracedTest([seal], 0.1, passed=True),
+        "tests/unit/test_ring.py::finds": TracedTest([find], 0.1, passed=True),
+        "tests/unit/test_wide.py::all[1]": TracedTest([seal, find, other], 0.1, passed=True),
+        "tests/unit/test_wide.py::slow[2]": TracedTest([seal], 60.0, passed=True),
+        "tests/unit/test_red.py::red": TracedTest([seal], 0.1, passed=False),
+    }
+    near = near_of(found, ["memq/broker/ring.py", "memq/broker/unreached.py"])
+    assert near == Near(
+        ["tests/unit/test_wide.py::slow"],
+        {"memq/broker/ring.py": ["tests/unit/test_ring.py", "tests/unit/test_wide.py"]},
+    )
+    mutant = Mutant("memq/broker/ring.py", "Ring.seal", 1, "call dropped", 0, 0, "", "")
+    node_ids = ["tests/unit/test_wide.py::slow[2]", "tests/unit/test_wide.py::all[1]", "tests/unit/test_ring.py::seals"]
+    assert near.order(mutant, node_ids) == [2, 1]
+
+
+def test_what_is_kept_of_the_map_exists() -> None:
+    near = load_near()
+    tests = {test for tests in near.files.values() for test in tests} | {each.partition("::")[0] for each in near.slow}
+    gone = [path for path in (*near.files, *tests) if not (ROOT / path).exists()]
+    assert not gone, f"take these out of tests/mutation/near.toml: {gone}"
+    mutated = [path for path in fast_files() if any(mutants_of(path))]
+    known = sum(path in near.files for path in mutated)
+    assert known >= 0.9 * len(mutated), "python -m tests.mutation.run --keep-near --only - makes near.toml again"
+
+
+@pytest.mark.parametrize(("message", "outcome"), [({"unjudged": "12 CPU s"}, "unjudged"), ({"stage": ""}, "survived")])
+def test_a_mutant_that_its_tests_had_no_time_for_is_neither_found_nor_survived(
+    message: dict[str, str], outcome: str
+) -> None:
+    mutant = next(mutants_of("memq/broker/ring.py"))
+    ended = Ended(Task(mutant.key, lambda send: None), [{"at": "a::b", "limit_s": 1.0}, message])
+    assert judge(mutant, ended).outcome == outcome
+    assert score([judge(mutant, ended)]) == (0, int(outcome == "survived"))
+
+
 def verdict(outcome: str, stage: str = "") -> Verdict:
     return Verdict("0", "memq/broker/ring.py", 1, "Ring.seal", "call dropped", outcome, stage)
 
@@ -178,7 +239,7 @@ def test_a_mutant_is_killed_and_one_without_end_is_ended() -> None:
     """The whole tool once, on a rule that a test of the ring holds, and on a loop that never ends."""
     mutants = [mutant for mutant in mutants_of("memq/broker/ring.py") if mutant.function == "Ring.seal"]
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.mutation.run", "--no-trace", "--only", mutants[0].key],
+        [sys.executable, "-m", "tests.mutation.run", "--gate", "--only", mutants[0].key],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.naming import check_instance, next_instance
+from memq.broker.named import NamedProducers
+from memq.broker.naming import RETRY_MS_MAX, check_instance, next_instance
 from memq.broker.opening import open_partition
 from memq.broker.ownership import Ownership
 from memq.client.aio_producer import AsyncProducer
@@ -185,7 +186,10 @@ def test_a_known_name_begins_once_no_late_pointer_can_land() -> None:
     assert next_instance(own, producer, 0, 101.0, by_age=False) == 2
     with pytest.raises(NotReadyError) as caught:
         next_instance(own, producer, 0, 149.0, by_age=True)
-    assert 0 < caught.value.retry_after_ms <= 1_001
+    assert caught.value.retry_after_ms == 1_001, "so that the question after it does not come a moment too early"
+    with pytest.raises(NotReadyError) as caught:
+        next_instance(own, producer, 0, 101.0, by_age=True)
+    assert caught.value.retry_after_ms == RETRY_MS_MAX
     assert next_instance(own, producer, 0, 150.0, by_age=True) == 2
     assert next_instance(own, own.producer(9), 0, 101.0, by_age=True) == 1, "nobody had this name before"
 
@@ -205,6 +209,10 @@ def test_an_instance_leaves_no_gap_and_follows_no_newer_one() -> None:
     own.producer(1).epoch = 3
     with pytest.raises(ProducerFencedError, match=r"instance 2 of named producer .* followed by instance 3"):
         check_instance(own.producer(1), 2)
+    check_instance(own.producer(1), 3)
+    assert next_instance(own, own.producer(1), 3, 1_000.0, by_age=True) == 3, "an instance may begin again"
+    with pytest.raises(ProducerFencedError):
+        next_instance(own, own.producer(1), 2, 1_000.0, by_age=True)
 
 
 def test_a_late_pointer_says_nothing_newer() -> None:
@@ -214,6 +222,27 @@ def test_a_late_pointer_says_nothing_newer() -> None:
     known = own.named.get(1)
     assert known is not None
     assert (known.epoch, known.last_sequence, known.last_seen_ms) == (3, 9, 50)
+    assert (own.producer(1).epoch, own.producer(1).next, own.producer(1).seen_ms) == (3, 9, 50)
+    assert list(own.producer(1).queued) == [(0, 9)]
+
+
+def test_of_a_writer_that_stages_its_last_batch_is_remembered_and_how_much_of_it_is_there() -> None:
+    own = owned()
+    for batch_id, pieces, time_ms in (("9", 3, 10), ("10", 1, 20), ("10", 2, 30), ("9", 4, 40), ("10", 1, 25)):
+        own.learn([NamedProducer(producer=1, epoch=0, last_sequence=pieces, batch_id=batch_id)], time_ms)
+    known = own.named.get(1)
+    assert known is not None
+    assert (known.batch_id, known.last_sequence, known.last_seen_ms) == ("10", 2, 40)
+    assert 1 not in own.producers, "its blocks have producer ids of their own"
+
+
+def test_a_name_is_known_since_the_time_that_is_said_of_it_or_else_that_of_its_pointer() -> None:
+    named = NamedProducers()
+    named.learn(NamedProducer(producer=1, epoch=1, last_sequence=5, last_seen_ms=70), 900)
+    named.learn(NamedProducer(producer=2, epoch=1, last_sequence=5), 71)
+    named.forget(71)
+    assert [(entry.producer, entry.last_seen_ms) for entry in named.entries()] == [(2, 71)]
+    assert len(named) == 1
 
 
 def test_silence_is_forgiven_for_the_retention_and_while_a_stream_is_open() -> None:

@@ -220,6 +220,7 @@ def test_a_block_that_was_never_written_times_out_and_one_that_was_is_unknown() 
     errors = [each.error for each in settled if isinstance(each, Settle)]
     assert [type(error) for error in errors] == [OutcomeUnknownError] * 2
     assert all("within the delivery timeout: slow" in str(error) for error in errors), "it says what stood in the way"
+    assert "10 records of topic 't' partition 0 from sequence 10 on" in str(errors[1])
     assert window.burned == [(0, 20)]
     window = in_state(State.WAITING)
     (settle,) = window.handle(Tick(D))
@@ -345,32 +346,10 @@ def test_without_acks_a_block_is_done_when_it_is_written() -> None:
     window.handle(Opened())
     assert window.handle(Room(1.0)) == [WriteBlock(first), Settle(first, None)]
     assert window.live == 0
-
-
-def test_the_end_is_reported_with_what_was_burned() -> None:
-    window = opened(block(0), block(10))
-    window.handle(Nacked(10, TooLargeError("big"), 1.0))
-    window.handle(Opened())
-    window.handle(Room(1.0))
-    assert window.handle(Finish(1.0)) == []
-    assert window.handle(Acked(10))[-1] == CloseStream(20, [(10, 20)])
-    window.handle(Finished())
-    assert window.state is State.CLOSED
-
-
-def test_the_end_of_a_lost_stream_is_reported_over_a_new_one() -> None:
-    window = opened()
-    window.handle(Acked(10))
-    window.handle(Lost(LOST, 1.0))
-    assert window.state is State.RESTING
-    assert window.handle(Finish(1.0)) == [OpenStream(10, "", True)]
-    assert window.handle(Opened()) == [CloseStream(10, [])]
-
-
-def test_a_window_that_never_sent_anything_has_nothing_to_report() -> None:
-    window = new_window()
-    assert window.handle(Finish(1.0)) == []
-    assert window.state is State.CLOSED
+    last = block(10)
+    window.handle(Sealed(last))
+    window.handle(Finish(1.0))
+    assert window.handle(Room(1.0)) == [WriteBlock(last), Settle(last, None), CloseStream(20, [])]
 
 
 def test_what_is_abandoned_fails_as_it_was_told_or_as_unknown() -> None:

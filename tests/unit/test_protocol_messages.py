@@ -43,6 +43,7 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
         return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=3)
     plain: dict[type[inspect.Type], st.SearchStrategy[Any]] = {
         inspect.StrType: st.text(max_size=12),
+        inspect.BytesType: st.binary(max_size=12),
         inspect.BoolType: st.booleans(),
         inspect.NoneType: st.none(),
         inspect.RawType: st.sampled_from([b"{}", b'{"a":[1,"x"]}', b"7"]).map(msgspec.Raw),

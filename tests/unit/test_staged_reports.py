@@ -150,7 +150,7 @@ def test_a_commit_reports_what_its_pointers_hold_and_an_old_one_says_nothing() -
             for runtime, batch in ((Runtime(clock=Later()), 1), (Runtime(), 2)):
                 async with StagedCommits(broker.address, WRITER, runtime=runtime, carrier=ReportCarrier) as commits:
                     await commits.topics(["clicks"])
-                    await commits.commit(batch, await staged(store, topic, 10), store)
+                    await commits.commit(batch, await staged(store, topic, 10) if batch > 1 else (), store)
             assert len({report.client for report in await heard(broker, 3)}) == 3
 
     asyncio.run(work())

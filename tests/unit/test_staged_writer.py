@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,15 +100,40 @@ def test_a_batch_is_seen_with_its_commit_and_once_however_often_it_is_committed(
 
 def test_a_later_attempt_publishes_what_the_first_one_decided() -> None:
     async def work(rig: Rig) -> None:
-        first, second = await rig.staged([b"first"]), await rig.staged([b"second"])
+        first, second = await rig.staged([b"one", b"two"]), await rig.staged([b"two", b"one"])
         async with StagedCommits(rig.broker.address, WRITER) as dead:  # it put its manifest, and no more
             await dead.topics(["clicks"])
             await dead._decide(1, first, rig.store)
         assert await rig.records() == []
         assert (await rig.commits.commit(1, second, rig.store)).objects == tuple(first)
-        assert await rig.records() == [b"first"]
+        assert await rig.records() == [b"one", b"two"]
 
     run(rigged(work))
+
+
+@pytest.mark.parametrize("others", [[b"one"], [b"one", b"2nd"], [b"one", b"two", b"two"]])
+def test_a_job_that_repeats_a_batch_with_other_rows_is_refused(others: list[bytes]) -> None:
+    """It was taken as written, and the rows of now were gone without a word."""
+
+    async def work(rig: Rig) -> None:
+        await rig.commits.commit(1, await rig.staged([b"one", b"two"]), rig.store)
+        with pytest.raises(InvalidRequestError, match=r"batch 1 .* was committed before with other rows"):
+            await rig.commits.commit(1, await rig.staged(others), rig.store)
+        await rig.commits.commit(2, await rig.staged(others), rig.store)
+        assert await rig.records() == sorted([b"one", b"two", *others])
+
+    run(rigged(work))
+
+
+def test_a_stream_that_computes_a_batch_again_with_other_rows_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(rig: Rig) -> None:
+        await rig.commits.commit(1, await rig.staged([b"one"]), rig.store, source="s")
+        with caplog.at_level(logging.WARNING, "memq"):
+            await rig.commits.commit(1, await rig.staged([b"two"]), rig.store, source="s")
+        assert await rig.records() == [b"one"]
+
+    run(rigged(work))
+    assert "staged.other-rows" in [getattr(record, "event", "") for record in caplog.records]
 
 
 def test_two_streams_under_one_name_are_told_apart() -> None:

@@ -1,4 +1,4 @@
-"""The machine of one write partition: pointers and reports go in, rows of counts and findings come out. Pure.
+"""The machine of one write partition: pointers and reports in, rows and findings out. Pure.
 
 Rules. What was acked with `all` must be in the queue: once that was read up to an end that was asked for after the
 report came, a hole is a loss. What was acked with less, or sent without acks, may be on its way until its producer must
@@ -48,8 +48,9 @@ _UNPROVEN_MEMBER = "committed beyond it, and the report of that time is missing"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a client said about the write partition, in a report that came at `time_ms`. Reports keep their order.
+    """A client's report on the write partition, received at `time_ms`.
 
+    Reports keep their order.
     `group` is None for a producer and for a reader without a group; `kind` is as in `Report`.
     """
 
@@ -77,7 +78,10 @@ class PartitionAudit:
     # ---- what comes in -------------------------------------------------------------------------------
 
     def begin_at(self, offset: int) -> None:
-        """Note that the queue begins at `offset`; when that is behind the next pointer to read, some were missed."""
+        """Note that the queue begins at `offset`.
+
+        When that is behind the next pointer to read, some were missed.
+        """
         books = self.books
         if books.next_offset >= offset:
             return
@@ -152,7 +156,7 @@ class PartitionAudit:
         self._findings.told(wrong, offset, 0, time_ms // MINUTE_MS, time_ms)
 
     def pass_blindly(self, offset: int, time_ms: int, error: MemqError) -> None:
-        """Note that what a pointer holds can't be told: it is newer than this version, or its index can't be read.
+        """Note a pointer whose content is unknown: of a newer version, or with an unreadable index.
 
         What was acked up to then and is nowhere else may be there.
         """
@@ -172,7 +176,7 @@ class PartitionAudit:
         ]
 
     def take_damage(self, damage: Damage, now_ms: int) -> None:
-        """Take a block that somebody read, and found damaged."""
+        """Take a block that a reader found damaged."""
         stream = self.books.streams.get(damage.producer)
         known = stream is not None and damage.first < damage.next
         if stream is not None and known:
@@ -295,7 +299,7 @@ class PartitionAudit:
         side.time(span.stage, span.latency)
 
     def _await(self, stream: Stream, span: Span, time_ms: int) -> None:
-        """Give sequences their time: brokers bring what they had taken with 1, or without acks, to the next owner."""
+        """Wait for sequences that brokers took with 1 or without acks: the next owner may still get them."""
         held_ms = 0 if span.level == ALL else _HELD_MS
         due_ms = time_ms + active_ms(self.topic.settings) + held_ms
         stream.waiting.extend((due_ms, *piece) for piece in span.ranges)
@@ -337,7 +341,7 @@ class PartitionAudit:
         return stream.account.settle(self.partition, producer, evidence)
 
     def _undecided(self, stream: Stream, now_ms: int) -> bool:
-        """Whether time alone may change the verdict: a producer has told its end, and late pointers may still land."""
+        """Whether time alone may change the verdict: an end is known, and late pointers may still land."""
         account = stream.account
         return account.end is not None and account.end_ms >= watermark_ms(self.topic.settings, now_ms)
 
@@ -363,14 +367,15 @@ class PartitionAudit:
     def _below_end(self, producer: int, stream: Stream, now_ms: int) -> list[Range]:
         """Return what lies below the end that a producer told, and is in no pointer.
 
-        What was sent for less than `all`, or at a level that no report has told yet, may be held for the next owner.
+        What was sent for less than `all`, acked or not, or at a level that no report has told yet, may be held for the
+        next owner: until that time is over, only what is overdue was sent for `all`.
         """
         if stream.account.end is None or self._undecided(stream, now_ms):
             return []
         balance = self._balance(producer, stream, now_ms)
         missing = _apart_from(balance.lost, [stream.gave_up, stream.acked])
         if self._undecided(stream, now_ms - _HELD_MS):
-            return common(_apart_from(missing, [stream.weak]), stream.sent)
+            return common(_apart_from(missing, [stream.weak]), stream.overdue)
         return missing
 
     def _seen(self, stream: Stream, missing: list[Range]) -> tuple[list[Range], list[Range]]:

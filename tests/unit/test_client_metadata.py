@@ -1,0 +1,359 @@
+"""What a client knows of the cluster, and what it asks of any broker: of another one when the first is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from memq.client.any_broker import AnyBroker
+from memq.client.metadata import ANSWER_TIMEOUT_S, ClusterMetadata
+from memq.errors import (
+    DeniedError,
+    DrainingError,
+    MemqError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    TimedOutError,
+    UnreachableError,
+)
+from memq.format.pointer import Pointer, decode_pointer
+from memq.limits import READ_BYTES_MAX
+from memq.protocol.frames import Api, Frame, encode_frame
+from memq.protocol.messages import (
+    Metadata,
+    MetadataRequest,
+    Owner,
+    ReadRequest,
+    TopicMetadata,
+    decode_message,
+)
+from tests.stepped_time import step, stepped_runtime
+from tests.unit.queue_model import Block, Log
+from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, silent_at, toy_topic, until
+
+NOBODY = ("127.0.0.1", 1)
+ASK = MetadataRequest(topics=[])
+
+
+def test_questions_at_the_same_time_are_one_question() -> None:
+    asked: list[tuple[list[str] | None, bool]] = []
+
+    def note(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api == Api.METADATA:
+            request = decode_message(frame.body, MetadataRequest)
+            asked.append((request.topics, request.create))
+        return False
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = note
+        pool = pool_of(broker)
+        heard: list[str] = []
+        metadata = ClusterMetadata(stepped_runtime(), pool, lambda topic: heard.append(topic.name))
+        assert metadata.cluster == ""
+        both = await asyncio.gather(
+            metadata.refresh("clicks"), metadata.refresh("nothing"), metadata.refresh("clicks", create=True)
+        )
+        assert [found.topic.name if found else None for found in both] == ["clicks", None, "clicks"]
+        assert asked == [(["clicks", "nothing"], False), (["clicks"], True)]
+        assert heard == ["clicks", "clicks"]
+        assert (metadata.cluster, metadata.known("nothing")) == ("toy", None)
+        assert metadata.known("clicks") is both[2]
+        await metadata.refresh("clicks")
+        assert len(asked) == 3, "a question that comes later is one of its own"
+        del broker.topics["clicks"]
+        assert await metadata.refresh("clicks") is None
+        assert metadata.known("clicks") is None
+        broker.topics = {name: toy_topic(name) for name in ("a", "b")}
+        assert [each.topic.name for each in await metadata.all_topics()] == ["a", "b"]
+        del broker.topics["a"]
+        await metadata.all_topics()
+        assert (metadata.known("a"), metadata.known("b") is None) == (None, False)
+        await metadata.close()
+        await pool.close()
+
+    run(test)
+
+
+def test_a_topic_is_asked_for_until_a_broker_answers_or_time_is_up() -> None:
+    async def test(broker: ToyBroker) -> None:
+        pool = pool_of(broker)
+        metadata = ClusterMetadata(stepped_runtime(), pool)
+        refusals = iter(range(3))
+
+        def refuse(connection: ToyConnection, frame: Frame) -> bool:
+            refused = frame.api == Api.METADATA and next(refusals, None) is not None
+            if refused:
+                connection.refuse(frame, NotReadyError("starting"))
+            return refused
+
+        broker.script = refuse
+        assert (await metadata.topic("clicks")).topic.name == "clicks"
+        broker.script = silent_at(Api.METADATA)
+        assert (await metadata.topic("clicks")).topic.name == "clicks", "it is known"
+        broker.script = lambda connection, frame: False
+        with pytest.raises(NotFoundError, match="topic 'nothing' does not exist"):
+            await metadata.topic("nothing")
+        refusals = iter(range(10**9))
+        broker.script = refuse
+        with pytest.raises(UnreachableError, match="no broker answers: starting"):
+            await metadata.topic("other", timeout_s=0.1)
+        await metadata.close()
+        await pool.close()
+
+    run(test)
+
+
+def test_a_silent_broker_is_left_and_the_next_one_asked() -> None:
+    async def test(silent: ToyBroker) -> None:
+        async with ToyBroker() as broker:
+            pool = pool_of(silent, broker)
+            metadata = ClusterMetadata(stepped_runtime(), pool)
+            await pool.session(address_of(silent))
+            seen: list[Frame] = []
+
+            def see(connection: ToyConnection, frame: Frame) -> bool:
+                seen.append(frame)
+                return True
+
+            silent.script = see
+            asked = asyncio.create_task(metadata.ask(ASK))
+            await silent.until(lambda: len(seen) == 1)
+            step(ANSWER_TIMEOUT_S)
+            assert (await asked).brokers == [broker.address]
+            await until(lambda: not silent.connections)
+            assert [session.link.address for session in pool.sessions()] == [address_of(broker)]
+            broker.script = silent_at(Api.METADATA)
+            waiting = asyncio.create_task(metadata.refresh("clicks"))
+            await asyncio.sleep(0)
+            await metadata.close()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await pool.close()
+
+    run(test)
+
+
+def owned(*addresses: str, topic_id: str = "ab" * 16) -> Metadata:
+    owners = [Owner(partition=number, address=each, broker=f"b{each}") for number, each in enumerate(addresses)]
+    topic = toy_topic(partitions=len(addresses), topic_id=topic_id)
+    return Metadata(cluster="toy", brokers=["h:9"], topics=[TopicMetadata(topic=topic, owners=owners)])
+
+
+def test_owners_are_found_by_topic_and_partition() -> None:
+    async def test(broker: ToyBroker) -> None:
+        answers = [owned("h:1", "", "h:3")]
+
+        def serve(connection: ToyConnection, frame: Frame) -> bool:
+            if frame.api == Api.METADATA:
+                connection.answer(frame, answers[0])
+            return frame.api == Api.METADATA
+
+        broker.script = serve
+        pool = pool_of(broker)
+        metadata = ClusterMetadata(stepped_runtime(), pool)
+        await metadata.refresh("clicks")
+        here = "ab" * 16
+        assert [metadata.owner("clicks", here, number) for number in range(4)] == [("h", 1), None, ("h", 3), None]
+        for name, topic_id in (("clicks", "cd" * 16), ("other", here)):
+            with pytest.raises(NotFoundError, match="does not exist any more"):
+                metadata.owner(name, topic_id, 0)
+        metadata.moved("clicks", "cd" * 16, 0, "h:7")  # of the topic that was there before
+        metadata.moved("other", here, 0, "h:7")
+        metadata.moved("clicks", here, 1, "h:8")
+        assert [metadata.owner("clicks", here, number) for number in range(3)] == [("h", 1), ("h", 8), ("h", 3)]
+        answers[0] = owned("h:5", topic_id="cd" * 16)
+        await metadata.refresh("clicks")
+        assert metadata.owner("clicks", "cd" * 16, 0) == ("h", 5)
+        await metadata.close()
+        await pool.close()
+
+    run(test)
+
+
+def pointer_of(topic: str, partition: int, broker: str) -> Pointer:
+    log = Log()
+    log.batch(Block(1, 0))
+    found = decode_pointer(log.entries[0].body)
+    return type(found)(
+        **{name: getattr(found, name) for name in found.__struct_fields__}
+        | {"topic": topic, "partition": partition, "broker": broker}
+    )
+
+
+def test_a_batch_is_looked_for_at_its_writer_and_then_at_the_owner_of_its_partition() -> None:
+    async def test(broker: ToyBroker) -> None:
+        def serve(connection: ToyConnection, frame: Frame) -> bool:
+            if frame.api == Api.METADATA:
+                connection.answer(frame, owned("h:1", "", "h:3"))
+            return frame.api == Api.METADATA
+
+        broker.script = serve
+        pool = pool_of(broker)
+        metadata = ClusterMetadata(stepped_runtime(), pool)
+        assert metadata.holders(pointer_of("clicks", 0, "bh:1")) == []
+        await metadata.refresh("clicks")
+        assert metadata.holders(pointer_of("clicks", 0, "bh:3")) == [("h", 3), ("h", 1)]
+        assert metadata.holders(pointer_of("clicks", 0, "bh:1")) == [("h", 1)]
+        assert metadata.holders(pointer_of("clicks", 2, "gone")) == [("h", 3)]
+        assert metadata.holders(pointer_of("clicks", 1, "gone")) == []
+        assert metadata.holders(pointer_of("other", 0, "bh:1")) == []
+        await metadata.close()
+        await pool.close()
+
+    run(test)
+
+
+# ---- any broker ----------------------------------------------------------------------------------
+
+
+class Counted:
+    """Serves METADATA and READ, counts them by broker, and refuses as often as it is asked to."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.reads: list[tuple[int, int]] = []
+        self.refusals: list[MemqError] = []
+        self.silent = False
+
+    def __call__(self, connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api not in (Api.METADATA, Api.READ):
+            return False
+        self.asked[connection.broker.address] += 1
+        if self.refusals:
+            connection.refuse(frame, self.refusals.pop(0))
+        elif not self.silent:
+            if frame.api == Api.METADATA:
+                return False
+            request = decode_message(frame.body, ReadRequest)
+            self.reads.append((request.offset, request.length))
+            body = b"%d:%d;" % (request.offset, request.length)
+            connection.transport.write(encode_frame(Api.READ, 0, frame.argument, body))
+        return True
+
+
+async def ask_any(broker: AnyBroker, timeout_s: float = 5.0) -> Metadata:
+    return await broker(Api.METADATA, ASK, Metadata, timeout_s=timeout_s)
+
+
+def test_a_broker_that_leaves_is_replaced_by_another_and_the_question_asked_again() -> None:
+    async def test(one: ToyBroker) -> None:
+        async with ToyBroker() as other:
+            counted = Counted()
+            one.script = other.script = counted
+            pool = pool_of(one, other)
+            anyone = AnyBroker(pool)
+            for _ in range(3):
+                await ask_any(anyone)
+            assert sorted(counted.asked.values()) == [3], "one connection, as long as it lasts"
+            counted.refusals = [DrainingError("leaving")]
+            await ask_any(anyone)
+            assert sum(counted.asked.values()) == 5
+            counted.refusals = [DrainingError("leaving"), UnreachableError("gone")]
+            with pytest.raises(UnreachableError, match="no broker answers METADATA: leaving; gone"):
+                await ask_any(anyone)
+            counted.refusals = [DeniedError("not you")]
+            with pytest.raises(DeniedError):
+                await ask_any(anyone)
+            counted.refusals = [MovedError("elsewhere")]
+            with pytest.raises(MovedError):
+                await anyone.once(Api.METADATA, ASK, Metadata, timeout_s=5.0)
+            before = sum(counted.asked.values())
+            counted.refusals = [DrainingError("leaving")]
+            with pytest.raises(DrainingError):
+                await anyone.once(Api.METADATA, ASK, Metadata, timeout_s=5.0)
+            assert sum(counted.asked.values()) == before + 1, "it is asked once"
+            await pool.close()
+
+    run(test)
+
+
+def test_a_silent_connection_is_dropped_and_the_next_question_gets_a_fresh_one() -> None:
+    async def test(broker: ToyBroker) -> None:
+        counted = Counted()
+        broker.script = counted
+        pool = pool_of(broker)
+        anyone = AnyBroker(pool)
+        await ask_any(anyone)
+        (connection,) = broker.connections
+        counted.silent = True
+        waiting = asyncio.create_task(ask_any(anyone))
+        await broker.until(lambda: counted.asked[broker.address] == 2)
+        step(5)
+        with pytest.raises(TimedOutError):
+            await waiting
+        assert counted.asked[broker.address] == 2, "it is not asked again: the answer may only be late"
+        await until(lambda: connection not in broker.connections)
+        counted.silent = False
+        await ask_any(anyone)
+        assert len(broker.connections) == 1
+        await pool.close()
+
+    run(test)
+
+
+def test_without_brokers_each_is_named() -> None:
+    async def test(broker: ToyBroker) -> None:
+        dead = [("127.0.0.1", port) for port in range(1, 8)]
+        with pytest.raises(UnreachableError, match="no broker can be reached: ") as caught:
+            await ask_any(AnyBroker(pool_of(*dead)))
+        assert str(caught.value).count("can't reach") == 5
+
+    run(test)
+
+
+def test_a_large_range_is_read_in_pieces() -> None:
+    async def test(broker: ToyBroker) -> None:
+        counted = Counted()
+        broker.script = counted
+        pool = pool_of(broker)
+        anyone = AnyBroker(pool)
+        assert await anyone.read("main", "k", 7, 10) == b"7:10;"
+        most = READ_BYTES_MAX
+        assert await anyone.read("main", "k", 0, most) == b"0:%d;" % most
+        found = await anyone.read("main", "k", 5, 2 * most + 1)
+        assert found == b"5:%d;%d:%d;%d:1;" % (most, 5 + most, most, 5 + 2 * most)
+        counted.refusals = [UnreachableError("gone")]
+        with pytest.raises(UnreachableError):
+            await anyone.read("main", "k", 0, 1)
+        counted.silent = True
+        waiting = asyncio.create_task(anyone.read("main", "k", 0, 1))
+        before = sum(counted.asked.values())
+        await broker.until(lambda: sum(counted.asked.values()) > before)
+        step(30)
+        with pytest.raises(TimedOutError, match="READ in 30 s"):
+            await waiting
+        await until(lambda: not broker.connections)
+        await pool.close()
+
+    run(test)
+
+
+def test_a_batch_is_read_from_who_may_hold_it_else_from_any_broker() -> None:
+    async def test(writer: ToyBroker) -> None:
+        async with ToyBroker() as other:
+            counted = Counted()
+            writer.script = other.script = counted
+            pool = pool_of(other)
+            pointer = pointer_of("clicks", 0, "writer")
+            holders = [NOBODY, address_of(writer)]
+            anyone = AnyBroker(pool, lambda asked: holders if asked is pointer else [])
+            read = anyone.near(pointer)
+            assert await read("main", "k", 0, 1) == b"0:1;"
+            assert counted.asked == {writer.address: 1}, "the first one can't be reached"
+            assert await anyone.read("main", "k", 0, 1) == b"0:1;"
+            assert counted.asked == {writer.address: 1, other.address: 1}
+            holders.clear()
+            await read("main", "k", 0, 1)
+            assert counted.asked == {writer.address: 1, other.address: 2}
+            await pool.close()
+            zoned = pool_of(other, writer, zone="y")
+            zoned.learn([address_of(other), address_of(writer)], ["y", "x"])
+            far = AnyBroker(zoned, lambda asked: [address_of(writer)])
+            await far.near(pointer)("main", "k", 0, 1)
+            assert counted.asked == {writer.address: 1, other.address: 3}, "what is in another zone is not asked"
+            await zoned.close()
+
+    run(test)

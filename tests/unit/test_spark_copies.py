@@ -1,0 +1,116 @@
+"""Blocks with sequences that an earlier batch had: a copy is read once, other records under them are read, too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from awscrt.checksums import crc32c
+from msgspec.structs import replace
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from memq.clock import SystemClock
+from memq.format.block import scope_of
+from memq.format.builder import BlockBuilder
+from memq.format.key import object_key
+from memq.format.pointer import encode_pointer
+from memq.notification import Publication
+from memq.notification.sqlite import SqliteQueue
+from memq.spark.batch_reader import MemqReader
+from memq.spark.options import read_options
+from memq.storage_handlers.filesystem import FilesystemHandler
+from memq.topic import ReadPartition
+from tests.unit.audited import TOPIC, Run, packed
+from tests.unit.blocks import NOW_MS
+
+PLACE = ReadPartition(TOPIC.name, TOPIC.id, 0)
+
+
+def block_of(run: Run, word: str, sealed_ms: int) -> bytes:
+    builder = BlockBuilder()
+    producer, first, next_ = run
+    for sequence in range(first, next_):
+        builder.append(b"%s %d" % (word.encode(), sequence))
+    scope = scope_of(TOPIC.id_bytes, 0)
+    sealed = builder.seal(producer_id=producer, first_sequence=first, scope=scope, now_ms=sealed_ms, codec="none")
+    return bytes(sealed.data)
+
+
+Batch = Sequence[tuple[Run, str]]
+
+
+def topic_of(folder: Path, batches: Sequence[Batch]) -> dict[str, str]:
+    """Store these batches, and return the options that read them."""
+
+    async def fill() -> None:
+        queue, store = SqliteQueue(folder / "queue.sqlite", SystemClock()), FilesystemHandler(objects, objects)
+        await queue.create([PLACE], 30_000)
+        for number, batch in enumerate(batches):
+            runs = [run for run, _ in batch]
+            pointer, body = packed(runs, [block_of(run, word, NOW_MS + number) for run, word in batch])
+            key = object_key("memq", TOPIC.name, TOPIC.id, 0, 1, number, NOW_MS)
+            location = replace(pointer.locations[0], key=key)
+            await store.put(location.key, [body], crc32c(body))
+            named = replace(pointer, locations=(location,), batch_sequence=number)
+            await queue.publish(Publication(PLACE, 0, 1, NOW_MS + number, encode_pointer(named)))
+        await store.close()
+        await queue.close()
+
+    objects = folder / "objects"
+    objects.mkdir()
+    asyncio.run(fill())
+    return {"topics": TOPIC.name, "queue": f"sqlite:{folder / 'queue.sqlite'}", "store": objects.as_uri()}
+
+
+def values_of(options: dict[str, str]) -> list[bytes]:
+    given = read_options({**options, "columns": "value"}, "batch")
+    reader = MemqReader(given, StructType([StructField("value", BinaryType())]))
+    return [
+        value
+        for split in reader.partitions()
+        for batch in reader.read(split)
+        for value in batch.column("value").to_pylist()
+    ]
+
+
+A, B = (1, 0, 3), (2, 0, 2)
+FIRST = [b"one 0", b"one 1", b"one 2", b"one 0", b"one 1"]
+
+
+def conflicts(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(getattr(record, "event", "") == "spark.identity-conflict" for record in caplog.records)
+
+
+@pytest.mark.parametrize("skip", ["fail", "skip"])
+def test_other_records_under_known_sequences_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, skip: str
+) -> None:
+    options = topic_of(tmp_path, [[(A, "one"), (B, "one")], [(A, "one"), (B, "two")]])
+    with caplog.at_level(logging.ERROR, "memq"):
+        assert values_of({**options, "onDamaged": skip}) == [*FIRST, b"two 0", b"two 1"]
+    assert conflicts(caplog) == 1
+
+
+def test_a_copy_that_was_sealed_again_is_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = topic_of(tmp_path, [[(A, "one"), (B, "one")]] * 3)
+    with caplog.at_level(logging.ERROR, "memq"):
+        assert values_of(options) == FIRST
+    assert conflicts(caplog) == 0
+
+
+def test_other_records_within_one_batch_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = topic_of(tmp_path, [[(B, "one"), (B, "one"), (B, "two")]])
+    with caplog.at_level(logging.ERROR, "memq"):
+        assert values_of(options) == [b"one 0", b"one 1", b"two 0", b"two 1"]
+    assert conflicts(caplog) == 1
+
+
+def test_a_read_by_listing_compares_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    topic_of(tmp_path, [[(A, "one"), (B, "one")], [(A, "one"), (B, "two")]])
+    with caplog.at_level(logging.ERROR, "memq"):
+        found = values_of({"path": str(tmp_path / "objects")})
+    assert sorted(found) == sorted([*FIRST, b"two 0", b"two 1"]), "objects are listed in an order of their own"
+    assert conflicts(caplog) == 1
