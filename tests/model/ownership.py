@@ -97,7 +97,7 @@ class Model:
             if connection.open and (connection.ready or not rules.clock_after_hello) and self._may_send():
                 yield "send", 0, 0
         for number, connection in enumerate(self.connections):
-            if connection.open and connection.down and (number == self.current or not rules.this_stream):
+            if connection.open and connection.down and number == self.current:
                 yield "hear", number, 0
         oldest = next((block for block in self.blocks if block.state == "open"), None)
         if oldest is not None and 0 <= oldest.first_sent < self.now - rules.delivery_ticks:
@@ -152,7 +152,7 @@ class Model:
     # ---- the producer ------------------------------------------------------------------------------
 
     def _connect(self, broker: int, _place: int) -> None:
-        if self.current >= 0 and self.rules.this_stream:
+        if self.current >= 0:
             self.connections[self.current].open = False
         self.connections.append(Connection(broker, [("hello", 0, 0)], zero=self.now))
         self.current = len(self.connections) - 1
@@ -323,7 +323,7 @@ class Model:
         broker.answers.clear()
         broker.connection += 1
         broker.reading = None
-        broker.unread = self.rules.read_after_error
+        broker.unread = True
 
     def _try_again(self, broker: Broker, number: int) -> None:
         if not self.rules.whole_ring:
@@ -339,7 +339,7 @@ class Model:
         broker.requests.remove(request)
         if offset < 0:
             self._try_again(broker, request.batch)
-            broker.unread = self.rules.read_after_error or broker.state == "opening"
+            broker.unread = True
             return
         moment = request.handed_over if self.rules.proof_at_hand_over else self.now
         if broker.state == "opening":

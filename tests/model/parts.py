@@ -17,7 +17,6 @@ class Rules:
     refuse: bool = True  # 4: the queue refuses what is older than S
     skip: bool = True  # 4: what the queue holds is left out
     one_in_flight: bool = True  # 4
-    read_after_error: bool = True  # 4: refused does not mean absent
     late_acks: bool = True  # 4: a copy is acked when what it copies is in the queue
     whole_ring: bool = True  # 5: a batch is never passed over
     end_epoch: bool = True  # 5: a ring that is given up ends its epoch
@@ -25,7 +24,6 @@ class Rules:
     clock_after_hello: bool = True  # 7: the producer's clock starts when it has read the answer to HELLO
     age: bool = True  # 7: the owner refuses what is older than D
     refusal_closes: bool = True  # 8: what is not taken closes its stream
-    this_stream: bool = True  # 8: an ack counts on the stream that it came on
     delivery_ticks: int = 2  # D
     stale_ticks: int = 1  # S
     blocks: int = 3

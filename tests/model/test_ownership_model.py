@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.model.directed import DIRECTED, follow
 from tests.model.ownership import BrokenPromiseError, Model
 from tests.model.parts import Rules
 from tests.model.schedules import ALL_RULES, FOUND_BY, VARIANTS, find, run
@@ -41,6 +42,14 @@ def test_each_rule_is_needed(variant: str) -> None:
     with pytest.raises(BrokenPromiseError):
         run(VARIANTS[variant], FOUND_BY[variant])
     run(ALL_RULES, FOUND_BY[variant])
+
+
+@pytest.mark.parametrize("variant", list(DIRECTED))
+def test_a_directed_schedule_needs_its_rule(variant: str) -> None:
+    directed = DIRECTED[variant]
+    with pytest.raises(BrokenPromiseError):
+        follow(directed.without, directed.steps)
+    follow(directed.rules, directed.steps)
 
 
 @pytest.mark.soak

@@ -20,7 +20,7 @@ from tests.simulation.node import Node
 T = TypeVar("T")
 
 
-class Fate(enum.Enum):
+class Fate(enum.StrEnum):
     """What becomes of one call."""
 
     FINE = "fine"
@@ -125,6 +125,8 @@ class Caller:
     def _draw_fate(self) -> Fate:
         faults = self.faults
         draw = self._random.random()
+        if draw >= faults.rate:
+            return Fate.FINE
         for fate, rate in (
             (Fate.BEFORE, faults.before_rate),
             (Fate.AFTER, faults.after_rate),
@@ -204,7 +206,7 @@ class Flight(Generic[T]):
             self._world.schedule(blocked_s + caller.draw_latency_s(), self._arrive)
             return
         self._arrived = True
-        self._trace(self._fate.value)
+        self._trace(self._fate)
         if self._payload is not None and not self._read_payload(self._payload):
             self._answer_error("connection lost")
         elif self._fate is Fate.BEFORE:

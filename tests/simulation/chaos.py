@@ -7,6 +7,7 @@ from functools import partial
 
 from tests.simulation.cluster import SimCluster
 from tests.simulation.coverage import Met, states_of
+from tests.simulation.disk import SICKNESSES
 from tests.simulation.faults import ChaosFaults, calm
 from tests.simulation.lies import Liar
 from tests.simulation.node import Node
@@ -37,6 +38,7 @@ class Chaos:
         self._repeat(faults.jump_every_s, self._jump)
         self._repeat(faults.reshape_every_s, self._cluster.reshape)
         self._repeat(faults.sick_every_s, self._sicken)
+        self._repeat(faults.disk_every_s, self._sicken_disk)
         for liar in self._cluster.cloud.liars.values():
             self._repeat(liar.lies.every_s, partial(self._lie, liar))
 
@@ -52,6 +54,8 @@ class Chaos:
             for caller in doors.callers:
                 caller.blocked_until = 0.0
         self._cluster.cloud.sickness.until_s = 0.0
+        for disk in self._cluster.disks.values():
+            disk.sick_until_s = 0.0
         for liar in self._cluster.cloud.liars.values():
             liar.end()
         self._cluster.cloud.change_faults(faults)
@@ -146,6 +150,13 @@ class Chaos:
             return
         sickness.until_s = self._world.now + self._faults.sick_s_max * self._random.uniform(0.5, 1)
         sickness.remainder = self._random.randrange(SICK_SHARE)
+
+    def _sicken_disk(self) -> None:
+        name = self._random.choice(self._cluster.brokers)
+        disk, kind = self._cluster.disks.get(name), self._random.choice(SICKNESSES)
+        if disk is not None and disk.sick_until_s <= self._world.now:
+            self._meet(f"disk {kind}", name)
+            disk.sicken(kind, self._world.now + self._faults.disk_s_max * self._random.uniform(0.1, 1.0))
 
     def _lie(self, liar: Liar) -> None:
         nodes = [node.name for node in self._world.nodes.values() if node is not self._cluster.cloud.node]

@@ -32,7 +32,7 @@ from tests.simulation.lag import LagCheck
 from tests.simulation.node import FOREVER, Node
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.read_log import ReadLog
-from tests.simulation.reader import Delivered, FindingError, LogEntry, read_entry, resume
+from tests.simulation.reader import Delivered, FindingError, LogEntry, Source, read_entry, resume
 from tests.simulation.report_rules import ReportRules, told
 from tests.simulation.retention_rules import RetentionRules
 
@@ -50,6 +50,7 @@ class SentRecord:
     keyed: bool = False
     held_s: float = FOREVER  # when it was acked with 1
     place: tuple[ReadPartition, int] | None = None  # index in the reference stream
+    sources: dict[Source, None] | None = None  # that it was delivered of, where a writer may send it in other orders
 
 
 class Checker:
@@ -90,19 +91,27 @@ class Checker:
 
     # ---- producers ---------------------------------------------------------------------------
 
-    def sent(self, producer: str, partition: int, number: int, value: bytes, *, keyed: bool = False) -> None:
-        """A producer is about to send a record; `number` grows within producer and partition, or key if `keyed`."""
+    def sent(
+        self, producer: str, partition: int, number: int, value: bytes, *, keyed: bool = False, repeats: bool = False
+    ) -> None:
+        """A producer is about to send a record; `number` grows within producer and partition, or key if `keyed`.
+
+        One that `repeats` is a task that may run again: once for each identity of its rows.
+        """
         assert value not in self.records, f"value {value!r} was used before"
-        self.records[value] = SentRecord((producer, partition), number, self._now(), keyed=keyed)
+        sources = dict[Source, None]() if repeats else None
+        self.records[value] = SentRecord((producer, partition), number, self._now(), keyed=keyed, sources=sources)
 
     def ack(self, value: bytes) -> None:
-        """A producer was told that the record is acked with `all`."""
+        """A producer was told that the record is acked with `all`; of a task that repeats each try may be."""
         record = self.records[value]
+        if record.acked and record.sources is not None:
+            return
         if record.acked:
             self._fail(f"record {value[:40]!r} is acked twice")
         record.acked = True
         waited_s = self._now() - record.sent_s
-        if self.ack_s_max is not None and waited_s > self.ack_s_max:
+        if self.ack_s_max is not None and waited_s > self.ack_s_max and record.sources is None:
             self._fail(f"record {value[:40]!r} waited {waited_s:.1f} s for its ack in a calm world")
         self.acked += 1
         if record.place is None:
@@ -227,9 +236,11 @@ class Checker:
                 raise FindingError(f"record {delivered.value[:40]!r} was never sent")
             if not record.keyed and record.stream[1] != entry.pointer.partition:
                 raise FindingError(f"record {delivered.value[:40]!r} lies in partition {entry.pointer.partition}")
-            if record.place is not None:
+            if record.place is not None and (record.sources is None or delivered.source in record.sources):
                 raise FindingError(f"record {delivered.value[:40]!r} is delivered twice, first at {record.place[1]}")
-            record.place = (partition, len(log.stream))
+            if record.sources is not None:
+                record.sources[delivered.source] = None
+            record.place = record.place or (partition, len(log.stream))
             log.stream.append(delivered)
 
     def _check_ranges(self, entry: LogEntry) -> None:

@@ -17,9 +17,10 @@ from memq.cold.plan import ColdRule
 from memq.errors import MemqError, VersionConflictError
 from memq.governor import BrokerEntry
 from memq.governor.widening import join, neighbours, split
+from memq.limits import KIB, MIB
 from memq.network import Address, Runtime
 from memq.settings import BrokerSettings
-from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots
 from tests.simulation.checker import Checker
 from tests.simulation.cloud import Cloud, Doors
 from tests.simulation.disk import HostDisk, SimDisk
@@ -31,12 +32,10 @@ from tests.simulation.world import World
 
 CLUSTER = "sim"
 PORT = 9876
-CLOCK_ERROR_MS = 2 * 10_000  # of two nodes, see `_draw_offset_ms`
 TOPIC_ID = "5eed" * 8
-MIB = 1 << 20
 WRITE_PARTITIONS_MAX = 6  # where they are split and joined
 SPOOL_BYTES_MAX = 24 << 10  # so that segments are full soon, and copied
-SPURIOUS_RATE = 0.05  # of the governor's ticks tell all watchers, though nothing has changed
+SPURIOUS_EVERY_S = 10.0  # mean time until all watchers are notified, though nothing has changed
 CAPACITY_BYTES_S = 10_000  # so little that even idle partitions are worth moves: the governor shall make some
 
 SETTINGS = TopicSettings(
@@ -65,6 +64,11 @@ class Shape:
     shared_age_ms: int = 250
     audit_interval_ms: int = 0  # how often clients report; 0: never
     cold: ColdRule | None = None  # what becomes large objects; none: nothing
+    clock_error_ms: int = CLOCK_ERROR_MS  # of two nodes, see `_draw_offset_ms`
+    clocks_at_bounds: bool = False  # each is as wrong as it may be
+    slab_bytes: int = 32 * KIB
+    memory_bytes_max: int = 2 * MIB  # of a broker
+    prefetch_bytes_max: int = MIB  # of a consumer, at most
 
 
 class SimCluster:
@@ -103,7 +107,7 @@ class SimCluster:
         )
         self.checker.on_disk = shape.settings.ack1 == "disk"
         if shape.housekeeping_s:
-            self.checker.retention = RetentionRules(shape.settings, CLOCK_ERROR_MS)
+            self.checker.retention = RetentionRules(shape.settings, shape.clock_error_ms)
         return self.checker
 
     # ---- life --------------------------------------------------------------------------------
@@ -137,8 +141,11 @@ class SimCluster:
 
     def _draw_offset_ms(self) -> int:
         """Return how far a node's wall clock is off the queue's; in "age" mode the queue refuses who is S behind."""
-        least_ms = -10_000 if self.shape.refuse == "epoch" else -self.shape.settings.stale_publish_ms // 3
-        return self.world.random("clock").randint(least_ms, 9_000)
+        shape, draw = self.shape, self.world.random("clock")
+        half_ms = shape.clock_error_ms // 2
+        stale_ms = shape.settings.stale_publish_ms // 3 if shape.refuse == "age" else half_ms
+        bounds = -min(half_ms, stale_ms), half_ms * 9 // 10
+        return draw.choice(bounds) if shape.clocks_at_bounds else draw.randint(*bounds)
 
     def start_broker(self, name: str) -> Node:
         """Start a broker, for the first time or again."""
@@ -151,7 +158,7 @@ class SimCluster:
             http_port=-1,
             broker_id=node.name,
             cluster=CLUSTER,
-            memory_bytes_max=2 * MIB,
+            memory_bytes_max=self.shape.memory_bytes_max,
             capacity_bytes_s=CAPACITY_BYTES_S,
             sweep_age_ms=self.shape.sweep_age_ms,
             sweep_confirm_ms=self.shape.sweep_confirm_ms,
@@ -190,7 +197,7 @@ class SimCluster:
         disk = None
         if self.shape.settings.ack1 == "disk":
             host = self.disks.setdefault(settings.broker_id, HostDisk())
-            disk = SimDisk(host, self.cloud.faults.disk, self.world.random("disk"))
+            disk = SimDisk(host, self.cloud.faults.disk, self.world.random("disk"), lambda: self.world.now)
         while True:
             broker = Broker(
                 settings,
@@ -199,7 +206,7 @@ class SimCluster:
                 doors.queue,
                 doors.coordinator,
                 spool_disk=disk,
-                slab_bytes=32 << 10,
+                slab_bytes=self.shape.slab_bytes,
             )
             self.counters.append(broker.services.counters)
             try:
@@ -241,7 +248,7 @@ class SimCluster:
                     cluster.changed()
             elif self.world.now - self._seen_s.get(name, 0.0) > self.shape.session_timeout_ms / 1000:
                 cluster.expire(entry)
-        if self.world.random("watches").random() < SPURIOUS_RATE:
+        if self.world.random("watches").random() * SPURIOUS_EVERY_S < self.shape.governor_ms / 1000:
             cluster.changed()
 
     def _answers(self, name: str) -> bool:

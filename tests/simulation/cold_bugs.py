@@ -25,4 +25,14 @@ COLD_BUGS = (
         seed=4,
         aspects=("cold",),
     ),
+    Planted(
+        "reader of cold parts passes over the first pointer",
+        "memq.cold.reader",
+        "ColdReader._read_cold",
+        "bisect_left(entries, offset, key=lambda each: each.offset) :",
+        "bisect_left(entries, offset + (offset == part.first), key=lambda each: each.offset) :",
+        level="calm",
+        seed=3,
+        aspects=("cold",),
+    ),
 )

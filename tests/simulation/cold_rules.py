@@ -28,7 +28,7 @@ class ColdRules:
         fetch: Fetch,
         now: Callable[[], float],
     ) -> None:
-        self.freed_s: dict[str, float] = {}  # key: when the last manifest that named it was followed by another
+        self.freed_s: dict[str, float] = {}  # key: when a later manifest outranked it
         self._logs = logs
         self._objects = objects
         self._fetch = fetch
@@ -53,6 +53,7 @@ class ColdRules:
         if cold_manifest_number(key) != (manifest.partition, manifest.number):
             raise FindingError(f"manifest {manifest.number} lies at '{key}'")
         if before is not None and manifest.number <= before.number:
+            self.freed_s[key] = self._now()
             return None  # its writer slept, its number was swept: nobody believes it
         log = self._logs[partition]
         self._check_parts(manifest, before, log)

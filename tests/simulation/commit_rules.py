@@ -24,7 +24,10 @@ class CommitRules:
         self._asked: dict[tuple[str, ReadPartition, str], Position] = {}  # what a member asked for last
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
-        """The queue answers a member; one that joins gets all that it holds anew."""
+        """The queue answers a member; one that joins gets all partitions again, some of them only by a later answer."""
+        if joined:
+            for key in [key for key in self._asked if key[0] == group and key[2] == member]:
+                del self._asked[key]
         for partition in membership.assigned:
             holder, _ = self._grants.get((group, partition), ("", 0))
             if joined or holder != member:

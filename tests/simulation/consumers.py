@@ -55,7 +55,7 @@ class Reader:
             auto_commit=auto_commit,
             auto_commit_interval_ms=draw.choice([50, 500]),
             session_timeout_ms=draw.choice([1_000, 3_000]),
-            prefetch_bytes_max=draw.choice([8 << 10, 64 << 10, 1 << 20]),
+            prefetch_bytes_max=min(self._cluster.shape.prefetch_bytes_max, draw.choice([8 << 10, 64 << 10, 1 << 20])),
             on_assigned=self._assigned,
             runtime=runtime,
         )

@@ -102,7 +102,10 @@ class SimCoordinator:
         return await self._read(what, lambda: self._inner.assignment(topic_id, partition), of=topic_id)
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
-        """See `Coordinator.set_assignment`. A broker that enters its own session claims the epoch."""
+        """See `Coordinator.set_assignment`. A broker that enters its own session claims the epoch.
+
+        The last broker that drains takes a partition of nobody with the stored session and epoch: that is no claim.
+        """
         node, task = self._caller.node, asyncio.current_task()
         claims = bool(assignment.session) and not term
         if claims and isinstance(task, SimTask):
@@ -113,8 +116,9 @@ class SimCoordinator:
         async def land() -> Assignment:
             if expires and self._entry is not None:
                 self._shared.expire(self._entry)  # in the middle: it is entered again when it is next heard
+            before = await self._inner.assignment(assignment.topic_id, assignment.partition)
             stored = await self._inner.set_assignment(assignment, term=term)
-            if claims:
+            if claims and (stored.session, stored.epoch) != (before.session, before.epoch):
                 self._monitor.claimed(stored.topic_id, stored.partition, stored.epoch, node.index)
             return stored
 

@@ -1,14 +1,21 @@
-"""The disk of each host for the spool: it outlives processes, and of what was not fsynced a death leaves any part."""
+"""The disk of each host for the spool: it outlives processes, and of what was not fsynced a death leaves any part.
+
+That holds for names, too: a segment that was removed may be back, until the folder is synced for a new one. For minutes
+a disk may be full, read-only, or fail to sync.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memq.errors import SpoolError
 from memq.storage_handlers import Buffer
+
+SICKNESSES = ("full", "read-only", "no-sync")
+BACK_RATE = 0.3  # how often a segment whose removal was not synced is there again
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,14 @@ class HostDisk:
     """The files of one host."""
 
     files: dict[str, DiskFile] = field(default_factory=dict)
+    removed: dict[str, DiskFile] = field(default_factory=dict)  # since the folder was synced
     aside: dict[str, bytes] = field(default_factory=dict)
+    sickness: str = ""  # until `sick_until_s` (virtual)
+    sick_until_s: float = 0.0
+
+    def sicken(self, kind: str, until_s: float) -> None:
+        """Answer in one way until then."""
+        self.sickness, self.sick_until_s = kind, until_s
 
     def lose_power(self, draw: random.Random) -> None:
         """Forget a part of what was not fsynced; or the file is long enough, and has zeros there."""
@@ -47,13 +61,18 @@ class HostDisk:
             if not file.synced and draw.random() < 0.5:
                 del self.files[name]
             file.synced = len(file.data)
+        for name, file in self.removed.items():
+            if draw.random() < BACK_RATE:
+                self.files[name] = file
+        self.removed.clear()
 
 
 class SimDisk:
     """See `memq.broker.spool.SpoolDisk`: one process's door to the disk of its host."""
 
-    def __init__(self, host: HostDisk, faults: DiskFaults, draw: random.Random) -> None:
+    def __init__(self, host: HostDisk, faults: DiskFaults, draw: random.Random, now: Callable[[], float]) -> None:
         host.lose_power(draw)
+        self._now = now
         self._host = host
         self._faults = faults
         self._draw = draw
@@ -71,32 +90,47 @@ class SimDisk:
     async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
         """See `SpoolDisk.append`: the buffers are read while it goes on."""
         fate = self._draw.random()
+        self._check_writable()
+        new = name not in self._host.files
         file = self._host.files.setdefault(name, DiskFile())
         for buffer in buffers:
             if self._draw.random() < 0.1:
                 await self._wait(self._faults.latency_s_max)
             file.data += buffer
-        if fate < self._faults.before_rate:
+        if fate < self._faults.before_rate or self._is("full"):
             del file.data[self._draw.randint(file.synced, len(file.data)) :]
             raise SpoolError("the disk is full")
         await self._wait(self._faults.sync_s_max)
-        if fate < self._faults.before_rate + self._faults.after_rate:
+        if fate < self._faults.before_rate + self._faults.after_rate or self._is("no-sync"):
             raise SpoolError("the disk failed to sync")
         file.synced = len(file.data)
+        if new:
+            self._host.removed.clear()
 
     async def remove(self, name: str) -> None:
         """See `SpoolDisk.remove`."""
         await self._wait(self._faults.latency_s_max)
-        self._host.files.pop(name, None)
+        self._check_writable()
+        file = self._host.files.pop(name, None)
+        if file is not None and file.synced:
+            self._host.removed[name] = file
 
     async def set_aside(self, name: str) -> str:
         """See `SpoolDisk.set_aside`."""
         await self._wait(self._faults.latency_s_max)
+        self._check_writable()
         self._host.aside[name] = bytes(self._host.files.pop(name).data)
         return name
 
     async def close(self) -> None:
         """See `SpoolDisk.close`."""
+
+    def _is(self, sickness: str) -> bool:
+        return self._host.sickness == sickness and self._now() < self._host.sick_until_s
+
+    def _check_writable(self) -> None:
+        if self._is("read-only"):
+            raise SpoolError("the disk is read-only")
 
     async def _wait(self, seconds_max: float) -> None:
         await asyncio.sleep(self._draw.uniform(0, seconds_max))

@@ -38,10 +38,12 @@ class CallFaults:
     late_s_max: float = 5.0
     stall_s_max: float = 5.0
     hang_s: float = 40.0
+    rate: float = field(init=False)  # of all faults together
 
     def __post_init__(self) -> None:
-        total = self.before_rate + self.after_rate + self.late_rate + self.hang_rate + self.stall_rate
-        assert total <= 1, f"fault rates add up to {total}"
+        rate = self.before_rate + self.after_rate + self.late_rate + self.hang_rate + self.stall_rate
+        assert rate <= 1, f"fault rates add up to {rate}"
+        object.__setattr__(self, "rate", rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class ChaosFaults:
     reshape_every_s: float = 0.0  # a write partition is split, or two are joined
     sick_every_s: float = 0.0  # the store refuses to put some keys, and takes all others
     sick_s_max: float = 0.0
+    disk_every_s: float = 0.0  # a disk of a spool is full, read-only, or fails to sync
+    disk_s_max: float = 0.0
 
     def slower(self, factor: float) -> ChaosFaults:
         """Return the same with `factor` times the time between events."""

@@ -35,7 +35,16 @@ IDENTITY_BUGS = (
         "        data[4:8] = crc32c(bytes(data[8:])).to_bytes(4, 'little')\n"
         "        block.data = data\n"
         "    link.write(",
-        seed=1_020,
+        seed=1_075,
         producers=("product",),
+    ),
+    Planted(
+        "writer takes a refusal for written",
+        "memq.client.direct_writer",
+        "DirectWriter._settle",
+        "await self._change_order(sent, error)",
+        "pass",
+        level="calm",
+        aspects=("direct",),
     ),
 )

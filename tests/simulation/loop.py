@@ -13,7 +13,8 @@ from asyncio.futures import _set_result_unless_cancelled  # type: ignore[attr-de
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -38,13 +39,13 @@ class SimTask(asyncio.Task[_T]):
 
 
 class SimFuture(asyncio.Future[_T]):
-    """A future with a hash that is the same in every process."""
+    """A future with a hash that is the same in every process: numbered when it is first asked for."""
 
-    def __init__(self, number: int, loop: SimLoop) -> None:
-        self.number = number
-        super().__init__(loop=loop)
+    number = 0
 
     def __hash__(self) -> int:
+        if not self.number:
+            self.number = cast("SimLoop", self.get_loop()).next_number()
         return self.number
 
 
@@ -61,6 +62,33 @@ class SimHandle(asyncio.Handle):
         self._cancelled = False
         self._repr = None
         self._source_traceback = None
+
+    def cancel(self) -> None:
+        """See `asyncio.Handle.cancel`."""
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
+
+
+class SimTimer(SimHandle, asyncio.TimerHandle):
+    """A timer, without questions for the debug mode."""
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: SimLoop,
+        context: Context | None,
+    ) -> None:
+        SimHandle.__init__(self, callback, args, loop, context)
+        self._when = when
+        self._scheduled = True
+
+    def cancel(self) -> None:
+        """See `asyncio.TimerHandle.cancel`."""
+        if not self._cancelled:
+            self._loop._timer_handle_cancelled(self)
+            SimHandle.cancel(self)
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -116,7 +144,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Run the callback when the node's monotonic clock shows `when`."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = SimTimer(when, callback, args, self, context)
         if self.node.alive:
             heapq.heappush(self.timers, (when - self._start_s, self.next_number(), handle))
             if self.timers[0][2] is handle:
@@ -142,7 +170,9 @@ class SimLoop(asyncio.AbstractEventLoop):
             if handle._cancelled:
                 self._cancelled = max(0, self._cancelled - 1)
             elif handle._callback is _set_result_unless_cancelled:  # type: ignore[attr-defined]
-                handle._run()
+                sleeper, result = handle._args
+                if not sleeper.done():
+                    sleeper.set_result(result)
             else:
                 self.ready.append(handle)
 
@@ -155,7 +185,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         """Return a new future of this loop."""
-        return SimFuture(self.next_number(), self)
+        return SimFuture(loop=self)
 
     def create_task(
         self,
@@ -165,7 +195,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.Task[_T]:
         """Return a task of this loop. The loop holds it until it is done, as every owner should."""
-        assert isinstance(coro, Coroutine), f"{coro!r} is not a coroutine"
+        assert isinstance(coro, CoroutineType), f"{coro!r} is not a coroutine"
         number = self.next_number()
         task = SimTask(number, coro, self, name or f"{self.node.name}-{number}", context)
         if len(self.tasks) >= self._tasks_max:
@@ -194,9 +224,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # ---- what asyncio asks -------------------------------------------------------------------
 
-    def get_debug(self) -> bool:
-        """Return False: asyncio's debug mode measures real time."""
-        return False
+    # False: asyncio's debug mode measures real time. It asks for each future, so the answer takes no Python frame.
+    get_debug = staticmethod(bool)
 
     def is_running(self) -> bool:
         """Return True while the node lives."""

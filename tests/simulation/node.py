@@ -79,14 +79,12 @@ class Node:
     def due(self) -> float:
         """Return when this node's next callback may run."""
         loop = self.loop
-        if not self.alive:
-            return FOREVER
         if loop.ready:
             when = self.world.now
         elif loop.timers:
             when = loop.timers[0][0]
         else:
-            return FOREVER
+            return FOREVER  # as the dead
         return max(when, self.free_at, self.paused_until)
 
     def pause(self, seconds: float) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from memq.format.pointer import Location
 from tests.simulation.reader import Delivered, LogEntry, ReferenceReader
 
 Place = tuple[int, int]  # pointer offset, record index
+_PLACE = attrgetter("offset", "record_index")
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class ReadLog:
 
     def index_of(self, offset: int, record_index: int) -> int:
         """Return the place of the first record at or behind a position."""
-        return bisect_left(self.stream, (offset, record_index), key=lambda one: (one.offset, one.record_index))
+        return bisect_left(self.stream, (offset, record_index), key=_PLACE)
 
     @property
     def begin_index(self) -> int:

@@ -20,7 +20,7 @@ from memq.notification.memory import MemoryQueue
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic
 from tests.simulation.read_log import ReadLog
-from tests.simulation.reader import Fetch, FindingError, ReferenceReader, read_entry
+from tests.simulation.reader import Fetch, FindingError, ReferenceReader, Source, read_entry
 
 STORE = "main"
 READ_BYTES = 1 << 16
@@ -84,16 +84,17 @@ class RestoreRules:
                     self._fail(f"restored {partition}: {error}")
 
     async def _check_partition(self, partition: ReadPartition, log: ReadLog, reader: ColdReader) -> None:
-        found: dict[bytes, None] = {}
+        found: dict[tuple[bytes, Source], None] = {}
         records, at = ReferenceReader(), 0
         while entries := await reader.read(partition, at, READ_BYTES):
             at = entries[-1].offset + 1
             for entry in entries:
                 pointer = decode_pointer(entry.body)
                 for each in records.take(read_entry(entry.offset, entry.time_ms, pointer, self._fetch)):
-                    if each.value in found:
+                    if (each.value, each.source) in found:
                         raise FindingError(f"record {each.value[:40]!r} is there twice")
-                    found[each.value] = None
-        missing = [each.value for each in log.stream[log.begin_index :] if each.value not in found]
+                    found[each.value, each.source] = None
+        stream = log.stream[log.begin_index :]
+        missing = [each.value for each in stream if (each.value, each.source) not in found]
         if missing:
             raise FindingError(f"{len(missing)} records are not there, the first is {missing[0][:40]!r}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import multiprocessing
+import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -46,10 +47,11 @@ class Outcome:
 def main(arguments: list[str] | None = None) -> int:
     """Run the seeds and print what was found; 1 when something was."""
     options = parse(arguments)
-    first = fresh_start() if options.start == "fresh" else int(options.start)
+    starts = [fresh_start() if start == "fresh" else int(start) for start in options.start.split(",")]
+    first = starts[0]
     if options.planted:
         quiet_logs(Choices(None, (), None, trace=False))
-        return show_planted(first, options.seeds)
+        return show_planted(starts, options.seeds)
     seeds = [options.seed] if options.seed is not None else range(first, first + options.seeds)
     aspects = None if options.aspects is None else tuple(filter(None, options.aspects.split(",")))
     choices = Choices(options.level, tuple(options.producers.split(",")), aspects, options.trace)
@@ -79,7 +81,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.run", description=__doc__)
     parser.add_argument("--seeds", type=int, default=30, help="how many seeds")
-    parser.add_argument("--start", default="1", help="the first seed; 'fresh': drawn from the commit")
+    parser.add_argument("--start", default="1", help="the first seed, several for --planted; 'fresh': of the commit")
     parser.add_argument("--seed", type=int, help="this one seed only")
     parser.add_argument("--level", choices=list(LEVELS), help="how sick the world is; else in turn")
     parser.add_argument("--producers", default="plain,product", help="kinds to draw from")
@@ -132,14 +134,18 @@ def repeat_command(seed: int, level: str) -> str:
     return f"make simulate SEED={seed} LEVEL={level}  # TRACE=1 prints every event"
 
 
-def show_planted(start: int, seeds: int) -> int:
-    """Plant each bug and print how many seeds it took to find it; 1 when one was not found."""
+def show_planted(starts: Sequence[int], seeds: int) -> int:
+    """Plant each bug and print how many seeds it took to find it from each start; 1 when one was not found."""
     missed = 0
     for bug in BUGS:
-        count, found = find(bug, range(start, start + seeds))
-        missed += not found
-        print(f"{bug.name}: {f'seed {start + count - 1}: {found}' if found else 'NOT FOUND'}", flush=True)
-    print(f"\n{len(BUGS)} bugs, {missed} not found within {seeds} seeds")
+        counts = list[int]()
+        for start in starts:
+            count, found = find(bug, range(start, start + seeds))
+            missed += not found
+            counts.append(count if found else seeds + 1)
+            print(f"{bug.name}: {f'seed {start + count - 1}: {found}' if found else 'NOT FOUND'}", flush=True)
+        print(f"| {bug.name} | median {statistics.median(counts):g} | worst {max(counts)} |", flush=True)
+    print(f"\n{len(BUGS)} bugs from {len(starts)} starts, {missed} not found within {seeds} seeds")
     return 1 if missed else 0
 
 

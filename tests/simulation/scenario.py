@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +16,16 @@ from memq.client.producer_settings import AcksLike
 from memq.cold.files import ColdFiles
 from memq.cold.reader import ColdReader
 from memq.errors import MemqError
+from memq.format import pointer as pointer_format
 from memq.network import Runtime
 from tests.simulation.audit_rules import AuditRules
 from tests.simulation.chaos import Chaos
 from tests.simulation.cloud import Doors
-from tests.simulation.cluster import CLOCK_ERROR_MS, CLUSTER, PORT, SimCluster
+from tests.simulation.cluster import CLUSTER, PORT, SimCluster
 from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
 from tests.simulation.coverage import Met
+from tests.simulation.direct_life import Checkpoint, DirectLife
 from tests.simulation.faults import LEVELS
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.lost_log_rules import LostLogRules
@@ -34,6 +37,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.restore_rules import RestoreRules
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
+from tests.simulation.thin import scaled
 from tests.simulation.world import World
 
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value beside its name
@@ -79,9 +83,9 @@ class Scenario:
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
         self._live_faults: dict[str, int] = {}
-        self._look_s = 0.0
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
+        self._checkpoints: dict[str, Checkpoint] = {}
         self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
 
     def run(self) -> Report:
@@ -98,11 +102,11 @@ class Scenario:
         if self.plan.shape.cold:
             self._start_compactor()
         self.chaos.start()
-        world.run(self.plan.active_s, done=self._all_done)
+        world.run(self.plan.active_s, done=self._all_done, look_s=LOOK_S)
         self.chaos.end()
         for name in self.cluster.brokers:
             self.restart(name)
-        world.run(self.plan.end_s, done=self._all_done)
+        world.run(self.plan.end_s, done=self._all_done, look_s=LOOK_S)
         self._check_life()
         self._wait_for_reports()
         self.checker.finish(world.random("finish").randrange)
@@ -119,12 +123,9 @@ class Scenario:
         return self._report()
 
     def _all_done(self) -> bool:
-        """Say whether everybody is at an end, as of the last look: one after every event took a tenth of a run."""
-        if self.world.now < self._look_s:
-            return False
-        self._look_s = self.world.now + LOOK_S
-        drained = all(self.checker.groups.is_drained(group) for group in self.groups)
-        return all(self.done.values()) and drained and not self.checker.missing()
+        """Say whether all producers have ended, all groups have read to the end, and nothing acked is missing."""
+        drained = self.checker.groups.is_drained
+        return all(self.done.values()) and all(map(drained, self.groups)) and not self.checker.missing()
 
     def _check_life(self) -> None:
         """In a healed world everybody gets an answer, and every group reads to the end."""
@@ -149,7 +150,7 @@ class Scenario:
             for name in (*others, *([COMPACTOR] if shape.cold else [])):
                 self.world.nodes[name].kill()
             # The clocks of the two passes are off, and so was the compactor's by which originals have their age.
-            errors_ms = CLOCK_ERROR_MS * (4 if shape.cold else 2)
+            errors_ms = shape.clock_error_ms * (4 if shape.cold else 2)
             sweep_s = (shape.sweep_age_ms + shape.sweep_confirm_ms + errors_ms) / 1000 + 5 * shape.housekeeping_s
             sweep_s += COLD_SWEEP_S * shape.partitions if shape.cold else 0.0
             self.world.run(sweep_s)
@@ -247,6 +248,7 @@ class Scenario:
             "clone": self._plain_main,
             "named": self._named_main,
             "staged": self._staged_main,
+            "direct": self._direct_main,
         }.get(kind, self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
@@ -303,6 +305,17 @@ class Scenario:
     async def _staged_main(self, node: Node, runtime: Runtime, doors: Doors) -> None:
         brokers = [f"{host}:{PORT}" for host, _port in self.cluster.addresses()]
         life = StagedLife(self.plan, node, runtime, brokers, doors.store, self.batches)
+        await life.run(self.plan.blocks // 5)
+        self.done[node.name] = True
+
+    async def _direct_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+        def kill() -> None:
+            node.kill()
+            self.chaos.restart_later(node.name)
+
+        checkpoint = self._checkpoints.setdefault(node.name, Checkpoint())
+        brokers = [f"{host}:{PORT}" for host, _port in self.cluster.addresses()]
+        life = DirectLife(self.plan, node, runtime, brokers, self.checker, checkpoint, kill)
         await life.run(self.plan.blocks // 5)
         self.done[node.name] = True
 
@@ -399,13 +412,25 @@ class LogWatch(logging.Handler):
             self._world.fail(f"logged {record.getMessage()}")
 
 
+@contextlib.contextmanager
+def remembered_pointers() -> Iterator[None]:
+    """Decode each pointer once in the block: sweeps, readers and checks read the same bytes again and again."""
+    decode = pointer_format._decode
+    remembered = functools.lru_cache(maxsize=None)(decode)
+    pointer_format._decode = lambda body: remembered(body) if type(body) is bytes else decode(body)
+    try:
+        yield
+    finally:
+        pointer_format._decode = decode
+
+
 def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report:
     """Run a plan in a world of its own.
 
     Raises: SimulationError.
     """
-    with World(plan.seed, echo=echo) as world:
-        watch = LogWatch(world, clones="clone" in plan.producers)
+    with scaled(plan.constants), World(plan.seed, echo=echo) as world, remembered_pointers():
+        watch = LogWatch(world, clones=not {"clone", "direct"}.isdisjoint(plan.producers))
         logger = logging.getLogger("memq")
         logger.addHandler(watch)
         try:

@@ -10,6 +10,8 @@ import pytest
 
 from memq.format.block import scope_of
 from memq.format.builder import BlockBuilder, SealedBlock
+from memq.format.cold import ColdManifest, encode_cold_manifest
+from memq.format.key import cold_manifest_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
@@ -432,6 +434,26 @@ def test_trimmed_objects_may_go() -> None:
     log.checker.trimmed(PARTITION, 2)
     log.checker.deleted("1-0")
     assert log.findings == []
+
+
+def test_a_manifest_under_a_number_that_was_swept_gets_the_time_of_a_sweep_from_its_put_on() -> None:
+    log = Log()
+    log.open(1)
+    for number in (1, 2, 3, 2):  # the last one by a writer that slept: retention knew number 1 from before
+        body = ColdManifest(number=number, cluster="c", topic="t", topic_id=TOPIC_ID, partition=0, next=0, parts=())
+        key = cold_manifest_key("c", "t", TOPIC_ID, 0, number)
+        log.objects[key] = encode_cold_manifest(body)
+        log.world.run(10.0)
+        log.checker.stored(key)
+        if number == 3:
+            for old in (1, 2):  # the sweep
+                del log.objects[cold_manifest_key("c", "t", TOPIC_ID, 0, old)]
+    log.world.run(4.0)
+    log.checker.check_store(5.0)
+    assert log.findings == []
+    log.world.run(2.0)
+    log.checker.check_store(5.0)
+    assert ["0000000000000002" in finding for finding in log.findings] == [True]
 
 
 def held_by_a_killed_owner(log: Log) -> None:

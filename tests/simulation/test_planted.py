@@ -16,6 +16,7 @@ LONG = frozenset(
         "retention takes objects before pointers",
         "audit misses what retention took",
         "epoch used again",
+        "assignments are set whatever their version",
         "opened without reading the tail",
         "ack=1 before the fsync",
         "sweep takes what pointers name",
@@ -26,6 +27,13 @@ LONG = frozenset(
         "sweep leaves what it finds",
         "stop without what is held for others",
         "ack=1 blocks dropped with their epoch",
+        "nothing left out at publishing",
+        "an open block goes on over a change of the map",
+        "age not refused by the queue",
+        "reader passes over what retention took",
+        "a slow opening counts",
+        "blocks of a lost epoch forwarded at once",
+        "sweep takes large objects that manifests name",
     }
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -74,15 +73,6 @@ def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(s
 FRESH = range(fresh_start(), fresh_start() + repetitions(40, 400))
 
 
-# Findings whose cause is open, each with a run that shows it (docs/roadmap.md). None of them loses or doubles a record.
-# A fresh seed that shows one is reported as an expected failure; an entry goes when its cause is gone.
-OPEN_FINDINGS = {
-    r"lag of ReadPartition\(.* totals at": "SEED=139862092502 LEVEL=stormy",
-    r"objects are left that no pointer names, the first is '\S+/cold/manifests/": "SEED=725556133668 LEVEL=calm",
-    r"the live audit takes back what it said: lost: .* below the end that": "SEED=725556133680 LEVEL=calm",
-}
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", FRESH, ids=lambda seed: f"{seed}-{level_of(seed)}")
 def test_a_seed_that_no_run_had_before(seed: int) -> None:
@@ -90,7 +80,4 @@ def test_a_seed_that_no_run_had_before(seed: int) -> None:
     try:
         run_plan(draw_plan(seed, level))
     except SimulationError as error:
-        for finding, run in OPEN_FINDINGS.items():
-            if re.search(finding, str(error)):
-                pytest.xfail(f"open, as with make simulate {run}: {error}")
         pytest.fail(f"level {level}: {error}\nagain: {repeat_command(seed, level)}", pytrace=False)

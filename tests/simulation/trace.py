@@ -7,6 +7,9 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=str)
 _FLUSH_STEPS = 1 << 13
 
 
@@ -35,8 +38,9 @@ class Trace:
     def event(self, now: float, what: str, *details: object) -> None:
         """Fold one event in words; `details` are written by `str`."""
         self.events += 1
-        self.recent.append((now, what, details))
-        self._waiting += f"{now!r} {what} {details}\n".encode()
+        entry = (now, what, details)
+        self.recent.append(entry)
+        _ENCODER.encode_into(entry, self._waiting, -1)
         if self._echo is not None:
             self._echo(_line(now, what, details))
 

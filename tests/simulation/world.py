@@ -20,6 +20,7 @@ HICCUP_S_MAX = 0.02  # and seldom: a collection, a page fault, another process o
 HICCUP_RATE = 1e-4
 COLLECT_STEPS = 200_000
 CLOCK_OFFSET_MS_MAX = 10_000
+_ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
 
 
 class SimulationError(AssertionError):
@@ -128,9 +129,12 @@ class World:
         seconds: float | None = None,
         *,
         done: Callable[[], bool] | None = None,
+        look_s: float = 0.0,
         steps_max: int = 50_000_000,
     ) -> None:
         """Run until `done()`, for `seconds` of virtual time, or until nothing is left to happen.
+
+        `done` is asked before each event, or at most once in `look_s`.
 
         Raises: SimulationError for a failed check, an exception that nobody handled, or more than `steps_max` steps.
         """
@@ -138,7 +142,12 @@ class World:
         self._steps_end = self.steps + steps_max
         self._set_mark()
         events, checks = self._events, self._checks
-        while events and events[0][0] <= until and not (done is not None and done()):
+        look_at = self.now
+        while events and events[0][0] <= until:
+            if done is not None and events[0][0] >= look_at:
+                if done():
+                    break
+                look_at = self.now + look_s
             when, _tie, _number, target = heapq.heappop(events)
             if not isinstance(target, Node):
                 self.now = when
@@ -160,7 +169,7 @@ class World:
         ready, timers = loop.ready, loop.timers
         self.trace.turn(node.index)
         fold = self.trace.steps.append
-        now = self.now
+        now, steps, free_at = self.now, self.steps, node.free_at
         asyncio._set_running_loop(loop)
         self._running = node
         try:
@@ -173,17 +182,23 @@ class World:
                 if handle._cancelled:
                     continue
                 fold(now)
-                handle._run()
+                try:  # as `Handle._run`, without its call
+                    handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001  as asyncio: the loop decides
+                    loop.call_exception_handler({"message": "exception in callback", "exception": error})
                 cost = draw()
                 free_at = now + (cost * STEP_S_MAX if cost > HICCUP_RATE else cost / HICCUP_RATE * HICCUP_S_MAX)
-                node.free_at = free_at
-                self.steps += 1
-                if self.steps >= self._steps_mark:
+                steps += 1
+                if steps >= self._steps_mark:
+                    self.steps = steps
                     self._reach_mark()
                 if self._failure is not None or free_at > until or (events and events[0][0] <= free_at):
                     break
                 self.now = now = free_at
         finally:
+            node.free_at, self.steps = free_at, steps
             asyncio._set_running_loop(None)
             self._running = None
         self.wake(node)
@@ -207,6 +222,7 @@ class World:
         gc.disable()
         self._hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._finalize)
+        _ALL_TASKS.add = _ignore  # asyncio's set of all tasks costs two calls for each; nothing here reads it
         return self
 
     def __exit__(
@@ -224,6 +240,7 @@ class World:
         finally:
             sys.unraisablehook = hook
             sys.set_asyncgen_hooks(*self._hooks)
+            del _ALL_TASKS.add
             gc.enable()
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -233,8 +250,8 @@ class World:
             loop.create_task(_close(generator))
 
 
-def _ignore(_unraisable: object) -> None:
-    """What the dead say while they are closed, a `finally` that awaits above all, concerns nobody."""
+def _ignore(_ignored: object) -> None:
+    """Ignore a new task, or an error that a dead process raises while it is closed."""
 
 
 async def _close(generator: AsyncGenerator[Any, Any]) -> None:

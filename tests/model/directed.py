@@ -1,0 +1,170 @@
+"""Schedules for rules that random ones break too seldom: each names its steps, and every step is one that may be taken.
+
+Two of the former rules are not here, since the others imply them:
+
+- *Published again without reading the tail.* All tries of a batch bear the queue time of one proof p, until a read, or
+  a publish that followed on what its owner had read, gives another. A try of before lands until p + S, or is refused.
+  The look-back of W > 2 S from any entry that lies between two such copies begins before p, so a reader knows the
+  first one; so does the next owner. The rule keeps copies out and totals exact, which the monitor checks
+  (docs/ownership.md, rule 4).
+- *Acks of another stream count.* An ack says that all blocks are in the queue that came on its stream up to a number.
+  A block that is open now was open when that stream began, so it was sent on it before every later one (rule 7) and
+  was not passed over (rule 8). The ack is true on whichever stream it is heard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tests.model.ownership import Action, Model
+from tests.model.parts import Rules
+
+A, B = 0, 1  # the brokers
+TICK: Action = ("tick", 0, 0)
+SEND: Action = ("send", 0, 0)
+FOREIGN: Action = ("foreign", 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Directed:
+    """The rules without one of them, and the steps that break a promise then; with all rules they break none."""
+
+    without: Rules
+    steps: tuple[Action, ...]
+
+    @property
+    def rules(self) -> Rules:
+        """All rules, in the same bounds."""
+        usual, bounds = Rules(), ("blocks", "connections_max", "publishes_max")
+        return replace(usual, **{name: getattr(self.without, name) for name in bounds})
+
+
+def follow(rules: Rules, steps: tuple[Action, ...]) -> int:
+    """Take the steps as far as the rules allow, check the end, and return how many were taken.
+
+    Raises: BrokenPromiseError.
+    """
+    model, taken = Model(rules), 0
+    for step in steps:
+        if step not in model.actions():
+            break
+        model.step(step)
+        taken += 1
+    model.check()
+    return taken
+
+
+def opens(broker: int) -> tuple[Action, ...]:
+    """Open the partition."""
+    return ("claim", broker, 0), ("open", broker, 0), ("land", 0, 0), ("answer", broker, 0)
+
+
+def connects(broker: int, connection: int) -> tuple[Action, ...]:
+    """Connect the producer; HELLO is answered at once."""
+    return ("connect", broker, 0), ("take", broker, connection), ("hear", connection, 0)
+
+
+def takes(broker: int, connection: int) -> tuple[Action, ...]:
+    """Send the next block; the owner stores it as a batch of its own."""
+    return SEND, ("take", broker, connection), ("store", broker, 0)
+
+
+def publishes(broker: int) -> tuple[Action, ...]:
+    """Publish the head; it lands and is answered."""
+    return ("publish", broker, 0), ("land", 0, 0), ("answer", broker, 0)
+
+
+def reads(broker: int) -> tuple[Action, ...]:
+    """Read to the end."""
+    return ("read", broker, 0), ("read answer", broker, 0)
+
+
+def two_at_both(connection: int) -> tuple[Action, ...]:
+    """Send two blocks to A, which keeps them, and again to B, which publishes them; the producer hears B's ack."""
+    return (
+        *connects(A, connection),
+        *takes(A, connection) * 2,
+        *connects(B, connection + 1),
+        *takes(B, connection + 1) * 2,
+        *publishes(B) * 2,
+        *(("hear", connection + 1, 0),) * 2,
+    )
+
+
+DIRECTED: dict[str, Directed] = {
+    # A never meets B's `opened`, since it does not read. It publishes a block each tick, and each answer dates its
+    # proof. The fifth is a copy of what B published longer than W ago.
+    "what came between is not read": Directed(
+        replace(Rules(), read_between=False, blocks=6, connections_max=6, publishes_max=13),
+        (
+            *opens(A),
+            *opens(B),
+            *two_at_both(0),
+            *two_at_both(2),
+            *two_at_both(4),
+            *(TICK, *publishes(A)) * 4,
+            TICK,
+            FOREIGN,
+            *publishes(A),
+        ),
+    ),
+    # B has the block in its ring when A's pointer lands late. It keeps it until A's pointer is older than W.
+    "nothing is left out at publishing": Directed(
+        replace(Rules(), skip=False, blocks=1),
+        (
+            *opens(A),
+            *connects(A, 0),
+            *takes(A, 0),
+            ("publish", A, 0),
+            ("claim", B, 0),
+            ("open", B, 0),
+            ("land", 1, 0),
+            ("answer", B, 0),
+            *connects(B, 1),
+            *takes(B, 1),
+            ("land", 0, 0),
+            *(TICK,) * 6,
+            *reads(B),
+            FOREIGN,
+            *publishes(B),
+        ),
+    ),
+    # The first batch is dropped after an error, the second one lands. The producer sends both again: the first is new.
+    "a batch passed over after an error": Directed(
+        replace(Rules(), whole_ring=False, blocks=2),
+        (
+            *opens(A),
+            *connects(A, 0),
+            *takes(A, 0) * 2,
+            ("publish", A, 0),
+            ("drop", 0, 0),
+            ("time out", A, 0),
+            *reads(A),
+            *publishes(A),
+            *connects(A, 1),
+            *takes(A, 1),
+            SEND,
+            ("take", A, 1),
+            *publishes(A),
+            ("hear", 1, 0),
+        ),
+    ),
+    # HELLO and the block wait on their way to B for six ticks. By the clock of that connection the block is new.
+    "clock started before HELLO is answered": Directed(
+        replace(Rules(), clock_after_hello=False, blocks=1),
+        (
+            *opens(A),
+            *connects(A, 0),
+            *takes(A, 0),
+            *publishes(A),
+            ("connect", B, 0),
+            SEND,
+            *(TICK,) * 6,
+            *opens(B),
+            ("take", B, 1),
+            ("take", B, 1),
+            ("store", B, 0),
+            *publishes(B),
+        ),
+    ),
+}

@@ -1,0 +1,141 @@
+"""A Spark writer with low latency: a driver and its tasks in one process, whose rows come again in any order.
+
+A task is tried until a try of it has ended well. Tries are killed between their steps, given up, or left running while
+the next one begins, as Spark does with a slow task. A new checkpoint counts its batches from 0 again. A batch that was
+not written within half of the dedup window is left: what a later try sends can't be told from new rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from memq.client.direct_writer import DirectIdentity, DirectWriter
+from memq.errors import MemqError
+from memq.network import Runtime
+from tests.simulation.checker import Checker
+from tests.simulation.node import Node
+from tests.simulation.plan import Plan
+
+TASKS_MAX = 2
+SIZES = (0, 10, 300, 3_000)
+RETRY_S = 0.3
+REORDER_RATE, NEW_CHECKPOINT_RATE = 0.6, 0.2
+LEFT_RATE, KILL_RATE = 0.3, 0.1  # of tries: left running at a step, and ended with the process at one
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What outlives the process: which batches are written, and the rows of those that were begun."""
+
+    number: int = 0
+    batches: int = 0  # of this checkpoint
+    done: int = 0  # of all
+    rows: dict[tuple[int, int, int], list[bytes]] = field(default_factory=dict)  # by checkpoint, batch, task
+
+
+class DirectLife:
+    """One life of the process. `kill` ends it, and lets it start again."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        node: Node,
+        runtime: Runtime,
+        brokers: list[str],
+        checker: Checker,
+        checkpoint: Checkpoint,
+        kill: Callable[[], None],
+    ) -> None:
+        self._plan = plan
+        self._node = node
+        self._draw: random.Random = node.random
+        self._runtime = runtime
+        self._brokers = brokers
+        self._checker = checker
+        self._known = checkpoint
+        self._kill = kill
+        self._tries: list[asyncio.Task[bool]] = []
+
+    async def run(self, batches: int) -> None:
+        """Write until so many batches are done, over all lives."""
+        known = self._known
+        if known.done and self._draw.random() < NEW_CHECKPOINT_RATE:
+            known.number, known.batches = known.number + 1, 0
+        while known.done < batches:
+            tasks = range(self._draw.randint(1, TASKS_MAX))
+            await asyncio.gather(*[self._task(task) for task in tasks])
+            known.batches, known.done = known.batches + 1, known.done + 1
+            await asyncio.sleep(self._draw.uniform(0, self._plan.pace_s_max))
+        for each in self._tries:
+            each.cancel()
+        await asyncio.gather(*self._tries, return_exceptions=True)
+
+    async def _task(self, task: int) -> None:
+        """Try until one of the tries has ended well, or it is too late for another one."""
+        window_s = self._plan.shape.settings.dedup_window_ms / 1000
+        rows = self._rows(task)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(window_s / 2):
+                while True:
+                    if await self._tried(task, rows):
+                        return
+                    await asyncio.sleep(self._draw.uniform(0, RETRY_S))
+
+    def _rows(self, task: int) -> list[bytes]:
+        """Return the rows of a task, the same for each of its tries."""
+        number, batch = self._known.number, self._known.batches
+        rows = self._known.rows.get((number, batch, task))
+        if rows is None:
+            rows = self._known.rows[number, batch, task] = []
+            for row in range(self._draw.randint(1, 4 * self._plan.block_records_max)):
+                stream = f"{self._node.name}/{number}/{batch}/{task}/{row}"
+                rows.append(f"{stream} ".encode() + self._draw.randbytes(self._draw.choice(SIZES)))
+                self._checker.sent(stream, 0, row, rows[-1], keyed=True, repeats=True)
+        return rows
+
+    async def _tried(self, task: int, rows: list[bytes]) -> bool:
+        """Try once; the try may go on in the background."""
+        rows = list(rows)
+        if self._draw.random() < REORDER_RATE:
+            self._draw.shuffle(rows)
+        work = asyncio.create_task(self._attempt(task, rows))
+        if self._draw.random() < LEFT_RATE:
+            self._tries.append(work)
+            await asyncio.sleep(self._draw.uniform(0, RETRY_S))
+            return False
+        try:
+            return await work
+        finally:
+            work.cancel()
+
+    async def _attempt(self, task: int, rows: list[bytes]) -> bool:
+        """Write all rows; True when they are in the queue."""
+        known, draw = self._known, self._draw
+        identity = DirectIdentity("w", f"{self._node.name}/{known.number}", known.batches, task)
+        writer = DirectWriter(self._brokers, identity, codec=draw.choice(["none", "zstd"]), runtime=self._runtime)
+        last = draw.randrange(len(rows) + 1) if draw.random() < KILL_RATE else -1
+        try:
+            for place, row in enumerate(rows):
+                if place == last:
+                    self._kill()
+                await writer.add("t", row, partition=self._partition(row))
+                await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
+            if last == len(rows):
+                self._kill()
+            await writer.finish()
+        except MemqError:
+            return False
+        finally:
+            with suppress(MemqError):
+                await writer.abandon()
+        for row in rows:
+            self._checker.ack(row)
+        return True
+
+    def _partition(self, row: bytes) -> int | None:
+        """Return where a row goes: all tries send it there."""
+        return None if self._plan.keyed else len(row) % self._plan.shape.partitions

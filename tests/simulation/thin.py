@@ -1,0 +1,105 @@
+"""Constants of the product on a small scale, for one run: at their real size no short run comes near their bounds.
+
+A constant is named `module:NAME`. `scaled` sets it wherever the product has it under that name with that value, since
+modules import each other's constants. Those of which a promise speaks (how long an ack=1 block is brought on, how
+often damage is fetched again) keep their size.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+Constants = Mapping[str, float]
+CLOCK_ERROR = "memq.topic:CLOCK_ERROR_MS"
+AHEAD = "memq.notification.memory:AHEAD_MS_MAX"
+CLOCK_ERRORS_MS = (200, 1_000, 5_000)
+RATE = 0.5  # how many of the table a run has
+TABLE: dict[str, tuple[float, ...]] = {
+    # broker: reads of the log, what an owner remembers, what one step takes
+    "memq.broker.pointers:READ_BYTES": (1, 2_000),  # retention, restore, and the search for stored blocks
+    "memq.notification.stored_blocks:STEP_OFFSETS": (1, 3),
+    "memq.broker.known_blocks:RECENT_BATCHES": (1,),
+    "memq.broker.known_blocks:RECENT_BLOCKS_MAX": (0, 2),
+    "memq.broker.known_blocks:CLAIMS_MAX": (1, 3),
+    "memq.broker.known_blocks:ANSWERS_MAX": (1, 10),
+    "memq.broker.ownership:ADOPTED_MAX": (1, 2),
+    "memq.broker.intake:ASIDE_BYTES": (1_000,),
+    "memq.broker.intake:MOVED_BYTES_MAX": (0, 200),
+    "memq.broker.slabs:READ_BYTES_MIN": (100, 1_000),
+    "memq.broker.object_index:TAIL_BYTES": (40, 200),
+    "memq.broker.requests:HELD_MS_MAX": (50, 500),
+    "memq.broker.requests:REQUESTS_PER_CONNECTION_MAX": (2, 8),
+    "memq.broker.connection:THROTTLE_MS": (1,),
+    "memq.broker.forwarding:IN_FLIGHT_BLOCKS_MAX": (1, 2),
+    "memq.broker.services:OPENINGS_AT_ONCE_MAX": (1,),
+    "memq.broker.services:CLOSINGS_AT_ONCE_MAX": (1,),
+    "memq.broker.sharing:SHARED_BATCHES_MAX": (2,),
+    "memq.broker.sharing:UPLOADS_IN_FLIGHT_MAX": (1,),
+    "memq.broker.spool.writer:GROUP_BYTES_MAX": (1, 2_000),
+    "memq.broker.spool.replay:WORKS_MAX": (1,),
+    "memq.broker.turns:PARTITIONS_AT_ONCE_MAX": (1,),
+    "memq.broker.staging:READS_AT_ONCE_MAX": (1,),
+    "memq.broker.sweep:SWEPT_KEYS_MAX": (1, 5),
+    "memq.format.sweep_list:LISTED_MAX": (1, 3),
+    "memq.governor.governor:CHANGES_AT_ONCE_MAX": (1,),
+    # clients: polls, deliveries, what is fetched ahead, how long something is believed
+    "memq.limits:POLL_BYTES_MAX": (1, 1_000),
+    "memq.limits:READ_BYTES_MAX": (100, 2_000),
+    "memq.client.flow:DELIVERY_BYTES": (1, 500),
+    "memq.client.flow:PART_BYTES_MIN": (1, 500),
+    "memq.client.flow:SLOTS_MAX": (2, 5),
+    "memq.client.fetcher:INDEXES_MAX": (1,),
+    "memq.client.places:TAIL_OFFSETS": (1, 3),
+    "memq.client.reading:FETCHES_MAX": (1, 2),
+    "memq.client.reading:LOOK_BACKS_MAX": (1,),
+    "memq.client.reading:POLL_WAIT_MS": (20, 200),
+    "memq.client.consumer_core:REFRESH_S": (0.5,),  # that of the reader of cold parts, too
+    "memq.client.producer_core:METADATA_AGE_S_MAX": (0.5, 5.0),
+    "memq.client.link_pool:DEAD_S": (0.1,),
+    "memq.client.naming:BEGINNINGS_AT_ONCE_MAX": (1,),
+    "memq.client.send_buffer:FIRST_LIMIT_BYTES": (100,),
+    "memq.client.staged_writer:PARTITIONS_AT_ONCE_MAX": (1,),
+    "memq.client.imported:STEP": (1,),
+    "memq.cold.compaction:OBJECTS_MAX": (1, 2),
+    "memq.cold.copying:READS_MAX": (1,),
+    "memq.cold.files:PARTS_BYTES_MAX": (0, 2_000),
+}
+
+
+def draw_constants(draw: random.Random) -> Constants:
+    """Draw which constants are small in a run, and how small."""
+    error_ms = draw.choice(CLOCK_ERRORS_MS)
+    some = {name: draw.choice(values) for name, values in TABLE.items() if draw.random() < RATE}
+    return {CLOCK_ERROR: error_ms, AHEAD: error_ms // 2, **some}
+
+
+@contextmanager
+def scaled(constants: Constants) -> Iterator[None]:
+    """Give the product these constants while the block runs."""
+    usual: dict[str, float] = {}
+    for place in constants:
+        home, name = place.split(":")
+        usual[name] = getattr(importlib.import_module(home), name)
+    small = {place.split(":")[1]: value for place, value in constants.items()}
+    modules = _product()
+    places = [(names, name) for name in small for names in modules.values() if names.get(name) == usual[name]]
+    try:
+        for names, name in places:
+            names[name] = small[name]
+        yield
+    finally:
+        for names, name in places:
+            names[name] = usual[name]
+        for module, names in _product().items():
+            if module not in modules:  # it was imported meanwhile, with what it imported
+                names.update({name: usual[name] for name in small if names.get(name) == small[name]})
+
+
+def _product() -> dict[str, dict[str, Any]]:
+    """Return the names in each module of the product."""
+    return {name: module.__dict__ for name, module in list(sys.modules.items()) if name.split(".")[0] == "memq"}
