@@ -17,7 +17,7 @@ PORTS = 2  # the clients', the controller's
 CLUSTER_ID = "bWVtcS1sb2NhbHN0YWNrMQ"  # base64 of 16 bytes
 SMALL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")  # starts fast, stays small
 HEAP = "-Xmx512m"
-FORMAT_TIMEOUT_S = 60
+FORMAT_TIMEOUT_S = 240
 FORMATTED_BY = ("node.id", "process.roles", "log.dirs", "log.dir", "metadata.log.dir")  # what the new folder depends on
 
 # One node holds everything once; what Kafka spreads over 50 partitions elsewhere lies in 4 here. Groups start at once.

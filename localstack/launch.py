@@ -23,7 +23,7 @@ from localstack.errors import LocalstackError
 from localstack.ports import answers
 from localstack.processes import LOOK_EVERY_S, Identity, identity_of
 
-READY_TIMEOUT_S = 90.0  # Kafka takes 4 s on two idle cores; a CI machine is not idle
+READY_TIMEOUT_S = 240.0  # Kafka takes 4 s on two idle cores, and more than 90 s at load 40
 KILL_TIMEOUT_S = 10.0
 TAIL_LINES = 15
 LOG_CHARACTERS_MAX = 1_000_000  # of one start, kept until it is ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOK_EVERY_S = 0.02
-PAUSE_S_MAX = 10.0
+PAUSE_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,31 @@ def _shown_by_ps(pid: int) -> str:
         ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
     return shown.stdout.strip()
+
+
+def kill_session(leader: int) -> int:
+    """End all processes of the session that `leader` began, as `kill -9` does; return how many there were."""
+    count = 0
+    while found := [pid for pid in session_pids(leader) if identity_of(pid)]:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        count += len(found)
+        time.sleep(LOOK_EVERY_S)
+    return count
+
+
+def session_pids(leader: int) -> list[int]:
+    """Return the ids of all processes of the session that `leader` began, zombies among them."""
+    found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in found if _session_of(pid) == leader]
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
 
 
 def _identity_from_proc(pid: int) -> Identity | None:

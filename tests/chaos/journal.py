@@ -8,6 +8,7 @@
 | `F topic partition first` | a producer begins at number `first` of its name |
 | `D topic partition first next ranges` | a reader got a batch: positions, ranges `worker:first-last` in order |
 | `C topic partition next begun ended` | a commit up to `next` returned; monotonic times in ms |
+| `N` | the last reader begins, maybe again |
 | `R code` | a call failed with an error after which a user tries again; nothing was passed over |
 | `X text` | something that must not happen |
 | `E` | the client ended in order: everything that it sent is settled |
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SYNC_S = 0.1
+COPIES = "copies"  # the topic that Spark writes; a value there is `partition:value` of the record that was copied
 
 
 class Journal:
@@ -59,3 +61,10 @@ def value_of(worker: str, number: int, size: int) -> bytes:
     head = f"{worker} {number} "
     filler = f"{number * 2654435761 % (1 << 32):08x}"
     return (head + filler * ((size - len(head)) // len(filler) + 1)).encode()[: max(size, len(head))]
+
+
+def parse_value(value: bytes) -> tuple[str, int]:
+    """Return the worker and the number that a value names; -1 for a value that names none."""
+    worker, _, rest = value.partition(b" ")
+    number = rest.partition(b" ")[0]
+    return worker.decode(errors="replace"), int(number) if number.isdigit() else -1

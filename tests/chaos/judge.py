@@ -5,8 +5,8 @@
 
 It checks that every acked record lies in a batch that a pointer names, intact, under the sequence and with the bytes
 that its worker sent; that what was acked with `all` keeps its order; that what a group committed never goes back, and
-its members got every acked record, none twice in committed batches; that the last reader got each record once. Workers
-report by lines `X` what they saw themselves.
+its members got every acked record, none twice in committed batches; that the last reader got each record once; that
+Spark's files and its copies have each acked record once. Workers report by lines `X` what they saw themselves.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ import collections
 import importlib
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import boto3
 from awscrt import checksums
 from botocore.config import Config
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from tests.chaos.journal import lines_of, value_of
+from tests.chaos.journal import COPIES, lines_of, parse_value, value_of
+from tests.chaos.spark_rules import SparkRules, rows_of
+from tests.chaos.verdict import Acks, Place, Sequences, Verdict
 
 read_object: Any = importlib.import_module("examples.read_object")  # it needs nothing of memq
 
-FINDINGS_MAX = 1_000
 FETCHES_AT_ONCE = 8
 FETCHES_AHEAD = 64
 KAFKA_S = 60.0
+KAFKA_TRIES = 120
 LATE_READER = "reader"  # the worker that reads everything at the end
-Place = tuple[str, int, str]  # topic, partition, producer id or worker
 
 
 @dataclass
@@ -45,56 +48,6 @@ class Record:
     producer: str
     sequence: int
     value: bytes
-
-
-@dataclass
-class Verdict:
-    """What the judge found, and how much it has seen."""
-
-    findings: list[str] = field(default_factory=list)
-    counts: collections.Counter[str] = field(default_factory=collections.Counter)
-
-    def find(self, text: str) -> None:
-        """Note a broken promise."""
-        self.counts["findings"] += 1
-        if len(self.findings) < FINDINGS_MAX:
-            self.findings.append(text)
-
-
-class Sequences:
-    """Which numbers of one producer in one partition were seen, and whether the last one came in order."""
-
-    def __init__(self) -> None:
-        self._seen = bytearray()
-        self.greatest = -1
-
-    def add(self, number: int) -> bool:
-        """Note a number; False when it was there before."""
-        if number >= len(self._seen):
-            self._seen.extend(bytes(number + 1 - len(self._seen)))
-        new = not self._seen[number]
-        self._seen[number] = 1
-        return new
-
-    def missing(self, first: int, end: int) -> list[int]:
-        """Return the numbers from `first` up to, not with, `end` that were not seen."""
-        known = len(self._seen)
-        return [number for number in range(first, end) if number >= known or not self._seen[number]]
-
-
-class Acks:
-    """What producers were promised: ranges of sequences by topic, partition and producer, and who they are."""
-
-    def __init__(self) -> None:
-        self.ranges: dict[Place, list[tuple[int, int]]] = collections.defaultdict(list)
-        self.workers: dict[str, str] = {}  # by producer id
-        self.staged: dict[tuple[str, str], list[tuple[int, int]]] = collections.defaultdict(list)
-        self.ended: set[str] = set()
-        self.unordered: set[str] = set()  # workers with acks=1: their order is not promised
-
-    def covers(self, place: Place, number: int) -> bool:
-        """Whether a sequence was acked. Only for findings: it is slow."""
-        return any(first <= number < end for first, end in self.ranges[place])
 
 
 class LogRules:
@@ -114,9 +67,7 @@ class LogRules:
         for record in records:
             self._verdict.counts["records stored"] += 1
             place = topic, partition, record.producer
-            worker, _, rest = record.value.partition(b" ")
-            number = int(rest.partition(b" ")[0] or b"-1") if rest else -1
-            name = worker.decode(errors="replace")
+            name, number = parse_value(record.value)
             if record.value != value_of(name, number, self._size):
                 self._verdict.find(f"{place}: sequence {record.sequence} holds other bytes: {record.value[:40]!r}")
                 continue
@@ -189,8 +140,8 @@ class GroupRules:
                     continue
                 self._commits[place].append((int(words[4]), int(words[5]), before, position(after)))
 
-    def finish(self, acks: Acks) -> None:
-        """Check that commits never go back and that every acked record was delivered."""
+    def finish(self, acks: Acks, at_end: bool) -> None:
+        """Check that commits never go back, and that every acked record was delivered to a group that is at the end."""
         for place, commits in self._commits.items():
             commits.sort(key=lambda commit: commit[1])
             highest: tuple[int, ...] = ()
@@ -203,9 +154,7 @@ class GroupRules:
                 if after >= highest:
                     highest, settled = after, ended
             self._verdict.counts["commits"] += len(commits)
-        for (topic, partition, producer), ranges in acks.ranges.items():
-            if topic.startswith("churn"):
-                continue
+        for (topic, partition, producer), ranges in acks.ranges.items() if at_end else ():
             worker = acks.workers[producer]
             lost = [n for first, end in ranges for n in self._got[topic, partition, worker].missing(first, end)]
             if lost:
@@ -257,16 +206,29 @@ def take_ack(acks: Acks, worker: str, words: list[str]) -> None:
 
 
 def check_once(verdict: Verdict, name: str, lines: Iterable[list[str]]) -> None:
-    """The last reader gets each record once."""
+    """The last reader gets each record once, each time that it begins."""
     seen: dict[Place, Sequences] = collections.defaultdict(Sequences)
     for words in lines:
+        if words[0] == "N":
+            seen.clear()
         for text in words[5:] if words[0] == "D" else ():
             worker, _, numbers = text.rpartition(":")
             first, _, last = numbers.partition("-")
-            place = words[1], -1 if worker.startswith("staged") else int(words[2]), worker
+            place = words[1], -1 if worker.startswith("staged") or words[1] == COPIES else int(words[2]), worker
             twice = [number for number in range(int(first), int(last) + 1) if not seen[place].add(number)]
             if twice:
                 verdict.find(f"{name}: {place} delivered twice: {twice[:5]}")
+
+
+def patiently(ask: Callable[[], tuple[int, int]], pause_s: float = 1.0) -> tuple[int, int]:
+    """Ask Kafka until it answers: partitions change their leader long after the last fault."""
+    pause = threading.Event()
+    for _ in range(KAFKA_TRIES):
+        try:
+            return ask()
+        except KafkaException:
+            pause.wait(pause_s)
+    return ask()
 
 
 def pointers_of(bootstrap: str, kafka_topic: str) -> Iterator[dict[str, Any]]:
@@ -274,7 +236,8 @@ def pointers_of(bootstrap: str, kafka_topic: str) -> Iterator[dict[str, Any]]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "judge", "enable.auto.commit": False})
     try:
         for number in consumer.list_topics(kafka_topic, KAFKA_S).topics[kafka_topic].partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(kafka_topic, number), KAFKA_S)
+            place = TopicPartition(kafka_topic, number)
+            low, high = patiently(partial(consumer.get_watermark_offsets, place, KAFKA_S))
             assert 0 <= low <= high, f"Kafka answers {low} and {high} as the ends of {kafka_topic} {number}"
             consumer.assign([TopicPartition(kafka_topic, number, low)])
             while low < high:
@@ -334,7 +297,7 @@ def judge(folder: Path) -> Verdict:
     run = json.loads((folder / "run.json").read_text())
     verdict = Verdict()
     acks, groups = read_journals(folder, verdict)
-    rules = LogRules(verdict, acks, run["size"])
+    rules, spark = LogRules(verdict, acks, run["size"]), SparkRules(verdict, run["size"])
     store = boto3.client(
         "s3", endpoint_url=run["endpoint"], region_name=run["region"], aws_access_key_id=run["access_key"],
         aws_secret_access_key=run["secret_key"],
@@ -352,13 +315,21 @@ def judge(folder: Path) -> Verdict:
                 verdict.counts["objects"] += len(objects)
                 found = {key: future.result() for key, future in objects.items()}
                 for records in blocks_of(pointer, found.__getitem__):
-                    rules.take(pointer["topic"], pointer["partition"], records)
+                    if pointer["topic"] == COPIES:
+                        for record in records:
+                            spark.take_copy(record.value)
+                    else:
+                        rules.take(pointer["topic"], pointer["partition"], records)
             except Exception as error:  # noqa: BLE001 - whatever a batch fails with is a finding, and the next is read
                 place = f"{pointer['topic']} {pointer['partition']}, epoch {pointer['epoch']}"
                 verdict.find(f"{place}, batch {pointer.get('batch_sequence', 0)} does not read: {error!r}")
     rules.finish()
-    for group in groups.values():
-        group.finish(acks)
+    for name, group in groups.items():
+        group.finish(acks, at_end=name in run["at_end"])
+    if "spark" in run["at_end"]:
+        for row in rows_of(folder / "spark" / "sink"):
+            spark.take_row(*row)
+        spark.finish(acks, run["copied"])
     return verdict
 
 

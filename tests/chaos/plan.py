@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 BROKERS, KAFKAS, ZOOKEEPERS = 3, 3, 3
@@ -14,6 +13,7 @@ GAP_S = (0.5, 8.0)  # from the begin of one fault to the begin of the next
 LONG_PAUSE_S = (85.0, 100.0)  # longer than the dedup window of 80 s (`stack.TOPIC`)
 LONG_PAUSE_RATE = 0.2  # of the pauses of brokers
 LONG_RUN_S = 900.0  # shorter runs have no long pauses
+SPARK_RUN_S = 600.0  # shorter runs have no stream of Spark: it takes a minute to start where others work
 CLOCK_STEP_S = (-9.0, 9.0)  # any two clocks stay within the 20 s that the guarantees allow
 
 
@@ -82,11 +82,23 @@ KINDS = (
     Kind("named-kill", ("named",), (0.0, 1.0), 3),
     Kind("staged-kill", ("staged",), (0.0, 1.0), 2),
 )
+# Faults that may strike while brokers still run the revision before: what the present one repairs is not judged there.
+BEFORE_UPGRADE = frozenset(
+    {"broker-kill", "broker-pause", "broker-restart", "member-kill", "member-pause", "named-kill", "staged-kill"}
+)
+SPARK_KINDS = (Kind("spark-kill", ("spark",), (0.0, 2.0), 3),)
 
 
-def draw_plan(seed: int, seconds: float, kinds: Sequence[Kind] = KINDS) -> list[Fault]:
+def hands_meet(part: str, other: str) -> bool:
+    """Whether faults of both parts would have one switch in their hands: a broker and its links are one part."""
+    part, other = (name.removesuffix("s") if name in ("brokers", "zookeepers") else name for name in (part, other))
+    return part.startswith(other) or other.startswith(part)
+
+
+def draw_plan(seed: int, seconds: float) -> list[Fault]:
     """Return the faults of a run of so many seconds, in the order of their begin; none outlasts the calm at the end."""
     draw = random.Random(f"chaos/{seed}")
+    kinds = (*KINDS, *SPARK_KINDS) if seconds >= SPARK_RUN_S else KINDS
     faults: list[Fault] = []
     busy: dict[str, float] = {}  # part: when the fault that strikes it ends
     at_s = CALM_AT_START_S
@@ -100,8 +112,7 @@ def draw_plan(seed: int, seconds: float, kinds: Sequence[Kind] = KINDS) -> list[
         amount = draw.uniform(*CLOCK_STEP_S) if kind.name == "clock-step" else draw.random()
         if at_s + max(lasts_s, CALM_AT_END_S) > seconds:
             return faults
-        part = target.partition(":")[0].rstrip("s") if target in ("brokers", "zookeepers") else target
-        if any(until_s > at_s for name, until_s in busy.items() if name.startswith(part) or part.startswith(name)):
-            continue  # two hands on one switch would not know when it is healed
-        busy[part] = at_s + lasts_s + 1.0
+        if any(until_s > at_s for name, until_s in busy.items() if hands_meet(name, target)):
+            continue  # nobody would know when it is healed
+        busy[target] = at_s + lasts_s + 1.0
         faults.append(Fault(round(at_s, 3), kind.name, target, round(lasts_s, 3), round(amount, 6)))

@@ -6,11 +6,10 @@ import bisect
 import collections
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.chaos.journal import lines_of
-from tests.chaos.plan import Fault
 
 KILL_WINDOW_MS = 30_000  # in which a pause of acks is put down to a kill
 
@@ -19,13 +18,14 @@ def write_report(
     folder: Path,
     seed: int,
     seconds: float,
-    plan: Sequence[Fault],
+    kinds: Mapping[str, int],
     findings: Sequence[str],
     moments: Sequence[tuple[float, str]],
+    loads: Sequence[float],
 ) -> None:
-    """Write `report.md` into the folder of the run."""
+    """Write `report.md` into the folder of the run; `kinds` says how often each kind of fault struck."""
     counts = json.loads((folder / "verdict.json").read_text())["counts"] if (folder / "verdict.json").exists() else {}
-    kinds = collections.Counter(fault.kind for fault in plan)
+    load = f"{min(loads, default=0.0):.0f} to {max(loads, default=0.0):.0f}"
     lines = [
         f"# Chaos run, seed {seed}, {seconds / 60:.1f} minutes",
         "",
@@ -42,6 +42,10 @@ def write_report(
         *(f"| {kind} | {count} |" for kind, count in sorted(kinds.items())),
         "",
         pause_line(folder, moments),
+        "",
+        "For the table of docs/guarantees.md:",
+        "",
+        f"| {seed} | {seconds / 60:g} | {load} | {sum(kinds.values())} | {counts.get('records acked', 0):,} |",
         "",
     ]
     (folder / "report.md").write_text("\n".join(lines))

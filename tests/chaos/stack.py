@@ -22,7 +22,9 @@ from tests.chaos.plan import BROKERS, KAFKAS, ZOOKEEPERS, Fault
 from tests.memq_process import BrokerServer
 
 SESSION_TIMEOUT_MS = 3_000
-COME_BACK_S = 90.0
+COME_BACK_S = 240.0  # on a busy machine a start takes a minute, and bad weather may refuse three
+DRAIN_S = 240.0
+SERVER_S = 300.0  # what a killed server may take to start again on a busy machine
 REFUSALS = (1, 4, 5, 6)  # exit codes of a start that a part refused: failed, denied, unreachable, timeout
 CLOCK = SystemClock()
 SPOOL_MIB = 24  # of a broker's disk, where it has one of its own
@@ -72,8 +74,8 @@ class ChaosBroker(BrokerServer):
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Return the environment, with the source tree that it runs from."""
-        return {**os.environ, "PYTHONPATH": str(self.tree)}
+        """Return the environment, with the source tree that it runs from; Python puts no folder before that one."""
+        return {**os.environ, "PYTHONPATH": str(self.tree), "PYTHONSAFEPATH": "1"}
 
     def come_back(self) -> None:
         """Start again, as a supervisor does, until it is ready: a start in bad weather is refused with a reason."""
@@ -177,6 +179,7 @@ class Stack:
                 "replica.lag.time.max.ms": "3000",
                 "controller.quorum.election.timeout.ms": "1000",
                 "controller.quorum.fetch.timeout.ms": "2000",
+                "initial.broker.registration.timeout.ms": "240000",
             }
             found[name] = pool.submit(start_kafka, self.folder / name, port, settings=settings)
         return found
@@ -268,7 +271,7 @@ class Stack:
                 self.links[link].set("pass")
         elif kind != "rolling-restart":
             for server in self._servers_of(target):
-                server.start() if kind.endswith("kill") else server.resume()
+                server.start(SERVER_S) if kind.endswith("kill") else server.resume()
 
     def upgrade(self, name: str) -> None:
         """Drain one broker and start it again from the present tree."""
@@ -299,7 +302,11 @@ class Stack:
 
 def drain(broker: ChaosBroker) -> None:
     """Stop a broker by SIGTERM. Raises: AssertionError when it does not drain, TimeoutExpired when it does not end."""
-    code = broker.stop()
+    broker.signal()
+    try:
+        code = broker.process.wait(DRAIN_S)  # in bad weather each try to forward what it acked with 1 may take 30 s
+    finally:
+        broker.kill()
     assert code == 0, f"{broker.name} drained with {code}: {broker.log.read_text()[-600:]}"
 
 

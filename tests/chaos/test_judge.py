@@ -5,20 +5,24 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+from confluent_kafka import KafkaException
 
 from tests.chaos.journal import Journal, lines_of, value_of
 from tests.chaos.judge import (
-    Acks,
     GroupRules,
     LogRules,
     Record,
-    Verdict,
     blocks_of,
     check_once,
+    patiently,
     read_journals,
     read_object,
 )
+from tests.chaos.spark_rules import SparkRules, rows_of
+from tests.chaos.verdict import Acks, Verdict
 from tests.golden.make import FOLDER
 
 PRODUCER = "00000000000000aa"
@@ -66,13 +70,13 @@ def test_what_was_not_acked_may_be_missing_and_out_of_order() -> None:
     assert judged([records(2, 3), records(0, 1)], acked=(2, 4)) == []
 
 
-def committed(*lines: str) -> list[str]:
+def committed(*lines: str, at_end: bool = True) -> list[str]:
     verdict, acks = Verdict(), Acks()
     acks.ranges[PLACE].append((0, 4))
     acks.workers[PRODUCER] = "all-1"
     group = GroupRules(verdict, "member")
     group.take("member-1.0", [line.split(" ") for line in lines])
-    group.finish(acks)
+    group.finish(acks, at_end)
     return verdict.findings
 
 
@@ -102,12 +106,76 @@ def test_a_broken_group_is_found(lines: list[str], finding: str) -> None:
     assert any(finding in text for text in committed(*lines)), committed(*lines)
 
 
+def test_a_group_that_is_not_at_the_end_may_lack_records() -> None:
+    assert committed("D all 0 0:1:0 0:2:0 all-1:0-2", "C all 0 0:2:0 10 11", at_end=False) == []
+
+
+def test_a_reader_that_begins_again_may_get_all_once_more() -> None:
+    verdict, line = Verdict(), ["D", "all", "0", "0:1:0", "0:2:0", "all-1:0-3"]
+    check_once(verdict, "reader", [line, ["N"], line])
+    assert verdict.findings == []
+
+
 def test_a_reader_that_gets_a_record_twice_is_found() -> None:
     verdict = Verdict()
     check_once(verdict, "reader", [["D", "all", "0", "0:1:0", "0:2:0", "all-1:0-3"]])
     assert verdict.findings == []
     check_once(verdict, "reader", [["D", "all", "0", "0:1:0", "0:2:0", "all-1:0-3", "all-1:2-4"]])
     assert verdict.findings == ["reader: ('all', 0, 'all-1') delivered twice: [2, 3]"]
+
+
+def spark_judged(rows: list[tuple[str, int, bytes]], copies: list[bytes]) -> list[str]:
+    verdict, acks = Verdict(), Acks()
+    acks.ranges[PLACE].append((0, 2))
+    acks.workers[PRODUCER] = "all-1"
+    acks.staged["staged", "staged"].append((0, 1))
+    rules = SparkRules(verdict, SIZE)
+    for row in rows:
+        rules.take_row(*row)
+    for copy in copies:
+        rules.take_copy(copy)
+    rules.finish(acks, copied="all")
+    return verdict.findings
+
+
+ROWS = [("all", 0, value_of("all-1", number, SIZE)) for number in (0, 1)]
+STAGED = ("staged", 1, value_of("staged", 0, SIZE))
+COPIED = [b"0:" + value for _, _, value in ROWS]
+
+
+def test_sound_files_and_copies_of_spark_have_no_finding() -> None:
+    assert spark_judged([*ROWS, STAGED], COPIED) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "copies", "finding"),
+    [
+        ([*ROWS, ROWS[0], STAGED], COPIED, "record 0 of all-1 in all 0 is there twice"),
+        ([ROWS[0], STAGED], COPIED, "all 0 lacks 1 acked records of all-1, the first [1]"),
+        (ROWS, COPIED, "staged lacks 1 acked records of staged, the first [0]"),
+        ([*ROWS, ("all", 0, ROWS[1][2] + b"?"), STAGED], COPIED, "holds other bytes"),
+        ([*ROWS, STAGED], [*COPIED, COPIED[1]], "wrote record 1 of all-1 in partition 0 twice"),
+        ([*ROWS, STAGED], COPIED[1:], "copies of all 0 lacks 1 acked records of all-1, the first [0]"),
+        ([*ROWS, STAGED], [*COPIED, b"1:" + b"all-1 0 00"], "copy of Spark's holds other bytes"),
+        ([*ROWS, ("all", 1, ROWS[0][2]), STAGED], [COPIED[1], b"1" + COPIED[0][1:]], "copies of all 0 lacks 1"),
+    ],
+)
+def test_broken_files_and_copies_of_spark_are_found(
+    rows: list[tuple[str, int, bytes]], copies: list[bytes], finding: str
+) -> None:
+    assert any(finding in text for text in spark_judged(rows, copies)), spark_judged(rows, copies)
+
+
+def test_rows_are_those_of_the_files_that_the_log_of_the_sink_names(tmp_path: Path) -> None:
+    (tmp_path / "_spark_metadata").mkdir()
+    for name in ("committed", "later", "never"):
+        table = pyarrow.table({"topic": ["all"], "partition": [0], "value": [name.encode()]})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    lines = [f'{{"path":"file://{tmp_path}/{name}.parquet","action":"add"}}' for name in ("committed", "later")]
+    (tmp_path / "_spark_metadata" / "0.compact").write_text("v1\n" + lines[0])
+    (tmp_path / "_spark_metadata" / "1").write_text("v1\n" + "\n".join(lines))
+    (tmp_path / "_spark_metadata" / ".2.tmp").write_text("v1\nhalf")
+    assert list(rows_of(tmp_path)) == [("all", 0, b"committed"), ("all", 0, b"later")]
 
 
 def test_journals_are_read_and_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -123,6 +191,17 @@ def test_journals_are_read_and_a_line_that_a_kill_cut_off_is_left_out(tmp_path: 
     acks, _ = read_journals(tmp_path, verdict)
     assert acks.ranges == {PLACE: [(0, 4)]}
     assert verdict.findings == ["all-1.0.journal: all-1 died of something"]
+
+
+def test_a_partition_without_a_leader_is_asked_again() -> None:
+    refusals = ["not the leader", "no leader"]
+
+    def ask() -> tuple[int, int]:
+        if refusals:
+            raise KafkaException(refusals.pop())
+        return 3, 7
+
+    assert patiently(ask, pause_s=0.0) == (3, 7)
 
 
 def test_the_blocks_of_a_batch_are_decoded_but_for_those_that_its_pointer_skips() -> None:

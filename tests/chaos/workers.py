@@ -6,10 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +36,7 @@ CLOCK = SystemClock()
 END_S = 240.0  # what a client has to come to its end in a healed world
 DELIVERY_MS = 30_000
 CHURN_RECORDS = 200
+BURSTS = (1, 5, 50, 500)  # how many records a producer sends at once, drawn for each burst
 # Errors after which a user tries again. A store that denies or misses its objects for seconds ends a call by
 # DeniedError, NotFoundError or CorruptDataError: that is no loss, as long as nothing is passed over.
 PASSING = (RetryableError, OutcomeUnknownError, DeniedError, NotFoundError, CorruptDataError)
@@ -47,7 +50,7 @@ def now_ms() -> int:
 class Worker:
     """What all kinds share: options, journal, and the wish to end."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, ending: threading.Event) -> None:
         self.options = options
         self.brokers: str = options.brokers
         self.name: str = options.name
@@ -55,7 +58,7 @@ class Worker:
         self.partitions: int = options.partitions
         self.size: int = options.size
         self.journal = Journal(Path(options.journal))
-        self.ending = threading.Event()
+        self.ending = ending
 
     def until_ready(self, work: Callable[[], memq.Producer]) -> memq.Producer:
         """Try again while the cluster does not answer."""
@@ -92,7 +95,7 @@ def produce(worker: Worker) -> None:
 
 
 def produce_once(worker: Worker) -> None:
-    """Send numbered records to all partitions in turn at a steady rate, and note each ack."""
+    """Send numbered records to all partitions in turn, in bursts at a steady mean rate, and note each ack."""
     options = worker.options
     name = worker.name if options.named else ""
     acks: Literal["1", "all"] = options.acks
@@ -111,13 +114,15 @@ def produce_once(worker: Worker) -> None:
         for partition, count in enumerate(counts):
             worker.journal.write("F", worker.topic, partition, count)
     begun_s, sent = CLOCK.monotonic(), 0
+    draw = random.Random(f"{worker.name}/{options.life}")
     while not worker.ending.wait(max(0.0, begun_s + sent / options.rate - CLOCK.monotonic())):
-        partition = sent % worker.partitions
-        value = value_of(worker.name, counts[partition], worker.size)
-        sent += 1
-        with contextlib.suppress(RetryableError):
-            producer.send(worker.topic, value, partition=partition)
-            counts[partition] += 1
+        for _ in range(draw.choice(BURSTS)):
+            partition = sent % worker.partitions
+            value = value_of(worker.name, counts[partition], worker.size)
+            sent += 1
+            with contextlib.suppress(RetryableError):
+                producer.send(worker.topic, value, partition=partition)
+                counts[partition] += 1
     for partition, count in enumerate(counts):
         worker.journal.write("S", worker.topic, partition, count)
     producer.flush(timeout=END_S)
@@ -166,7 +171,13 @@ def consume_once(worker: Worker) -> None:
 
 
 def read(worker: Worker) -> None:
-    """Read all topics once from their beginning to their end, without a group."""
+    """Read all topics once from their beginning to their end, without a group; from the beginning after an error."""
+    again(worker, partial(read_once, worker))
+
+
+def read_once(worker: Worker) -> None:
+    """Read until an error or the end."""
+    worker.journal.write("N")
     with memq.Consumer(worker.brokers, worker.topic.split(","), start="beginning", end="end") as consumer:
         for batch in consumer:
             place = batch.topic, batch.first.read_partition
@@ -189,8 +200,11 @@ def ranges_of(batch: memq.Batch) -> list[str]:
 def churn(worker: Worker) -> None:
     """Make a topic, write, read everything back and delete it, over and over."""
     for number in itertools.count():
-        if not churn_once(worker, f"{worker.topic}-{worker.options.life}-{number}"):
-            return
+        try:
+            if not churn_once(worker, f"{worker.topic}-{worker.options.life}-{number}"):
+                return
+        except (RetryableError, OutcomeUnknownError) as error:
+            worker.journal.write("R", error.code)  # this topic stays, and the next one is made
 
 
 def churn_once(worker: Worker, topic: str) -> bool:
@@ -201,7 +215,8 @@ def churn_once(worker: Worker, topic: str) -> bool:
             return False
         with memq.Producer(worker.brokers, on_ack=outcomes.append) as producer:
             for count in range(CHURN_RECORDS):
-                producer.send(topic, value_of(worker.name, count, worker.size), partition=count % 2)
+                value = value_of(worker.name, count, worker.size)
+                producer.send(topic, value, partition=count % 2)
             producer.flush(timeout=END_S)
         if all(isinstance(outcome, memq.Ack) for outcome in outcomes):
             if not read_back(worker, topic):
@@ -282,10 +297,10 @@ KINDS: dict[str, Callable[[Worker], None]] = {
 }
 
 
-def main() -> int:
-    """Run one worker until SIGTERM; 1 when it met what must not happen."""
+def run_worker(kinds: Mapping[str, Callable[[Worker], None]]) -> int:
+    """Run one worker until SIGTERM; what it meets that must not happen is raised and noted."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.workers", description=__doc__)
-    parser.add_argument("kind", choices=list(KINDS))
+    parser.add_argument("kind", choices=list(kinds))
     for name in ("name", "brokers", "topic", "journal"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--acks", default="all", choices=["1", "all"])
@@ -296,10 +311,11 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=100.0, help="records/s")
     parser.add_argument("--size", type=int, default=100, help="bytes of a value")
     parser.add_argument("--life", type=int, default=0, help="how often this worker was started before")
-    worker = Worker(parser.parse_args())
-    signal.signal(signal.SIGTERM, lambda *_: worker.ending.set())
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    worker = Worker(parser.parse_args(), ending)  # its journal says that SIGTERM is heard
     try:
-        KINDS[worker.options.kind](worker)
+        kinds[worker.options.kind](worker)
     except BaseException as error:
         worker.journal.write("X", f"{worker.name} died of {error!r}".replace("\n", " "))
         raise
@@ -311,4 +327,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_worker(KINDS))

@@ -1,0 +1,33 @@
+"""The brokers of a chaos run come from the source tree that they are given, whatever folder the run is in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.chaos.stack import ChaosBroker
+
+TREE = {
+    "__init__.py": "",
+    "clock.py": "import time\nclass SystemClock:\n    def wall_ms(self):\n        return time.time_ns() // 1_000_000\n",
+    "cli.py": (
+        "import memq, sys\ndef main():\n    print(memq.__file__, memq.clock.SystemClock().wall_ms(), sys.argv[1])\n"
+    ),
+}
+
+
+def test_a_broker_runs_from_its_tree_with_its_clock(tmp_path: Path) -> None:
+    package = tmp_path / "before" / "memq"
+    package.mkdir(parents=True)
+    for name, text in TREE.items():
+        (package / name).write_text(text)
+    broker = ChaosBroker(tmp_path, "broker-1", 1, tmp_path / "broker.toml", package.parent)
+    broker.step_clock(-1_000_000_000)
+    command = [sys.executable, *broker.command()]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, env=broker.environment(), cwd=root, capture_output=True, text=True, check=True)
+    place, wall_ms, word = done.stdout.split()
+    assert Path(place) == package / "__init__.py"
+    assert int(wall_ms) < 1_000_000_000_000, "its clock is stepped back by 30 years"
+    assert word == "broker"
