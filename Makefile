@@ -35,8 +35,8 @@ spark-demo: $(SPARK)            ## the same records in Spark: delays in batch an
 	@$(PYTHON) examples/spark_demo.py
 
 check: tools lint types imports ## everything that CI runs
-	$(PYTEST) tests
-	@$(MUTATE) --fast --sample 24 --hand-sample 12 --seed $(COMMIT) --seconds 100 --jobs 2 --no-trace
+	$(PYTEST) --durations=25 tests
+	@$(MUTATE) --gate --sample 24 --hand-sample 12 --seed $(COMMIT) --seconds 100 --jobs 2
 
 tools:                          ## what the tests want of apt, if root on Debian runs this
 	@.ci/tools

@@ -2,17 +2,24 @@
 
 The map is made once, by running every fast test under a trace, and kept in `.mutation/`; a test file that has changed
 is traced again. Without a map the nearest tests are those of the files that name the mutant's module.
+
+`near.toml` keeps a small part of the map in the repository, for runs that have no time to make one: the few test files
+that reach most of each product file at the least cost.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 import threading
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,6 +29,10 @@ from tests.mutation.mutant import ROOT, Mutant
 
 FOLDER = ROOT / ".mutation"
 NEAREST_MAX = 40
+NEAR = Path(__file__).with_name("near.toml")
+NEAR_FILES_MAX = 6
+REACHED_BY = 2  # files, for each function
+SLOW_TIMES = 100  # as slow as this many usual tests: not for a run that has no time
 
 
 class TracedTest(msgspec.Struct, frozen=True):
@@ -97,6 +108,77 @@ def by_name(mutant: Mutant, node_ids: list[str], texts: dict[str, str]) -> tuple
     named.sort()
     tests = [at for _, at in named] + others + rest
     return tests[:NEAREST_MAX], tests[NEAREST_MAX:]
+
+
+class Near(msgspec.Struct, forbid_unknown_fields=True):
+    """Test files for each product file, the narrowest first; `slow` are node ids in them that take too long."""
+
+    slow: list[str]
+    files: dict[str, list[str]]
+
+    def files_of(self, mutant: Mutant) -> list[str]:
+        """Return the test files for a mutant; those that name its module when none is kept."""
+        if mutant.path not in self.files:
+            files = sorted((ROOT / "tests").glob("unit/test_*.py"))
+            named = [file for file in files if mutant.module in file.read_text(encoding="utf-8")]
+            self.files[mutant.path] = [file.relative_to(ROOT).as_posix() for file in named]
+        return self.files[mutant.path]
+
+    def order(self, mutant: Mutant, node_ids: list[str]) -> list[int]:
+        """Return the tests to run for a mutant, by their places in the session."""
+        rank = {file: at for at, file in enumerate(self.files_of(mutant))}
+        found = [
+            (rank[file], at)
+            for at, node_id in enumerate(node_ids)
+            if (file := node_id.partition("::")[0]) in rank and node_id.partition("[")[0] not in self.slow
+        ]
+        return [at for _, at in sorted(found)]
+
+
+def load_near() -> Near:
+    """Return what the repository keeps."""
+    return msgspec.convert(tomllib.loads(NEAR.read_text(encoding="utf-8")), Near)
+
+
+def near_of(found: TestMap, paths: list[str]) -> Near:
+    """Return the test files that reach each function of a product file twice, where that many do, and little else."""
+    costs: Counter[str] = Counter()
+    reached: dict[str, set[int]] = {}
+    usual_s = median(test.wall_s for test in found.tests.values())
+    slow = sorted({each.partition("[")[0] for each, test in found.tests.items() if test.wall_s > SLOW_TIMES * usual_s})
+    for node_id, test in found.tests.items():
+        if node_id.partition("[")[0] not in slow and test.passed:
+            file = node_id.partition("::")[0]
+            costs[file] += max(1, round(test.wall_s / usual_s))
+            reached.setdefault(file, set()).update(test.functions)
+    files: dict[str, list[str]] = {}
+    for path in paths:
+        inside = {number for name, number in found.functions.items() if name.startswith(f"{path}:")}
+        own = {file: numbers & inside for file, numbers in reached.items() if numbers & inside}
+        wanted = Counter(number for numbers in own.values() for number in numbers)
+        left = Counter({number: min(REACHED_BY, count) for number, count in wanted.items()})
+        while (rest := sum(left.values())) and len(files.get(path, ())) < NEAR_FILES_MAX:
+            worth = {
+                file: sum(left[number] > 0 for number in numbers) / rest * len(numbers) / len(reached[file])
+                for file, numbers in own.items()
+            }
+            best = max(worth, key=lambda file: (worth[file] / math.sqrt(50 + costs[file]), file))
+            files.setdefault(path, []).append(best)
+            left -= Counter(own.pop(best))
+    return Near(slow, files)
+
+
+def store_near(near: Near) -> None:
+    """Keep it."""
+    lines = [
+        "# The test files that the gate of `make check` runs for the mutants of a product file, the narrowest first.",
+        "# `python -m tests.mutation.run --keep-near` writes it from the map of the tests; lines may be edited.",
+        "slow = [  # left out: each takes as long as a hundred others",
+        *(f'  "{each}",' for each in near.slow),
+        "]\n\n[files]",
+        *(f'"{path}" = {msgspec.json.encode(files).decode().replace(",", ", ")}' for path, files in near.files.items()),
+    ]
+    NEAR.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def hash_of(file: str) -> str:

@@ -28,6 +28,8 @@ LOOSER: dict[type[ast.cmpop], str] = {
 }
 BOUNDS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 NARRATION = frozenset({"debug", "info"})
+LOG_LINES = frozenset({"warning", "error"})
+FILLS = frozenset({"append", "clear"})
 SYNCS = frozenset({"sync_file", "fsync", "fdatasync", "sync", "sync_folder", "flush"})
 COARSE = 100  # from here on ± 1 is within what rounding does to times and sizes
 LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
@@ -313,7 +315,27 @@ def swappable(first: ast.stmt, second: ast.stmt) -> bool:
         return False
     if not is_call(first) and not isinstance(getattr(second, "value", None), ast.Await):
         return False  # what is called at once rarely reads what is noted before it
+    if commute(first, second):
+        return False
     return not (first.lineno == second.lineno or "super()" in ast.unparse(first))
+
+
+def commute(first: ast.stmt, second: ast.stmt) -> bool:
+    """Whether two neighbours do the same in either order: a line of the log, a wake-up, or two containers of their own.
+
+    A task that an event wakes runs only after both, unless one of them awaits.
+    """
+    if LOG_LINES & {called(first), called(second)}:
+        return True
+    if any(isinstance(each, ast.Expr) and isinstance(each.value, ast.Await) for each in (first, second)):
+        return False
+    return is_wake_up(first) or is_wake_up(second) or {called(first), called(second)} <= FILLS
+
+
+def is_wake_up(node: ast.stmt) -> bool:
+    """Whether a statement sets an event, and does nothing else."""
+    call = node.value if isinstance(node, ast.Expr) else node
+    return isinstance(call, ast.Call) and name_of(call.func) == "set" and not (call.args or call.keywords)
 
 
 def is_attribute_write(node: ast.stmt) -> bool:

@@ -7,6 +7,7 @@ import importlib
 import os
 import random
 import sys
+from collections.abc import Iterable
 
 import pytest
 
@@ -17,13 +18,15 @@ from tests.mutation.hand_made import hand_made
 from tests.mutation.live_code import LiveCode
 from tests.mutation.map_tests import complete_map
 from tests.mutation.mutant import BY_HAND, ROOT, Mutant
-from tests.mutation.nearest import FOLDER, by_name, load_map
+from tests.mutation.nearest import FOLDER, Near, by_name, load_map, load_near, near_of, store_near
 from tests.mutation.operators import mutants_of
 from tests.mutation.report import FLOOR, Verdict, clearly_below, load, score, store, table
-from tests.mutation.scope import ON_SERVERS, files_of
+from tests.mutation.scope import fast_files, files_of
 from tests.mutation.trial import SIMULATION_CPU_S, Course, try_mutant
 
 TESTS = ("tests/unit", "tests/contract")
+GATE_CPU_S = 12.0  # for a mutant: twice what a survivor usually takes
+GATE_LIMIT_S = 8.0  # for a test: none of those that the gate runs takes a second
 RESULTS = FOLDER / "results.json"
 KEPT_EVERY = 20
 
@@ -31,10 +34,22 @@ KEPT_EVERY = 20
 class Session:
     """A pytest plugin: instead of running the tests that were collected it tries mutants on them."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.status = 1
+    def __init__(
+        self, options: argparse.Namespace, mutants: list[Mutant], near: Near | None = None, *, trace: bool = True
+    ) -> None:
+        self.survivors: set[str] = set()
+        self._status = 1
         self._options = options
+        self._mutants = mutants
+        self._near = near
+        self._trace = trace and not near
         self._clock = SystemClock()
+
+    def run(self, tests: Iterable[str]) -> int:
+        """Collect tests and try the mutants on them; 1 when the tests are not good enough."""
+        quiet = ["-qq", "-s", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not thorough"]
+        code = pytest.main([*quiet, *tests], plugins=[self])
+        return self._status or int(code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -43,15 +58,16 @@ class Session:
         self._items = session.items
         self._node_ids = [item.nodeid for item in session.items]
         self._map = load_map()
-        if not self._options.no_trace:
+        if self._trace:
             complete_map(self._map, session.items, self._options.jobs)
+        if self._options.keep_near:
+            store_near(near_of(self._map, fast_files()))
         files = {node_id.partition("::")[0] for node_id in self._node_ids}
         self._texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in files}
-        mutants = choose(self._options)
-        for module in sorted({mutant.module for mutant in mutants}):
+        for module in sorted({mutant.module for mutant in self._mutants}):
             importlib.import_module(module)  # some are imported only where they are used
         self._live = LiveCode()
-        self.status = self._try_all(mutants)
+        self._status = self._try_all(self._mutants)
         return True
 
     def _try_all(self, mutants: list[Mutant]) -> int:
@@ -65,16 +81,23 @@ class Session:
             verdict = judge(by_key[ended.task.name], ended)
             verdicts.append(verdict)
             print(f"{count}/{len(left)} {verdict.text()}", flush=True)
-            if count % KEPT_EVERY == 0:
+            if count % KEPT_EVERY == 0 and not self._near:
                 keep(verdicts)
-        keep(verdicts)
+        if not self._near:  # what survives a part of the tests says little
+            keep(verdicts)
         print(f"\n{table(verdicts)}\n{self._clock.monotonic() - begin_s:.0f} s")
-        tried = {verdict.key for verdict in verdicts}
-        if untried := sum(mutant.key not in tried for mutant in mutants):
-            print(f"no time was left for {untried} of {len(mutants)} mutants")
-        return self._status(verdicts)
+        judged = {verdict.key for verdict in verdicts if verdict.outcome != "unjudged"}
+        left_out = sum(mutant.key not in judged for mutant in mutants)
+        if left_out:
+            print(f"not judged, for lack of time: {left_out} of {len(mutants)} mutants")
+        self.survivors = {verdict.key for verdict in verdicts if verdict.outcome == "survived"}
+        return self._judge_all(verdicts, complete=not left_out)
 
     def _task(self, mutant: Mutant) -> Task:
+        if self._near:
+            near = self._near.order(mutant, self._node_ids)
+            course = Course(near, [], 0.0, lambda node_id: GATE_LIMIT_S, GATE_CPU_S)
+            return Task(mutant.key, lambda send: try_mutant(mutant, course, self._items, self._live, send))
         if self._map.tests:
             nearest, fast = self._map.order(mutant, self._node_ids, self._texts)
             reached = not self._map.numbers_of(mutant).isdisjoint(self._map.simulation)
@@ -85,17 +108,19 @@ class Session:
         course = Course(nearest, fast, cpu_s, self._map.limit_s)
         return Task(mutant.key, lambda send: try_mutant(mutant, course, self._items, self._live, send))
 
-    def _status(self, verdicts: list[Verdict]) -> int:
-        """Return 1 when the score is clearly below the target, or a mutant made by hand survived."""
+    def _judge_all(self, verdicts: list[Verdict], *, complete: bool) -> int:
+        """Return 1 when the score is clearly below the target, or a mutant made by hand survived all tests."""
         found, count = score(verdicts)
         by_hand = [verdict for verdict in verdicts if verdict.operator == BY_HAND and verdict.outcome == "survived"]
         if clearly_below(found, count):
             print(
                 f"{found} of {count} found: clearly below {FLOOR:.0%}, which earlier samples reached; see docs/tests.md"
             )
+        if self._near:  # the rest of the tests may find those made by hand
+            return int(clearly_below(found, count))
         for verdict in by_hand:
             print(f"the tests let this rule be broken: {verdict.reason} [{verdict.key}]")
-        return 1 if by_hand or clearly_below(found, count) else 0
+        return int(bool(by_hand) or clearly_below(found, count) or not (self._trace or complete))
 
 
 def judge(mutant: Mutant, ended: Ended) -> Verdict:
@@ -103,6 +128,8 @@ def judge(mutant: Mutant, ended: Ended) -> Verdict:
     outcome, stage, by, why = "unknown", ended.find("stage") or "", "", ended.find("error") or "its process died"
     if ended.find("unfit"):
         outcome, why = "unfit", ended.find("unfit")
+    elif ended.find("unjudged"):
+        outcome, why = "unjudged", ended.find("unjudged")
     elif ended.killed:
         outcome, stage, by, why = "timeout", ended.last.get("stage_now", ""), ended.last.get("at", ""), "a limit"
     elif stage:
@@ -145,9 +172,7 @@ def keep(verdicts: list[Verdict]) -> None:
 
 def choose(options: argparse.Namespace) -> list[Mutant]:
     """Return the mutants to try: those of the files that were asked for, or a sample of them."""
-    files = files_of(options.module)
-    if options.fast:
-        files = [path for path in files if not path.startswith(ON_SERVERS)]
+    files = fast_files(options.module) if options.gate else files_of(options.module)
     by_hand = [mutant for mutant in hand_made() if mutant.path in files]
     made = [] if options.by_hand else [mutant for path in files for mutant in mutants_of(path)]
     if options.only:
@@ -172,11 +197,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--seconds", type=float, default=1e9, help="what is not done by then is left out")
     parser.add_argument("--simulation", type=float, default=SIMULATION_CPU_S, help="CPU seconds of it for each mutant")
-    parser.add_argument("--fast", action="store_true", help="leave out what only real servers show")
-    parser.add_argument("--by-hand", action="store_true", help="those made by hand alone")
     parser.add_argument(
-        "--no-trace", action="store_true", help="take the map as it is; without one, the names in tests"
+        "--gate", action="store_true", help="only the tests of near.toml; leave out what only real servers show"
     )
+    parser.add_argument("--keep-near", action="store_true", help="write near.toml from the map of the tests")
+    parser.add_argument("--by-hand", action="store_true", help="those made by hand alone")
     parser.add_argument("--only", default="", help="mutants by key, with commas")
     parser.add_argument("--list", action="store_true", help="print the mutants, try none")
     return parser.parse_args(arguments)
@@ -185,15 +210,26 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Try mutants; 1 when the tests are not good enough."""
     options = parse(arguments)
+    mutants = choose(options)
     if options.list:
-        for mutant in choose(options):
+        for mutant in mutants:
             print(f"{mutant}\n{mutant.diff()}")
         return 0
     os.environ["HYPOTHESIS_PROFILE"] = "quick"
-    session = Session(options)
-    quiet = ["-q", "-s", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not thorough"]
-    code = pytest.main([*quiet, *TESTS], plugins=[session])
-    return session.status or int(code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))
+    return gate(options, mutants) if options.gate else Session(options, mutants).run(TESTS)
+
+
+def gate(options: argparse.Namespace, mutants: list[Mutant]) -> int:
+    """Try mutants on the tests of near.toml, and rules that those let be broken on all tests."""
+    near = load_near()
+    tests = {test for mutant in mutants for test in near.files_of(mutant)}
+    session = Session(options, mutants, near)
+    status = session.run(sorted(tests) or TESTS)
+    broken = [mutant for mutant in mutants if mutant.operator == BY_HAND and mutant.key in session.survivors]
+    if status or not broken:
+        return status
+    print(f"{len(broken)} rules are not held by the tests of near.toml; all other tests try them", flush=True)
+    return Session(options, broken, trace=False).run(TESTS)
 
 
 if __name__ == "__main__":

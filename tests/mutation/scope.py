@@ -55,3 +55,8 @@ def files_of(module: str) -> list[str]:
     """Return the files to mutate: all, those of a part by its name, or those whose path begins with `module`."""
     paths = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "memq").rglob("*.py"))
     return [path for path in paths if part_of(path) and (module == part_of(path) or path.startswith(module))]
+
+
+def fast_files(module: str = "memq/") -> list[str]:
+    """Return those of them that fast tests show."""
+    return [path for path in files_of(module) if not path.startswith(ON_SERVERS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Callable, Iterable
@@ -24,12 +25,20 @@ SEEDS = 1_000_000  # the mutant's own are drawn below this
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What one mutant has to pass: tests by their places in the session, and CPU seconds of simulation."""
+    """What one mutant has to pass: tests by their places in the session, and CPU seconds of simulation.
+
+    Behind `cpu_s_max` the trial ends without a verdict.
+    """
 
     nearest: list[int]
     fast: list[int]
     simulation_cpu_s: float
     limit_s: Callable[[str], float]
+    cpu_s_max: float = math.inf
+
+
+class OutOfTimeError(Exception):
+    """A mutant has passed all tests that its course had time for."""
 
 
 class Failures:
@@ -82,7 +91,12 @@ def try_mutant(mutant: Mutant, course: Course, items: list[pytest.Item], live: L
         send({"unfit": str(error)})
         return
     for stage, numbers in (("nearest", course.nearest), ("fast", course.fast)):
-        if by := _by_tests(mutant, [items[number] for number in numbers], course, live, send, stage):
+        try:
+            by = _by_tests(mutant, [items[number] for number in numbers], course, live, send, stage)
+        except OutOfTimeError:
+            send({"unjudged": f"passed what it was given {course.cpu_s_max:.0f} CPU s for"})
+            return
+        if by:
             send({"stage": stage, "by": by[0], "why": by[1]})
             return
     if by := _by_simulation(mutant, course.simulation_cpu_s, live, send):
@@ -95,6 +109,8 @@ def _by_tests(
     mutant: Mutant, tests: list[pytest.Item], course: Course, live: LiveCode, send: Send, stage: str
 ) -> tuple[str, str] | None:
     for item in tests:
+        if process_cpu_s() > course.cpu_s_max:  # of this fork
+            raise OutOfTimeError
         limit_s = course.limit_s(item.nodeid)
         send({"at": item.nodeid, "stage_now": stage, "limit_s": limit_s})
         if why := run_test(item, None):
