@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any, TypeVar
 
 import msgspec
 
 from memq.broker.connection import Connection
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
-from memq.errors import MemqError, NotFoundError, TooLargeError
+from memq.errors import MemqError, NotFoundError, QueueError, TooLargeError
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries, Entry, Membership
+from memq.notification import Entries, Entry, Membership, Span
 from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
 from memq.protocol.frames import Frame
 from memq.protocol.messages import (
@@ -36,11 +38,15 @@ from memq.protocol.messages import (
     WireGroup,
     WireMember,
     decode_message,
+    nack_of,
 )
 from memq.topic import ReadPartition, check_group
 
 WAIT_MS_MAX = 30_000
 POLL_PARTITIONS_MAX = 10_000
+LOG_S_MAX = 5.0  # for the log of one partition of a POLL; a log that takes longer fails alone
+LOGS_S_MAX = 10.0  # for all logs of a POLL; the next POLL reads those that are left
+Found = TypeVar("Found")
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -83,18 +89,59 @@ class GroupRequests:
         )
 
     async def _poll_entries(self, ask: PollEntries) -> PollAnswer:
-        wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
-        left = min(ask.bytes_max, POLL_BYTES_MAX)
-        found: list[PartitionEntries] = []
-        for partition, offset in wanted.items():
-            part = await self._entries(partition, offset if left > 0 or not found else None, left)
-            left -= sum(len(entry.pointer) for entry in part.entries)
-            found.append(part)
-        return PollAnswer(partitions=found)
+        """Return what each log has; one that fails has its error in the answer, and the others are read.
 
-    async def _entries(self, partition: ReadPartition, offset: int | None, bytes_max: int) -> PartitionEntries:
-        entries = Entries((), -1) if offset is None else await self._pointers.read(partition, offset, bytes_max)
-        span = await self._queue.span(partition)
+        Raises: the error of the first log when all fail.
+        """
+        offsets = {partition_of(part.partition): part.offset for part in ask.partitions}
+        spans = await asyncio.gather(*(self._in_time(each, self._span(each)) for each in offsets))  # share requests
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + LOGS_S_MAX
+        left = min(ask.bytes_max, POLL_BYTES_MAX)
+        found: list[PartitionEntries | MemqError] = []
+        for (partition, offset), span in zip(offsets.items(), spans, strict=True):
+            if isinstance(span, MemqError):
+                found.append(span)
+                continue
+            asked = offset if (left > 0 and loop.time() < until_s) or not found else None
+            part = await self._in_time(partition, self._entries(partition, asked, left, span))
+            if not isinstance(part, MemqError):
+                left -= sum(len(entry.pointer) for entry in part.entries)
+            found.append(part)
+        errors = [part for part in found if isinstance(part, MemqError)]
+        if errors and len(errors) == len(found):
+            raise errors[0]
+        return PollAnswer(
+            partitions=[
+                _failed(partition, part) if isinstance(part, MemqError) else part
+                for partition, part in zip(offsets, found, strict=True)
+            ]
+        )
+
+    async def _in_time(self, partition: ReadPartition, answer: Coroutine[Any, Any, Found]) -> Found | MemqError:
+        """Return the answer of a log, or its error, within `LOG_S_MAX`."""
+        try:
+            async with asyncio.timeout(LOG_S_MAX):
+                return await answer
+        except MemqError as error:
+            return error
+        except TimeoutError:
+            name = f"partition {partition.partition} of topic '{partition.topic}'"
+            return QueueError(f"the log of {name} did not answer within {LOG_S_MAX:g} s")
+
+    async def _span(self, partition: ReadPartition) -> Span:
+        return await self._queue.span(await self._known(ref_of(partition)))
+
+    async def _entries(
+        self, partition: ReadPartition, offset: int | None, bytes_max: int, span: Span
+    ) -> PartitionEntries:
+        """Return the entries from `offset` on, none for None; `span` is what the queue itself has."""
+        if offset is None:
+            entries = Entries((), -1)
+        elif offset >= span.end:
+            entries = Entries((), offset)
+        else:
+            entries = await self._pointers.read(partition, offset, bytes_max)
         if offset is None or (entries[0].offset if entries else span.begin) > offset:
             span = await self._pointers.span(partition)  # else it does not matter where the cold part begins
         return PartitionEntries(
@@ -170,6 +217,10 @@ def _wire_entry(entry: Entry) -> WireEntry:
             offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(b"null"), damaged=bytes(entry.body)
         )
     return WireEntry(offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(entry.body))
+
+
+def _failed(partition: ReadPartition, error: MemqError) -> PartitionEntries:
+    return PartitionEntries(partition=ref_of(partition), begin=-1, end=-1, error=nack_of(error))
 
 
 def _answer(membership: Membership) -> MembershipAnswer:

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from memq.backoff import backoff_s
+from memq.client.assigned import Assigned
 from memq.client.group_session import GroupSession
 from memq.client.handouts import Handouts
-from memq.client.reading import Assigned, Reading
+from memq.client.reading import Reading
 from memq.errors import FencedError, RetryableError
 from memq.logs import EventLog
 from memq.network import Runtime

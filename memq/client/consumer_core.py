@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from memq.client.any_broker import AnyBroker
+from memq.client.assigned import Assigned
 from memq.client.batch import Batch, Damage
 from memq.client.committer import Committer
 from memq.client.consumer_settings import ConsumerSettings, Point, check_point
@@ -26,7 +27,7 @@ from memq.client.membership import Changes
 from memq.client.metadata import ClusterMetadata
 from memq.client.opener import Opener
 from memq.client.places import Lag, Places
-from memq.client.reading import Assigned, Reading
+from memq.client.reading import Reading
 from memq.client.record import TopicPartition, place_of
 from memq.client.report_carrier import ReportCarrier
 from memq.client.reporter import CLOSE_S_MAX as REPORT_S_MAX
@@ -110,6 +111,7 @@ class ConsumerCore:
             self._wanted,
             self._changed.set,
             self._reporter,
+            self._tasks,
             self._events,
         )
         self._handouts = Handouts()

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from memq.client.assigned import Assigned
 from memq.client.batch import Batch
-from memq.client.reading import Assigned
 from memq.topic import Position, Totals
 
 

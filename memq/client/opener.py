@@ -6,19 +6,22 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from memq.client.assigned import Assigned
 from memq.client.consumer_settings import ConsumerSettings, Point, point_of
 from memq.client.flow import PartitionFlow
 from memq.client.places import Places, window_ms
 from memq.client.read_tally import ReadTally
-from memq.client.reading import Assigned, Reading
+from memq.client.reading import Reading
 from memq.client.record import place_of
 from memq.client.reporter import Reporter
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, RetryableError
 from memq.format.report import BeginReason
 from memq.logs import EventLog
 from memq.notification.remote import RemoteQueue
+from memq.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals
 
+OPENED_AT_ONCE = 16
 _RETRY_S = 0.2
 _STALE_RETRIES = 7  # 9 s in all
 _STALE_RETRY_S_MAX = 2.0
@@ -27,8 +30,8 @@ _STALE_RETRY_S_MAX = 2.0
 class Opener:
     """Brings what is read in line with `wanted`, in the background, whenever it is kicked.
 
-    A partition starts where its group stands, else at the start that was asked for. Its end is fixed when it is
-    opened first.
+    A partition starts at the position of its group, else at the start that was asked for. Its end is fixed when it is
+    opened first. Each partition is opened by a task of its own: a log that fails delays no other.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Opener:
         wanted: Callable[[], Mapping[ReadPartition, int]],
         changed: Callable[[], None],
         reporter: Reporter | None,
+        tasks: TaskOwner,
         events: EventLog,
     ) -> None:
         self.failure: MemqError | None = None
@@ -54,6 +58,9 @@ class Opener:
         self._events = events
         self._tallies: dict[ReadPartition, ReadTally] = {}  # the last one of each partition, read or not
         self._ends: dict[ReadPartition, Position] = {}
+        self._tasks = tasks
+        self._opening: dict[ReadPartition, int] = {}  # the grants under which partitions are being opened
+        self._at_once = asyncio.Semaphore(OPENED_AT_ONCE)
         self._kicked = asyncio.Event()
 
     def kick(self) -> None:
@@ -67,13 +74,17 @@ class Opener:
             try:
                 await self._open_missing()
             except MemqError as error:
-                if not isinstance(error, RetryableError):
-                    self.failure = error
-                self._changed()
-                await asyncio.sleep(_RETRY_S)
+                await self._back_off(error)
                 continue
             self._changed()
             await self._kicked.wait()
+
+    async def _back_off(self, error: MemqError) -> None:
+        """Wait before the next try; the user sees what does not pass by itself."""
+        if not isinstance(error, RetryableError):
+            self.failure = error
+        self._changed()
+        await asyncio.sleep(_RETRY_S)
 
     async def seek(self, partition: ReadPartition, to: Point) -> None:
         """Read a partition, which is read, from another place.
@@ -96,34 +107,51 @@ class Opener:
     async def _open_missing(self) -> None:
         wanted = self._wanted()
         self._reading.keep(wanted)
-        missing = {partition: grant for partition, grant in wanted.items() if partition not in self._reading.assigned}
+        missing = {
+            partition: grant
+            for partition, grant in wanted.items()
+            if partition not in self._reading.assigned and self._opening.get(partition) != grant
+        }
         if not missing:
             return
-        stored = await self._stored(list(missing))
+        stored = await self._committed(list(missing))
         for partition, grant in missing.items():
-            await self._open(partition, grant, stored.get(partition))
+            self._opening[partition] = grant
+            self._tasks.start(self._open_soon(partition, grant, stored.get(partition)), "consumer opens a partition")
+
+    async def _open_soon(self, partition: ReadPartition, grant: int, stored: Committed | None) -> None:
+        """Open a partition, as often as it fails, for as long as it is wanted under `grant`."""
+        try:
+            while self._wanted().get(partition) == grant:
+                try:
+                    stored = await self._confirmed(partition, stored)
+                    async with self._at_once:
+                        await self._open(partition, grant, stored)
+                    return
+                except MemqError as error:
+                    await self._back_off(error)
+        finally:
+            if self._opening.get(partition) == grant:
+                del self._opening[partition]
             self._changed()
 
-    async def _stored(self, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
-        """Return what the group has stored of these partitions.
+    async def _confirmed(self, partition: ReadPartition, stored: Committed | None) -> Committed | None:
+        """Return what the group has stored of a partition, which is `stored` unless that is outdated.
 
         A position before one that this member knows to be stored is an outdated answer: it is asked for again, within
         bounds, since only a reset of the group goes back.
         """
-        stored = await self._committed(partitions)
         for tries in range(_STALE_RETRIES):
-            if not any(self._goes_back(partition, stored.get(partition)) for partition in partitions):
+            if not self._goes_back(partition, stored):
                 return stored
             await asyncio.sleep(min(_RETRY_S * 2**tries, _STALE_RETRY_S_MAX))
-            stored = await self._committed(partitions)
-        for partition in partitions:
-            if not self._goes_back(partition, stored.get(partition)):
-                continue
-            known, found = self._reading.stored.pop(partition).position, stored.get(partition)
+            stored = (await self._committed([partition])).get(partition)
+        if self._goes_back(partition, stored):
+            known = self._reading.stored.pop(partition).position
             self._events.warning(
                 "consumer.position-back",
                 f"group '{self._settings.group}' in topic '{partition.topic}': {known} was stored, now it is "
-                f"{found.position if found is not None else 'nothing'}; reading from there",
+                f"{stored.position if stored is not None else 'nothing'}; reading from there",
             )
         return stored
 

@@ -1,56 +1,35 @@
-"""Feeds a consumer's cursors: one long poll for all partitions, batches fetched in parallel."""
+"""Feeds a consumer's cursors: one long poll for all partitions, batches fetched in parallel.
+
+An object that fails delays its own partition alone: a partition whose next batch can't be fetched holds no bytes, and
+asks for that batch alone until it comes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from memq.backoff import backoff_s
+from memq.client.assigned import Assigned
 from memq.client.fetcher import Fetcher
 from memq.client.flow import Counts, Delivery, FlowState, PartitionFlow, Slot
-from memq.client.ledger import CommitLedger
 from memq.client.pieces import NumberedEntry, missing_batch
 from memq.client.places import Places, window_ms
-from memq.client.read_tally import ReadTally
-from memq.client.record import TopicPartition, place_of
-from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, RetryableError, StoreError
-from memq.limits import POLL_BYTES_MAX
+from memq.client.polling import Polling
+from memq.client.retries import Retries
+from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, StoreError
 from memq.logs import EventLog
 from memq.network import Runtime
-from memq.notification import Entries
-from memq.notification.remote import Polled, RemoteQueue
+from memq.notification.remote import RemoteQueue
 from memq.notification.stored_blocks import BlockSearch
 from memq.tasks import TaskOwner
-from memq.topic import Committed, ReadPartition, Topic, TopicSettings, Totals
+from memq.topic import Committed, ReadPartition, Topic
 
 FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
-POLL_WAIT_MS = 2_000
+STALL_FAILURES = 5  # of a fetch, 0.8 s to 1.5 s, until its partition lets go of what lies behind
+STALLED_FETCHES_MAX = 8
 MISSING_S = 30.0  # how long a missing object is asked for again where it would be passed over
-_RETRY_S_BASE = 0.05
-_RETRY_S_MAX = 2.0
-
-
-@dataclass(slots=True)
-class Assigned:
-    """One partition that is read: its flow, what may be committed of it, and the tasks that work for it."""
-
-    flow: PartitionFlow
-    settings: TopicSettings
-    writers: list[int]  # the write partitions whose pointers go here
-    grant: int = 0  # of the partition to this member: all that is read under an older one is void
-    ledger: CommitLedger = field(default_factory=CommitLedger)
-    tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
-    removed: bool = False
-    compared: Slot | None = None  # the batch whose blocks are being compared
-    tally: ReadTally | None = None  # what the audit is to be told of it, where it wants to know
-
-    @property
-    def place(self) -> TopicPartition:
-        """The partition as users name it."""
-        return place_of(self.flow.partition)
 
 
 class Reading:
@@ -69,10 +48,8 @@ class Reading:
         prefetch_bytes_max: int,
         changed: Callable[[], None],
     ) -> None:
-        self.failure: MemqError | None = None
         self.removed_counts = Counts()  # of partitions that are not read any more
         self.stored: dict[ReadPartition, Committed] = {}  # the last that is known to be stored of each
-        self.retries = 0  # of polls and fetches that failed and were tried again
         self._runtime = runtime
         self._queue = queue
         self._places = Places(queue)
@@ -84,15 +61,30 @@ class Reading:
         self._assigned: dict[ReadPartition, Assigned] = {}
         self._turn: list[ReadPartition] = []  # whose batch comes next
         self._fetches = 0
-        self._polled: dict[ReadPartition, int] = {}
-        self._kicked = asyncio.Event()
+        self._retries = Retries(runtime, self._events, changed)
+        self._polling = Polling(queue, self._assigned, self._retries, self._answered)
         self._looking_back = asyncio.Semaphore(LOOK_BACKS_MAX)
+        self._stalled_fetches = asyncio.Semaphore(STALLED_FETCHES_MAX)
 
     # ---- what the consumer calls -----------------------------------------------------------------
 
     def start(self) -> None:
         """Start to poll."""
-        self._tasks.start(self._poll(), "consumer polls")
+        self._polling.start(self._tasks)
+
+    @property
+    def failure(self) -> MemqError | None:
+        """The last error that does not pass by itself, until the user has seen it."""
+        return self._retries.failure
+
+    @failure.setter
+    def failure(self, failure: MemqError | None) -> None:
+        self._retries.failure = failure
+
+    @property
+    def retries(self) -> int:
+        """How many polls and fetches failed and were tried again."""
+        return self._retries.count
 
     @property
     def assigned(self) -> dict[ReadPartition, Assigned]:
@@ -121,7 +113,7 @@ class Reading:
             assigned.removed = True
             self.removed_counts.add(assigned.flow.counts)
             self._turn.remove(partition)
-            self._polled.pop(partition, None)  # what the poll under way brings of it is not wanted any more
+            self._polling.forget(partition)
             for task in list(assigned.tasks):
                 task.cancel()
             self._advance()
@@ -175,84 +167,17 @@ class Reading:
         flows = [assigned.flow for assigned in self._assigned.values()]
         return bool(flows) and all(flow.state is FlowState.ENDED for flow in flows)
 
-    # ---- polling ---------------------------------------------------------------------------------
+    # ---- work for one partition ----------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Start what can be started now: fetches, and a poll for who is not in the one under way."""
+        """Start what can be started now: fetches, comparisons, polls."""
         self._fetch_more()
         self._compare_more()
-        wanted = self._wanted()
-        if any(partition not in self._polled for partition in wanted):
-            self._kicked.set()
+        self._polling.advance()
 
-    def _wanted(self) -> dict[ReadPartition, int]:
-        offsets = {partition: assigned.flow.poll_offset for partition, assigned in self._assigned.items()}
-        return {partition: offset for partition, offset in offsets.items() if offset is not None}
-
-    async def _poll(self) -> None:
-        failures = 0
-        while True:
-            self._kicked.clear()
-            self._polled = self._wanted()
-            if not self._polled:
-                await self._kicked.wait()
-                continue
-            try:
-                await self._poll_once(self._polled)
-                failures = 0
-            except MemqError as error:
-                failures += 1
-                self._polled = {}
-                await self._back_off(error, failures)
-
-    async def _poll_once(self, offsets: dict[ReadPartition, int]) -> None:
-        """Poll until a partition is wanted that is not among `offsets`."""
-        loop = asyncio.get_running_loop()
-        poll = loop.create_task(self._queue.poll(offsets, POLL_WAIT_MS, POLL_BYTES_MAX))
-        kick = loop.create_task(self._kicked.wait())
-        try:
-            await asyncio.wait((poll, kick), return_when=asyncio.FIRST_COMPLETED)
-            if poll.done():
-                for polled in poll.result():
-                    await self._take_polled(polled, offsets)
-        finally:
-            kick.cancel()
-            poll.cancel()
+    def _answered(self) -> None:
         self._changed()
-        self._fetch_more()
-
-    async def _take_polled(self, polled: Polled, offsets: dict[ReadPartition, int]) -> None:
-        assigned, offset = self._assigned.get(polled.partition), offsets.get(polled.partition)
-        if assigned is None or offset is None or assigned.flow.poll_offset != offset:
-            return  # it was given back, or sought elsewhere, while the poll was under way
-        flow, entries = assigned.flow, polled.entries  # an answer for many partitions may have had no room for this one
-        if _first_of(entries) > offset:
-            # Offsets need not be dense, but nearly always are: what lies between was passed over by this answer alone.
-            again = await self._queue.read(polled.partition, offset, POLL_BYTES_MAX)
-            entries = min(entries, again, key=_first_of)
-        before = Totals()
-        first = flow.misses(polled.span, entries)
-        if first is not None:
-            first = await self._places.first_left(polled.partition, offset, polled.span)
-            if first is None:
-                raise QueueError(f"the queue took back that '{polled.partition.topic}' begins behind offset {offset}")
-            before = await self._places.totals_before(polled.partition, first, assigned.settings, assigned.writers)
-        if assigned.removed or flow.poll_offset != offset:
-            return
-        if first is not None:
-            flow.take_gap(first, before)
-        flow.take_entries(entries)
-
-    async def _back_off(self, error: MemqError, failures: int) -> None:
-        """Wait before the next try; the user sees what does not pass by itself."""
-        self.retries += 1
-        self._events.warning("consumer.retry", f"{type(error).__name__}: {error}; trying again")
-        if not isinstance(error, RetryableError):
-            self.failure = error
-            self._changed()
-        await asyncio.sleep(backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
-
-    # ---- work for one partition ----------------------------------------------------------------------
+        self._advance()
 
     def _work(self, assigned: Assigned, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = self._tasks.start(work, name)
@@ -271,21 +196,21 @@ class Reading:
                 break
             except MemqError as error:
                 failures += 1
-                await self._back_off(error, failures)
+                await self._retries.back_off(error, failures)
         assigned.flow.begin()
         self._advance()
         self._changed()
 
     def _fetch_more(self) -> None:
         """Start fetches in turn while there is room: at least one, whatever its size."""
-        held = sum(assigned.flow.held_bytes for assigned in self._assigned.values())
+        held = sum(assigned.flow.held_bytes for assigned in self._assigned.values() if not assigned.stalled)
         started = True
         while started:
             started = False
             for partition in self._turn:
                 assigned = self._assigned[partition]
                 slot = assigned.flow.next_fetch()
-                if slot is None:
+                if slot is None or assigned.stalled:
                     continue
                 if self._fetches >= FETCHES_MAX or (held and held + slot.bytes > self._prefetch_bytes_max):
                     return
@@ -327,18 +252,44 @@ class Reading:
                 slot.compare(await search.find(slot.claims, begin, slot.offset))
             except MemqError as error:
                 failures += 1
-                await self._back_off(error, failures)
+                await self._retries.back_off(error, failures)
         assigned.compared = None
         self._changed()
 
     async def _fetch(self, assigned: Assigned, slot: Slot) -> None:
         failures = 0
-        while slot.fetching:
+        while _is_wanted(slot):
             try:
                 await self._fetch_once(assigned, slot)
             except MemqError as error:
                 failures += 1
-                await self._back_off(error, failures)
+                if failures == STALL_FAILURES and _is_wanted(slot) and not assigned.stalled:
+                    assigned.stalled = True
+                    assigned.flow.drop_fetched()
+                    self._work(assigned, self._fetch_stalled(assigned, failures), "consumer fetches one batch")
+                    self._retries.note(error)
+                    return
+                await self._retries.back_off(error, failures)
+        self._changed()
+
+    async def _fetch_stalled(self, assigned: Assigned, failures: int) -> None:
+        """Fetch the next batch of a partition, which holds nothing else, until it comes; others get on meanwhile."""
+        flow = assigned.flow
+        while (slot := flow.next_fetch()) is not None:
+            await self._retries.pause(failures)
+            if flow.next_fetch() is not slot:
+                continue
+            flow.start_fetch(slot)
+            try:
+                async with self._stalled_fetches:
+                    await self._fetch_once(assigned, slot)
+                break
+            except MemqError as error:
+                failures += 1
+                flow.drop_fetched()
+                self._retries.note(error)
+        assigned.stalled = False
+        self._advance()
         self._changed()
 
     def _look_again(self, assigned: Assigned, slot: Slot, error: NotFoundError) -> None:
@@ -381,6 +332,6 @@ class Reading:
         assigned.flow.fetched(slot, pieces, before)
 
 
-def _first_of(entries: Entries) -> int:
-    """Return the first offset of an answer, or where reading continues after it."""
-    return entries[0].offset if entries else entries.next
+def _is_wanted(slot: Slot) -> bool:
+    """Return whether a batch that is being fetched is still to come: not when it was dropped meanwhile."""
+    return slot.fetching

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from memq.errors import QueueError
+from memq.errors import MemqError, QueueError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, GroupState, Membership, Span
 from memq.notification.refusals import check_position, checked_span
@@ -33,6 +33,7 @@ from memq.protocol.messages import (
     PollTime,
     TrimCold,
     WireCommitted,
+    error_of,
 )
 from memq.topic import Committed, Position, ReadPartition, Totals
 
@@ -52,11 +53,15 @@ class Ask(Protocol):
 
 
 class Polled(msgspec.Struct, frozen=True):
-    """The content of one partition from the requested offset on, with its span at that moment."""
+    """The content of one partition from the requested offset on, with its span at that moment.
+
+    With an `error` nothing is known of the partition: span and entries are empty.
+    """
 
     partition: ReadPartition
     span: Span
     entries: Entries
+    error: MemqError | None = None
 
 
 class RemoteQueue:
@@ -72,7 +77,7 @@ class RemoteQueue:
     ) -> list[Polled]:
         """Return entries of several partitions, each from its offset on.
 
-        Wait up to `wait_ms` when there are none.
+        Wait up to `wait_ms` when there are none. A partition whose log fails has an error of its own.
         """
         partitions = [PollFrom(partition=ref_of(part), offset=offset) for part, offset in offsets.items()]
         answer = await self._poll(PollEntries(partitions=partitions, wait_ms=wait_ms, bytes_max=bytes_max), wait_ms)
@@ -83,6 +88,8 @@ class RemoteQueue:
         polled = await self.poll({partition: offset}, 0, min(bytes_max, POLL_BYTES_MAX))
         if [each.partition for each in polled] != [partition]:
             raise QueueError(f"a broker left partition {partition.partition} of '{partition.topic}' out of its answer")
+        if polled[0].error is not None:
+            raise polled[0].error
         return polled[0].entries
 
     async def span(self, partition: ReadPartition) -> Span:
@@ -108,7 +115,9 @@ class RemoteQueue:
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""
-        await self.poll(ends, int(timeout_s * 1000), 1)
+        for polled in await self.poll(ends, int(timeout_s * 1000), 1):
+            if polled.error is not None:
+                raise polled.error
 
     async def _poll(self, ask: PollEntries | PollTime | PollSpans, wait_ms: int = 0) -> PollAnswer:
         return await self._ask(Api.POLL, PollRequest(ask=ask), PollAnswer, timeout_s=ANSWER_S + wait_ms / 1000)
@@ -224,6 +233,8 @@ def _polled_of(part: PartitionEntries, asked: Mapping[ReadPartition, int]) -> Po
     One that does not say `next` has shown what lies before it alone.
     """
     partition = partition_of(part.partition)
+    if part.error is not None:
+        return Polled(partition, Span(0, 0), Entries((), asked.get(partition, 0)), error_of(part.error))
     entries = [
         Entry(wire.offset, wire.time_ms, bytes(wire.pointer) if wire.damaged is None else wire.damaged)
         for wire in part.entries

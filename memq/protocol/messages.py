@@ -240,11 +240,12 @@ class WireEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     damaged: bytes | None = None
 
 
-class PartitionEntries(msgspec.Struct, kw_only=True):
+class PartitionEntries(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Entries of one partition, with its begin and end at the time of the answer.
 
     `next` is the offset from which reading continues: nothing but `entries` lies before it, from the asked offset on.
-    Brokers before 0.6 leave it out.
+    Brokers before 0.6 leave it out. `error` is why this partition has no answer, while others have one; begin and end
+    are -1 then.
     """
 
     partition: PartitionRef
@@ -252,6 +253,7 @@ class PartitionEntries(msgspec.Struct, kw_only=True):
     end: Int64
     entries: list[WireEntry] = []
     next: Int64 = -1
+    error: Nack | None = None
 
 
 class PollAnswer(msgspec.Struct, kw_only=True):

@@ -19,8 +19,8 @@ import memq
 from localstack.servers import S3Server, Server
 from memq.audit.live.view import AuditView
 from memq.cli.audit_state import database_at
+from memq.client.assigned import Assigned
 from memq.client.flow import Delivery
-from memq.client.reading import Assigned
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC
 from memq.topic import Topic

@@ -57,7 +57,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.client.places:TAIL_OFFSETS": (1, 3),
     "memq.client.reading:FETCHES_MAX": (1, 2),
     "memq.client.reading:LOOK_BACKS_MAX": (1,),
-    "memq.client.reading:POLL_WAIT_MS": (20, 200),
+    "memq.client.polling:POLL_WAIT_MS": (20, 200),
     "memq.client.consumer_core:REFRESH_S": (0.5,),  # that of the reader of cold parts, too
     "memq.client.producer_core:METADATA_AGE_S_MAX": (0.5, 5.0),
     "memq.client.link_pool:DEAD_S": (0.1,),

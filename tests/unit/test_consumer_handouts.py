@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memq
+from memq.client.assigned import Assigned
 from memq.client.batch import Batch
 from memq.client.consumer_core import AHEAD_SHARE
 from memq.client.flow import PartitionFlow
 from memq.client.handouts import Handout, Handouts
-from memq.client.reading import Assigned
 from memq.client.record import TopicPartition
 from memq.limits import MIB
 from memq.testing import Cluster

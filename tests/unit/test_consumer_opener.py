@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
+from memq.client.assigned import Assigned
 from memq.client.consumer_settings import ConsumerSettings
 from memq.client.fetcher import Fetcher
 from memq.client.flow import PartitionFlow
 from memq.client.membership import MemberState
 from memq.client.opener import Opener
-from memq.client.reading import Assigned, Reading
+from memq.client.reading import Reading
 from memq.clock import SystemClock
-from memq.errors import DeniedError, InvalidRequestError, NotFoundError, QueueError
+from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueError
 from memq.format.block import Buffer
 from memq.logs import EventLog
 from memq.notification import Entries, Membership, Span
@@ -39,13 +40,14 @@ class NoBroker:
 
 
 class Answers(RemoteQueue):
-    """What brokers answer: `stored` of the group, and spans; that of SLOW comes when `slow` is set."""
+    """What brokers answer: `stored` of the group, and spans; those of `waiting` come when `slow` is set."""
 
     def __init__(self) -> None:
         super().__init__(NoBroker())
         self.stored: dict[ReadPartition, Committed] = {}
         self.outdated: list[dict[ReadPartition, Committed] | Exception] = []  # answered first, one at a time
         self.slow = asyncio.Event()
+        self.waiting = [SLOW]
         self.asked = 0
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
@@ -56,7 +58,7 @@ class Answers(RemoteQueue):
         return {part: answer[part] for part in partitions if part in answer}
 
     async def span(self, partition: ReadPartition) -> Span:
-        if partition == SLOW:
+        if partition in self.waiting:
             await self.slow.wait()
         return Span(0, 1_000)
 
@@ -89,7 +91,15 @@ class Member:
         asked_for = ConsumerSettings(topics=("t",), group="g", **settings)
         wanted: Callable[[], dict[ReadPartition, int]] = lambda: dict(self.state.granted)  # noqa: E731 - one line
         self.opener = Opener(
-            asked_for, self.answers, self.reading, {"t": TOPIC}, wanted, self._changed, reporter=None, events=events
+            asked_for,
+            self.answers,
+            self.reading,
+            {"t": TOPIC},
+            wanted,
+            self._changed,
+            reporter=None,
+            tasks=self.tasks,
+            events=events,
         )
         self.tasks.start(self.opener.run(), "opener")
 
@@ -120,7 +130,8 @@ AWAY_AND_BACK = (Membership(2, (SLOW,), (MOVED,)), Membership(3, (SLOW,)), Membe
 
 def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used() -> None:
     async def work() -> None:
-        member = Member()
+        member = Member(end="end")
+        member.answers.waiting = [SLOW, MOVED]
         opened, add = list[Position](), member.reading.add
 
         def noted(flow: PartitionFlow, topic: Topic, grant: int = 0) -> Assigned:
@@ -131,13 +142,55 @@ def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used() -
         member.store(100)
         member.heard(Membership(1, (SLOW, MOVED)))
         await skip(1)
-        assert (member.answers.asked, list(member.reading.assigned)) == (1, []), "it waits for the slow partition"
+        assert (member.answers.asked, list(member.reading.assigned)) == (1, []), "they wait for their ends"
         member.heard(*AWAY_AND_BACK)
         member.store(200)  # another member had it meanwhile
         member.answers.slow.set()
         await skip(1)
         assert member.position == Position(1, 200)
         assert Position(1, 100) not in opened
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+def test_a_partition_that_can_not_be_opened_delays_no_other() -> None:
+    async def work() -> None:
+        member = Member(start="end")
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+        assert list(member.reading.assigned) == [MOVED]
+        member.heard(Membership(2, (SLOW,), (MOVED,)), Membership(3, (SLOW,)))
+        await skip(1)
+        assert list(member.reading.assigned) == []
+        member.answers.slow.set()
+        await skip(1)
+        assert list(member.reading.assigned) == [SLOW]
+        assert member.answers.asked == 1, "what is being opened is not asked for again"
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+def test_a_log_that_refuses_is_asked_again_while_others_are_opened() -> None:
+    async def work() -> None:
+        member = Member(start="end")
+        member.answers.slow.set()
+        refusals: list[MemqError] = [DeniedError("not you"), QueueError("away")]
+        span = member.answers.span
+
+        async def refused(partition: ReadPartition) -> Span:
+            if partition == SLOW and refusals:
+                raise refusals.pop(0)
+            return await span(partition)
+
+        member.answers.span = refused  # type: ignore[method-assign]  # for the first answers
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(0.1)
+        assert list(member.reading.assigned) == [MOVED]
+        assert isinstance(member.opener.failure, DeniedError), "the user sees what does not pass by itself"
+        await skip(1)
+        assert list(member.reading.assigned) == [MOVED, SLOW]
         await member.tasks.stop()
 
     run_skipping(work())

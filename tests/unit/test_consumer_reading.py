@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from memq.client.assigned import Assigned
 from memq.client.fetcher import Fetcher
 from memq.client.flow import PartitionFlow
 from memq.client.pieces import Piece
-from memq.client.reading import FETCHES_MAX, LOOK_BACKS_MAX, Assigned, Reading
+from memq.client.reading import FETCHES_MAX, LOOK_BACKS_MAX, Reading
 from memq.errors import (
     DeniedError,
     MemqError,
@@ -43,7 +44,8 @@ async def no_read(store: str, key: str, offset: int, length: int) -> Buffer:
 class World(RemoteQueue, Fetcher):
     """A queue and a store in one, over logs made by hand: one for each read partition, producer N + 1 in the N-th.
 
-    `errors` are raised by the next fetches, `poll_errors` by the next polls; a fetch takes `fetch_s`.
+    `errors` are raised by the next fetches, `poll_errors` by the next polls; a fetch takes `fetch_s`. The logs of
+    `sick` fail until they are removed there, and so does each fetch of `sick_producers`.
     """
 
     def __init__(self, *logs: Log) -> None:
@@ -59,6 +61,10 @@ class World(RemoteQueue, Fetcher):
         self.polls: list[dict[ReadPartition, int]] = []
         self.keys: list[str] = []
         self.gone: set[str] = set()  # keys of objects that are not there
+        self.sick: dict[int, MemqError] = {}
+        self.sick_producers: set[int] = set()
+        self.sick_fetches = 0
+        self.skips: set[int] = set()  # partitions whose next answer to a poll leaves out the first entry
         self.news = asyncio.Event()
 
     def _entries(self, partition: ReadPartition, offset: int) -> Entries:
@@ -91,10 +97,17 @@ class World(RemoteQueue, Fetcher):
                     await self.news.wait()
             except TimeoutError:
                 pass
-        return [
-            Polled(each, self.logs[each.partition].span(), self._entries(each, offset))
-            for each, offset in offsets.items()
-        ]
+        return [self._polled(each, offset) for each, offset in offsets.items()]
+
+    def _polled(self, partition: ReadPartition, offset: int) -> Polled:
+        number = partition.partition
+        if number in self.sick:
+            return Polled(partition, Span(0, 0), Entries((), offset), self.sick[number])
+        entries = self._entries(partition, offset)
+        if number in self.skips:
+            self.skips.remove(number)
+            entries = Entries(entries[1:], entries.next)
+        return Polled(partition, self.logs[number].span(), entries)
 
     async def fetch(self, pointer: Pointer) -> Sequence[Piece]:
         self.fetching += 1
@@ -107,7 +120,11 @@ class World(RemoteQueue, Fetcher):
             self.keys.append(key)
             if key in self.gone:
                 raise NotFoundError(f"object '{key}' is not there")
-            log = self.logs[pointer.producers[0].producer - 1 if pointer.producers else 0]
+            producer = pointer.producers[0].producer if pointer.producers else 1
+            if producer in self.sick_producers:
+                self.sick_fetches += 1
+                raise StoreError("the store of this topic is away")
+            log = self.logs[producer - 1]
             self.fetched_count += 1
             return log.pieces(int(key.rpartition("/")[2]), pointer)
         finally:

@@ -29,7 +29,7 @@ def queue_of(made: PollAnswer) -> RemoteQueue:
     return RemoteQueue(ask)
 
 
-def answered(begin: int, end: int, offsets: tuple[int, ...] = (), **more: int) -> PollAnswer:
+def answered(begin: int, end: int, offsets: tuple[int, ...] = (), **more: Any) -> PollAnswer:
     entries = [WireEntry(offset=offset, time_ms=1, pointer=msgspec.Raw(b"{}")) for offset in offsets]
     part = PartitionEntries(partition=ref_of(PARTITION), begin=begin, end=end, entries=entries, **more)
     return PollAnswer(partitions=[part])

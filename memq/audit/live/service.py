@@ -298,6 +298,8 @@ class LiveAudit:
             offsets = {place: min(each.books.next_offset for each in found) for place, found in open_.items()}
             polled = await self._queue.poll(offsets, 0, POLL_BYTES_MAX)
             for part in polled:
+                if part.error is not None:
+                    raise part.error
                 ends.setdefault(part.partition, part.span.end)
                 for audit in audits[part.partition]:
                     audit.begin_at(part.span.begin)
