@@ -210,8 +210,12 @@ DAMAGES = [flip, cut, empty, remove]
 @pytest.mark.parametrize("read", ["direct", "broker"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_object_fails_or_is_skipped_or_goes_to_the_dead_letters(
-    damage: Callable[[Path], None], read: Literal["direct", "broker"], tmp_path: Path
+    damage: Callable[[Path], None],
+    read: Literal["direct", "broker"],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("memq.client.reading.MISSING_S", 2.0)  # 30 s, which tests on virtual time wait for
     topic = "clicks"
     with dev_server(tmp_path / "data") as server:
         files = three_objects(server, topic)
