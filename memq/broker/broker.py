@@ -35,7 +35,7 @@ from memq.protocol.messages import Draining, encode_message
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.tasks import TaskOwner
-from memq.topic import read_partitions
+from memq.topic import ReadPartition, read_partitions
 
 if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
@@ -124,7 +124,7 @@ class Broker:
     async def start(self, http_address: str = "") -> None:
         """Listen, register, and learn what is assigned. Raises: MemqError for what stands in the way."""
         settings, services = self.services.settings, self.services
-        for lost in await self._step("compare queue and store", services.lost_queue.check):
+        for lost in await self._step("compare queue and store", lambda: services.lost_queue.check(self._unanswered)):
             services.events.error("log-lost", f"{lost}; {lost.hint}")
         if services.spool.disk is not None:
             await self._replay.find(services.spool.disk)
@@ -154,6 +154,10 @@ class Broker:
         if settings.audit:
             making = self._tasks.start(make_audit_topic(services, self.partitions), "make audit topic")
             await asyncio.wait([making], timeout=AUDIT_TOPIC_S)
+
+    def _unanswered(self, partition: ReadPartition, error: MemqError) -> None:
+        where = f"topic '{partition.topic}' partition {partition.partition}"
+        self.services.events.warning("log-unanswered", f"{where} is compared with the store when it is opened: {error}")
 
     async def _step(self, name: str, step: Callable[[], Awaitable[T]]) -> T:
         return await start_step(self.services.runtime, self.services.events, name, step)

@@ -18,8 +18,11 @@ class ByteBudget:
 
     @asynccontextmanager
     async def lend(self, count: int) -> AsyncIterator[None]:
-        """Hold `count` bytes of the budget for the time of the block."""
+        """Hold `count` bytes of the budget for the time of the block; who wants none waits for none."""
         count = min(count, self.bytes_max)
+        if count == 0:
+            yield
+            return
         if self._waiting or self.lent_bytes + count > self.bytes_max:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((count, future))

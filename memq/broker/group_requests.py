@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -47,6 +48,7 @@ POLL_PARTITIONS_MAX = 10_000
 LOG_S_MAX = 5.0  # for the log of one partition of a POLL; a log that takes longer fails alone
 LOGS_S_MAX = 10.0  # for all logs of a POLL; the next POLL reads those that are left
 Found = TypeVar("Found")
+Handler = Callable[[Connection, Frame], Awaitable[msgspec.Struct]]
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -59,16 +61,33 @@ class GroupRequests:
         self._pointers = services.pointers
         self._partitions = partitions
 
-    async def wait(self, frame: Frame) -> None:
-        """Wait as long as a POLL asks to, or until there is something; what is wrong with it, its answer says."""
+    async def prepare_poll(self, frame: Frame) -> Handler:
+        """Do what holds no bytes: wait as long as a POLL asks to, or until there is something. Return what answers it.
+
+        Its answer has pointers, begin and end of partitions, or an offset by time, or says what is wrong with it.
+        """
+        spans: list[Span | MemqError] = []
         with suppress(MemqError):
             ask = decode_message(frame.body, PollRequest).ask
-            if isinstance(ask, PollEntries) and ask.wait_ms > 0 and len(ask.partitions) <= POLL_PARTITIONS_MAX:
-                wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
-                await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
+            if isinstance(ask, PollEntries) and len(ask.partitions) <= POLL_PARTITIONS_MAX:
+                with suppress(MemqError):  # of one partition: the request for its span fails, too
+                    await self._wait(ask)
+                logs = dict.fromkeys(partition_of(part.partition) for part in ask.partitions)
+                spans = await asyncio.gather(
+                    *(self._in_time(log, partial(self._span, log)) for log in logs)
+                )  # share requests
 
-    async def poll(self, connection: Connection, frame: Frame) -> msgspec.Struct:
-        """Answer with pointers, with begin and end of partitions, or with an offset by time."""
+        async def answer(connection: Connection, frame: Frame) -> msgspec.Struct:
+            return await self._poll(frame, spans)
+
+        return answer
+
+    async def _wait(self, ask: PollEntries) -> None:
+        if ask.wait_ms > 0:
+            wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
+            await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
+
+    async def _poll(self, frame: Frame, spans: Sequence[Span | MemqError]) -> msgspec.Struct:
         ask = decode_message(frame.body, PollRequest).ask
         if isinstance(ask, PollTime):
             return PollAnswer(offset=await self._pointers.seek_time(await self._known(ask.partition), ask.time_ms))
@@ -76,7 +95,7 @@ class GroupRequests:
             raise TooLargeError(f"poll of {len(ask.partitions)} partitions at once, {POLL_PARTITIONS_MAX} are allowed")
         if isinstance(ask, PollSpans):
             return await self._poll_spans(ask)
-        return await self._poll_entries(ask)
+        return await self._poll_entries(ask, spans)
 
     async def _poll_spans(self, ask: PollSpans) -> PollAnswer:
         known = [await self._known(ref) for ref in ask.partitions]
@@ -88,13 +107,12 @@ class GroupRequests:
             ]
         )
 
-    async def _poll_entries(self, ask: PollEntries) -> PollAnswer:
+    async def _poll_entries(self, ask: PollEntries, spans: Sequence[Span | MemqError]) -> PollAnswer:
         """Return what each log has; one that fails has its error in the answer, and the others are read.
 
         Raises: the error of the first log when all fail.
         """
         offsets = {partition_of(part.partition): part.offset for part in ask.partitions}
-        spans = await asyncio.gather(*(self._in_time(each, self._span(each)) for each in offsets))  # share requests
         loop = asyncio.get_running_loop()
         until_s = loop.time() + LOGS_S_MAX
         left = min(ask.bytes_max, POLL_BYTES_MAX)
@@ -104,7 +122,7 @@ class GroupRequests:
                 found.append(span)
                 continue
             asked = offset if (left > 0 and loop.time() < until_s) or not found else None
-            part = await self._in_time(partition, self._entries(partition, asked, left, span))
+            part = await self._in_time(partition, partial(self._entries, partition, asked, left, span))
             if not isinstance(part, MemqError):
                 left -= sum(len(entry.pointer) for entry in part.entries)
             found.append(part)
@@ -118,11 +136,11 @@ class GroupRequests:
             ]
         )
 
-    async def _in_time(self, partition: ReadPartition, answer: Coroutine[Any, Any, Found]) -> Found | MemqError:
+    async def _in_time(self, partition: ReadPartition, ask: Callable[[], Awaitable[Found]]) -> Found | MemqError:
         """Return the answer of a log, or its error, within `LOG_S_MAX`."""
         try:
             async with asyncio.timeout(LOG_S_MAX):
-                return await answer
+                return await ask()
         except MemqError as error:
             return error
         except TimeoutError:

@@ -6,7 +6,7 @@ With an empty queue a sweep would take every object for unnamed, and an owner th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from memq.broker.object_index import read_index
@@ -17,7 +17,10 @@ from memq.errors import (
     DeniedError,
     InvalidRequestError,
     LogLostError,
+    MemqError,
     NotFoundError,
+    QueueError,
+    RetryableError,
     UnsupportedFormatError,
 )
 from memq.format.key import (
@@ -34,6 +37,8 @@ from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic, read_partitions
 
 LOOKS_AT_ONCE_MAX = 16
+SPAN_S_MAX = 5.0  # for the answer of one log; one that takes longer has none
+Unanswered = Callable[[ReadPartition, MemqError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,52 +50,74 @@ class LostQueue:
     queue: PointerReader
     coordinator: Coordinator
 
-    async def check(self) -> list[LogLostError]:
+    async def check(self, unanswered: Unanswered | None = None) -> list[LogLostError]:
         """Prove that the queue knows each topic that has objects.
 
-        Return what logs it has lost of those that it knows.
+        Return what logs it has lost of those that it knows. A log that does not answer is given to `unanswered`, as
+        long as half of all logs answer: its opening checks it again. Without `unanswered` it ends the check.
         A topic that is not in the queue and has no objects is one whose making was interrupted. The objects that topics
         share may be anybody's, so they tell something only when no topic with such objects is known; those that writers
         staged, only when no topic is known at all. Raises: InvalidRequestError, MemqError of the parts.
         """
         known, sharing, held, lost = False, "", False, ""
         empty: list[tuple[Topic, ReadPartition]] = []
+        silent: list[tuple[ReadPartition, MemqError]] = []
+        answered = 0
         async for topic, spans in self._shown():
-            if spans is None:
+            if isinstance(spans, NotFoundError):
                 await self._refuse_objects(topic.name, topic_prefix(self.cluster, topic.name, topic.id))
                 sharing, lost = topic.name if topic.settings.shared_objects else sharing, topic.name
                 continue
-            held, known = True, known or topic.settings.shared_objects
-            partitions = read_partitions(topic)
-            empty += [(topic, each) for each, span in zip(partitions, spans, strict=True) if span.begin == span.end]
+            for partition, span in zip(read_partitions(topic), spans, strict=True):
+                if isinstance(span, MemqError):
+                    silent.append((partition, span))
+                    continue
+                held, known, answered = True, known or topic.settings.shared_objects, answered + 1
+                if span.begin == span.end:
+                    empty.append((topic, partition))
+        if silent and (unanswered is None or answered < len(silent)):
+            raise silent[0][1]
+        for partition, error in silent:
+            assert unanswered is not None, "raised above"
+            unanswered(partition, error)
         if sharing and not known:
             await self._refuse_objects(sharing, shared_prefix(self.cluster))
         if lost and not held:
             await self._refuse_objects(lost, staged_prefix(self.cluster))
         return await self._lost_logs(empty)
 
-    async def _shown(self) -> AsyncIterator[tuple[Topic, list[Span] | None]]:
-        """Yield each topic with the spans of its partitions; None when the queue does not have all of them."""
+    async def _shown(self) -> AsyncIterator[tuple[Topic, list[Span | MemqError] | NotFoundError]]:
+        """Yield each topic with the spans of its partitions, NotFoundError when the queue does not have all of them."""
         for bunch in bunches(await self.coordinator.topics()):
             asked = (self._spans(read_partitions(topic)) for topic in bunch)
             for topic, spans in zip(bunch, await asyncio.gather(*asked, return_exceptions=True), strict=True):
                 if isinstance(spans, BaseException) and not isinstance(spans, NotFoundError):
                     raise spans
-                yield topic, None if isinstance(spans, NotFoundError) else spans
+                yield topic, spans
 
-    async def _spans(self, partitions: Sequence[ReadPartition]) -> list[Span]:
-        """Return the spans of the partitions of a topic.
+    async def _spans(self, partitions: Sequence[ReadPartition]) -> list[Span | MemqError]:
+        """Return the spans of the partitions of a topic, or why they have none now.
 
-        Raises: NotFoundError when one is not there, QueueError.
+        Raises: NotFoundError when one is not there, MemqError that does not pass by itself.
         """
-        found: list[Span] = []
+        found: list[Span | MemqError] = []
         for first in range(0, len(partitions), PARTITIONS_AT_ONCE_MAX):
             asked = partitions[first : first + PARTITIONS_AT_ONCE_MAX]
-            for span in await asyncio.gather(*map(self.queue.span, asked), return_exceptions=True):
-                if isinstance(span, BaseException):
+            for span in await asyncio.gather(*map(self._span, asked)):
+                if isinstance(span, MemqError) and not isinstance(span, RetryableError):
                     raise span
                 found.append(span)
         return found
+
+    async def _span(self, partition: ReadPartition) -> Span | MemqError:
+        try:
+            async with asyncio.timeout(SPAN_S_MAX):
+                return await self.queue.span(partition)
+        except MemqError as error:
+            return error
+        except TimeoutError:
+            name = f"topic '{partition.topic}' partition {partition.partition}"
+            return QueueError(f"the log of {name} did not answer within {SPAN_S_MAX:g} s")
 
     async def _refuse_objects(self, topic: str, prefix: str) -> None:
         async for entry in self.store.list(prefix):

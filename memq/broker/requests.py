@@ -56,6 +56,8 @@ from memq.protocol.messages import (
     MetadataRequest,
     Open,
     OpenAnswer,
+    PollEntries,
+    PollRequest,
     PublishStaged,
     ReadRequest,
     StoreMetadata,
@@ -72,7 +74,7 @@ from memq.topic import Topic, TopicSettings, check_name, parse_settings
 REQUESTS_PER_CONNECTION_MAX = 64
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
-ANSWERS_SHARE = 8  # an eighth of the memory budget, beside it, is lent to answers of READ and POLL
+ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to answers: half to READ, half to POLL
 # What a client's limit holds back or refuses beside blocks; not what keeps its streams and groups alive.
 LIMITED = frozenset({Api.METADATA, Api.READ, Api.POLL, Api.ADMIN})
 HELD_MS_MAX = 3_000  # within what clients wait for an answer; what is still owed then, the next request waits for
@@ -93,7 +95,8 @@ class Requests:
         self._cluster = ClusterRequests(services, partitions, hand_over)
         self._groups = GroupRequests(services, partitions)
         self._tasks = TaskOwner(self._failed, services.events)
-        self._lent = ByteBudget(services.settings.memory_bytes_max // ANSWERS_SHARE)
+        half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2
+        self._lent = {Api.READ: ByteBudget(half), Api.POLL: ByteBudget(half)}  # a store that hangs delays no POLL
         keep_freed_blocks(services.settings.memory_bytes_max // ANSWERS_SHARE)
         self._pending_bytes = 0
         self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
@@ -103,7 +106,6 @@ class Requests:
             Api.METADATA: self._metadata,
             Api.READ: self._read,
             Api.ADMIN: self._admin,
-            Api.POLL: self._groups.poll,
             Api.COMMIT: self._groups.commit,
             Api.JOIN: self._groups.join,
             Api.HEARTBEAT: self._groups.heartbeat,
@@ -195,11 +197,14 @@ class Requests:
             return
         if connection.limiters and frame.api in LIMITED and not await self._let_in(connection, frame):
             return
-        if frame.api == Api.POLL:
-            await self._groups.wait(frame)
+        handler = await self._groups.prepare_poll(frame) if frame.api == Api.POLL else self._answers[frame.api]
         await connection.outbox.writable()
-        async with self._lent.lend(_answer_bytes(frame)):
-            await self._reply(connection, frame, self._answers[frame.api](connection, frame))
+        lent = self._lent.get(Api(frame.api))
+        if lent is None:
+            await self._reply(connection, frame, handler(connection, frame))
+            return
+        async with lent.lend(_answer_bytes(frame)):
+            await self._reply(connection, frame, handler(connection, frame))
             await connection.outbox.writable()  # until then the answer is in memory
 
     async def _let_in(self, connection: Connection, frame: Frame) -> bool:
@@ -402,17 +407,14 @@ class Requests:
 
 
 def _answer_bytes(frame: Frame) -> int:
-    """Return how large the answer to a READ or POLL may be.
-
-    0 for other requests, and for a READ that is refused.
-    """
-    if frame.api == Api.POLL:
-        return POLL_BYTES_MAX
+    """Return how many bytes of an object, or of pointers, an answer to READ or POLL may have; 0 for a refusal."""
     try:
-        length = decode_message(frame.body, ReadRequest).length if frame.api == Api.READ else 0
+        if frame.api == Api.READ:
+            return max(0, min(decode_message(frame.body, ReadRequest).length, READ_BYTES_MAX))
+        ask = decode_message(frame.body, PollRequest).ask
     except MemqError:
         return 0
-    return max(0, min(length, READ_BYTES_MAX))
+    return max(0, min(ask.bytes_max, POLL_BYTES_MAX)) if isinstance(ask, PollEntries) else 0
 
 
 def _producer_id(text: str) -> int:

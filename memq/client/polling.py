@@ -22,6 +22,7 @@ from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, Totals
 
 POLL_WAIT_MS = 2_000
+LOG_BYTES = 64 << 10  # of pointers: about 200; the broker holds that much memory for a log that hangs
 
 
 @dataclass(slots=True)
@@ -94,7 +95,8 @@ class Polling:
     async def _once(self, poll: _Poll, offsets: dict[ReadPartition, int]) -> MemqError | None:
         """Poll until a partition is wanted that is not among `offsets`; return why the next poll has to wait."""
         loop = asyncio.get_running_loop()
-        answer = loop.create_task(self._queue.poll(offsets, poll.wait_ms, POLL_BYTES_MAX))
+        bytes_max = min(LOG_BYTES * len(offsets), POLL_BYTES_MAX)
+        answer = loop.create_task(self._queue.poll(offsets, poll.wait_ms, bytes_max))
         kick = loop.create_task(poll.kicked.wait())
         error: MemqError | None = None
         try:

@@ -64,8 +64,7 @@ class LentQueue(RemoteQueue):
     async def _answer(self, frame: Frame) -> msgspec.Struct:
         handlers, nobody = self._handlers, cast(Any, None)
         if frame.api is Api.POLL:
-            await handlers.wait(frame)
-            return await handlers.poll(nobody, frame)
+            return await (await handlers.prepare_poll(frame))(nobody, frame)
         if frame.api is Api.ADMIN:
             return await handlers.admin(cast(Any, decode_message(frame.body, AdminRequest).ask))
         handler = {Api.JOIN: handlers.join, Api.HEARTBEAT: handlers.heartbeat, Api.COMMIT: handlers.commit}[

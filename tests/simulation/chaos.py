@@ -23,7 +23,7 @@ class Chaos:
         self._faults = faults
         self._restart = restart
         self._random = cluster.world.random("chaos")
-        self._running = True
+        self.running = True
         self.met: Met = {}
 
     def start(self) -> None:
@@ -39,12 +39,13 @@ class Chaos:
         self._repeat(faults.reshape_every_s, self._cluster.reshape)
         self._repeat(faults.sick_every_s, self._sicken)
         self._repeat(faults.disk_every_s, self._sicken_disk)
+        self._repeat(faults.log_every_s, self._sicken_log)
         for liar in self._cluster.cloud.liars.values():
             self._repeat(liar.lies.every_s, partial(self._lie, liar))
 
     def end(self) -> None:
         """Let nothing new happen, heal links and doors, wake who is paused, and make all calls succeed."""
-        self._running = False
+        self.running = False
         faults = calm()
         names = list(self._world.nodes)
         for name in names:
@@ -54,6 +55,7 @@ class Chaos:
             for caller in doors.callers:
                 caller.blocked_until = 0.0
         self._cluster.cloud.sickness.until_s = 0.0
+        self._cluster.cloud.sick_log.until_s = 0.0
         for disk in self._cluster.disks.values():
             disk.sick_until_s = 0.0
         for liar in self._cluster.cloud.liars.values():
@@ -66,7 +68,7 @@ class Chaos:
             return
 
         def happen() -> None:
-            if self._running:
+            if self.running:
                 event()
                 self._world.schedule(self._random.expovariate(1 / every_s), happen)
 
@@ -157,6 +159,17 @@ class Chaos:
         if disk is not None and disk.sick_until_s <= self._world.now:
             self._meet(f"disk {kind}", name)
             disk.sicken(kind, self._world.now + self._faults.disk_s_max * self._random.uniform(0.1, 1.0))
+
+    def _sicken_log(self) -> None:
+        sick, now_s = self._cluster.cloud.sick_log, self._world.now
+        if sick.until_s > now_s:
+            return
+        number, hangs = self._random.randrange(self._cluster.shape.partitions), self._random.random() < 0.5
+        kind = "log hangs" if hangs else "log fails"
+        self._world.trace.event(now_s, kind, number)
+        for name in self._cluster.brokers:
+            self._meet(kind, name)
+        sick.sicken(number, now_s, now_s + self._faults.log_s_max * self._random.uniform(0.1, 1.0), hangs=hangs)
 
     def _lie(self, liar: Liar) -> None:
         nodes = [node.name for node in self._world.nodes.values() if node is not self._cluster.cloud.node]

@@ -49,6 +49,7 @@ class SentRecord:
     acked: bool = False
     keyed: bool = False
     held_s: float = FOREVER  # when it was acked with 1
+    given_up: bool = False
     place: tuple[ReadPartition, int] | None = None  # index in the reference stream
     sources: dict[Source, None] | None = None  # that it was delivered of, where a writer may send it in other orders
 
@@ -131,6 +132,7 @@ class Checker:
     def give_up(self, value: bytes) -> None:
         """A producer was told that the record's outcome is unknown: it may be there once, or not."""
         self.given_up += 1
+        self.records[value].given_up = True
         if self.records[value].acked:
             self._fail(f"record {value[:40]!r} is given up after it was acked")
 

@@ -143,12 +143,13 @@ class GroupRules:
 
     # ---- the end -------------------------------------------------------------------------------------
 
+    def reached(self, group: str, partition: ReadPartition) -> int:
+        """Return the place up to which a group has everything that is left."""
+        return max(self._reached.get((group, partition), 0), self._log(partition).begin_index)
+
     def is_drained(self, group: str) -> bool:
         """Say whether a group has delivered all there is."""
-        return all(
-            max(self._reached.get((group, partition), 0), log.begin_index) == len(log.stream)
-            for partition, log in self._logs.items()
-        )
+        return all(self.reached(group, partition) == len(log.stream) for partition, log in self._logs.items())
 
     def _log(self, partition: ReadPartition) -> ReadLog:
         return self._logs.get(partition) or ReadLog()

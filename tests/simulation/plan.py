@@ -37,6 +37,7 @@ ASPECTS = (
     "crowd",
     "thin",
     "direct",
+    "log",
 )
 NAMED_ONLY = ("thin", "direct")  # their findings are open (docs/roadmap.md): seeds do not draw them yet
 SCALE = "thin"  # the aspect that the others scale with
@@ -387,6 +388,13 @@ def _with_direct_writers(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, producers=(*plan.producers[:2], *("direct",) * draw.choice([1, 1, 2])))
 
 
+def _with_a_sick_log(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Let one log of the queue fail or hang for up to minutes: in a calm world no other partition may wait for it."""
+    chaos = replace(plan.faults.chaos, log_every_s=draw.choice([1.0, 5.0]), log_s_max=draw.choice([10.0, 60.0]))
+    shape = replace(plan.shape, partitions=max(plan.shape.partitions, draw.choice([2, 3, 4])))
+    return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -404,4 +412,5 @@ _CHANGES = {
     "crowd": _with_a_crowd,
     SCALE: _with_thin_margins,
     "direct": _with_direct_writers,
+    "log": _with_a_sick_log,
 }

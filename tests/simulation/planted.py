@@ -17,6 +17,7 @@ from tests.simulation.bug import Planted
 from tests.simulation.cold_bugs import COLD_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.keeping_bugs import KEEPING_BUGS
+from tests.simulation.liveness_bugs import LIVENESS_BUGS
 from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
 from tests.simulation.scenario import run_plan
@@ -257,6 +258,7 @@ BUGS = (
     *KEEPING_BUGS,
     *COLD_BUGS,
     *IDENTITY_BUGS,
+    *LIVENESS_BUGS,
 )
 
 

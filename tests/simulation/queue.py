@@ -18,6 +18,7 @@ from tests.simulation.calls import Caller
 from tests.simulation.loop import SimTask
 from tests.simulation.node import EPOCH_MS, Node
 from tests.simulation.ownership_monitor import OwnershipMonitor, Task
+from tests.simulation.sick_log import SickLog
 
 NO_TASK: Task = (-1, -1)
 PUBLISH_LIES = ("denied", "not-found", "denied-landed", "refused-landed")
@@ -63,11 +64,14 @@ class QueueObserver(Protocol):
 class SimQueue:
     """See `memq.notification.NotificationQueue`. `observer` is told what happens there."""
 
-    def __init__(self, caller: Caller, queue: MemoryQueue, observer: QueueObserver, monitor: OwnershipMonitor) -> None:
+    def __init__(
+        self, caller: Caller, queue: MemoryQueue, observer: QueueObserver, monitor: OwnershipMonitor, sick: SickLog
+    ) -> None:
         self._caller = caller
         self._queue = queue
         self._observer = observer
         self._monitor = monitor
+        self._sick = sick
         self._proven: dict[ReadPartition, int] = {}  # the greatest end that this process has seen
 
     # ---- pointers ----------------------------------------------------------------------------
@@ -79,6 +83,7 @@ class SimQueue:
 
     async def publish(self, publication: Publication) -> int:
         """See `PointerWriter.publish`."""
+        await self._reach(publication.partition)
         where, world, process = publication.partition, self._caller.node.world, self._caller.node.index
         pointer = decode_pointer(publication.body)
         publish = self._monitor.publishes(process, self._task(where), publication, pointer, world.now)
@@ -102,6 +107,7 @@ class SimQueue:
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
+        await self._reach(partition)
         now_s, task = self._caller.node.world.now, self._task(partition)
         reading = self._monitor.reads(task, partition, offset, now_s)
         short = self._ends_early()
@@ -117,6 +123,9 @@ class SimQueue:
         self._proven[partition] = max(self._proven.get(partition, 0), entries.next)
         self._monitor.shows(reading, entries, self._caller.node.world.now)
         return entries
+
+    async def _reach(self, partition: ReadPartition) -> None:
+        await self._sick.reach(partition, lambda: self._caller.node.world.now)
 
     def _task(self, partition: ReadPartition) -> Task:
         """Return the running task; those that publish or forward name their epoch, whatever comes of it."""
@@ -134,6 +143,7 @@ class SimQueue:
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
+        await self._reach(partition)
         self._monitor.asked(self._task(partition), partition, self._caller.node.world.now)
         short = self._ends_early()
 
@@ -163,6 +173,7 @@ class SimQueue:
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
+        await self._reach(partition)
         return await self._caller.call(
             f"seek {partition.topic}/{partition.partition} {time_ms}",
             lambda: self._queue.seek_time(partition, time_ms),

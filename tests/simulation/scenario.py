@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memq.client.aio_producer import AsyncProducer
@@ -26,7 +26,7 @@ from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
 from tests.simulation.coverage import Met
 from tests.simulation.direct_life import Checkpoint, DirectLife
-from tests.simulation.faults import LEVELS
+from tests.simulation.faults import LEVELS, Faults
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.lost_log_rules import LostLogRules
 from tests.simulation.named_producer import NamedLife
@@ -35,6 +35,8 @@ from tests.simulation.node import Node
 from tests.simulation.plain_producer import PlainProducer
 from tests.simulation.plan import Plan
 from tests.simulation.restore_rules import RestoreRules
+from tests.simulation.sick_log import LOOK_S as LOOK_AT_OTHERS_S
+from tests.simulation.sick_log import OthersGoOn
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.thin import scaled
@@ -86,6 +88,7 @@ class Scenario:
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
+        self.others = OthersGoOn(self.cluster.cloud.sick_log, self.checker, self.groups, lambda: world.now, world.fail)
         self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
 
     def run(self) -> Report:
@@ -102,6 +105,8 @@ class Scenario:
         if self.plan.shape.cold:
             self._start_compactor()
         self.chaos.start()
+        if _is_only_a_log_sick(self.plan.faults):
+            self._look_at_others()
         world.run(self.plan.active_s, done=self._all_done, look_s=LOOK_S)
         self.chaos.end()
         for name in self.cluster.brokers:
@@ -121,6 +126,12 @@ class Scenario:
         world.collect()
         world.check()
         return self._report()
+
+    def _look_at_others(self) -> None:
+        """Look now and then until the world is healed."""
+        if self.chaos.running:
+            self.others.look()
+            self.world.schedule(LOOK_AT_OTHERS_S, self._look_at_others)
 
     def _all_done(self) -> bool:
         """Say whether all producers have ended, all groups have read to the end, and nothing acked is missing."""
@@ -375,6 +386,12 @@ class Scenario:
             tell = acked
         for value in pending.pop(delivery):
             tell(value)
+
+
+def _is_only_a_log_sick(faults: Faults) -> bool:
+    """Return whether the world is calm but for single logs that fail or hang."""
+    chaos = replace(faults.chaos, log_every_s=0.0, log_s_max=0.0)
+    return bool(faults.chaos.log_every_s) and replace(faults, chaos=chaos) == LEVELS["calm"]()
 
 
 class Running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,12 +12,12 @@ from memq.broker import broker as broker_module
 from memq.broker.broker import Broker
 from memq.broker.topic_processor import TopicProcessor
 from memq.broker.turns import PARTITIONS_AT_ONCE_MAX, bunches
-from memq.errors import InvalidSettingError, QueueError
+from memq.errors import DeniedError, InvalidSettingError, MemqError, QueueError
 from memq.governor import Assignment
 from memq.governor.memory import MemoryCoordinator
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
-from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
+from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import run, running_broker, until
 
 TOPICS = 30
@@ -179,5 +180,40 @@ def test_who_looks_for_owners_at_once_shares_a_look(monkeypatch: pytest.MonkeyPa
             found = await asyncio.gather(first, *rest)
             assert [each.partition for each in found if isinstance(each, TopicProcessor)] == list(range(50))
             assert reads == 2, "what was under way when the others asked may be of before"
+
+    run(work())
+
+
+@pytest.mark.parametrize(("silent", "answer"), [(TOPICS, True), (2 * TOPICS - 1, False), (2 * TOPICS, False)])
+def test_a_start_goes_on_while_half_of_all_logs_answer(silent: int, answer: bool) -> None:
+    """`silent`: for how many of two logs a topic there is no answer; the opening of each checks it again."""
+
+    class Partly(MemoryQueue):
+        silent: set[ReadPartition]
+        error: MemqError = QueueError("it has no leader")
+
+        async def span(self, partition: ReadPartition) -> Span:
+            if partition in self.silent:
+                raise self.error
+            return await super().span(partition)
+
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            await filled(broker)
+            queue, check = broker.services.queue, broker.services.lost_queue.check
+            assert isinstance(queue, MemoryQueue)
+            queue.__class__ = Partly
+            assert isinstance(queue, Partly)
+            logs = [log for topic in broker.partitions.topics() for log in read_partitions(topic)]
+            queue.silent = set(logs[:silent])
+            told: list[ReadPartition] = []
+            with nullcontext() if answer else pytest.raises(QueueError, match="no leader"):
+                assert await check(lambda log, error: told.append(log)) == []
+            assert sorted(told, key=str) == (sorted(queue.silent, key=str) if answer else [])
+            with pytest.raises(QueueError, match="no leader"):
+                await check()
+            queue.error = DeniedError("not you")
+            with pytest.raises(DeniedError):
+                await check(lambda log, error: None)
 
     run(work())

@@ -1,0 +1,93 @@
+"""One log of the queue that fails or hangs for a while, and the rule that nothing else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from memq.errors import QueueError
+from memq.topic import ReadPartition
+from tests.simulation.checker import Checker
+
+HANG_S = 40.0  # longer than anybody waits
+RECOVERY_S = 60.0  # for the log's own partition: a call that hangs, and the back-offs behind it
+ACK_S = 6.0  # of a record in another partition: its opening, and a back-off of up to 2 s
+READ_S = 20.0  # without progress of a group in another partition: two POLLs in a row may wait for a log that hangs
+START_S = 12.0  # of the world: brokers that start wait for a log that hangs
+LOOK_S = 0.5
+
+
+@dataclass(slots=True)
+class SickLog:
+    """The log of the read partition `number`: its calls fail until `until_s` (virtual), or hang when it `hangs`."""
+
+    number: int = -1
+    until_s: float = 0.0
+    hangs: bool = False
+    healthy_s: dict[int, float] = field(default_factory=dict)  # from when on others may expect something of a log
+
+    def sicken(self, number: int, now_s: float, until_s: float, *, hangs: bool) -> None:
+        """Let a log be sick until then."""
+        self.number, self.until_s, self.hangs = number, until_s, hangs
+        self.healthy_s[number] = until_s + RECOVERY_S
+
+    async def reach(self, partition: ReadPartition, now: Callable[[], float]) -> None:
+        """Raise QueueError while the log of the partition is sick."""
+        if partition.partition == self.number and now() < self.until_s:
+            if self.hangs:
+                await asyncio.sleep(HANG_S)
+            raise QueueError(f"the log of {partition.topic}/{partition.partition} is sick")
+
+
+class OthersGoOn:
+    """In a world in which one log is sick and nothing else: all other partitions take records, and are read."""
+
+    def __init__(
+        self,
+        sick: SickLog,
+        checker: Checker,
+        groups: Iterable[str],
+        now: Callable[[], float],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._sick = sick
+        self._checker = checker
+        self._groups = tuple(groups)
+        self._now = now
+        self._fail = fail
+        self._waiting: dict[bytes, None] = {}
+        self._known = 0
+        self._moved: dict[tuple[str, ReadPartition], tuple[int, float]] = {}  # the place of a group, and since when
+
+    def look(self) -> None:
+        """Check that nobody waits too long for what has nothing to do with the sick log."""
+        self._look_at_records()
+        for partition, log in self._checker.logs.items():
+            for group in self._groups:
+                self._look_at_group(group, partition, len(log.stream))
+
+    def _look_at_records(self) -> None:
+        records = self._checker.records
+        new = list(records)[self._known :]
+        self._known = len(records)
+        self._waiting |= dict.fromkeys(new)
+        for value in list(self._waiting):
+            record, now_s = records[value], self._now()
+            if record.acked or record.given_up or record.sources is not None or record.keyed:
+                del self._waiting[value]
+                continue
+            since_s = max(record.sent_s, START_S, self._sick.healthy_s.get(record.stream[1], 0.0))
+            if now_s > since_s + ACK_S:
+                self._fail(f"record {value[:40]!r} waits {now_s - since_s:.1f} s while another partition's log is sick")
+
+    def _look_at_group(self, group: str, partition: ReadPartition, end: int) -> None:
+        now_s, reached = self._now(), self._checker.groups.reached(group, partition)
+        before, since_s = self._moved.get((group, partition), (-1, now_s))
+        healthy_s = self._sick.healthy_s.get(partition.partition, 0.0)
+        if reached >= end or reached != before or now_s < max(healthy_s, START_S):
+            since_s = now_s
+        self._moved[group, partition] = (reached, since_s)
+        if now_s > since_s + READ_S:
+            words = f"{READ_S:g} s while another partition's log is sick"
+            self._fail(f"group {group} gets none of {end - reached} records of {partition} for {words}")
