@@ -17,7 +17,7 @@ nor the consumer's positions. What it checks, and when:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memq.errors import MemqError
 from memq.format.pointer import decode_pointer
@@ -37,6 +37,7 @@ from tests.simulation.report_rules import ReportRules, told
 from tests.simulation.retention_rules import RetentionRules
 
 Objects = dict[str, bytes]
+Place = tuple[ReadPartition, int]  # index in the reference stream
 
 
 @dataclass(slots=True)
@@ -50,8 +51,13 @@ class SentRecord:
     keyed: bool = False
     held_s: float = FOREVER  # when it was acked with 1
     given_up: bool = False
-    place: tuple[ReadPartition, int] | None = None  # index in the reference stream
-    sources: dict[Source, None] | None = None  # that it was delivered of, where a writer may send it in other orders
+    repeats: bool = False  # its writer may send it again in another order, under another identity
+    places: dict[Source, Place] = field(default_factory=dict)  # by identity: where the reference stream has it
+
+    @property
+    def place(self) -> Place | None:
+        """Where the reference stream has the record first."""
+        return next(iter(self.places.values()), None)
 
 
 class Checker:
@@ -100,19 +106,18 @@ class Checker:
         One that `repeats` is a task that may run again: once for each identity of its rows.
         """
         assert value not in self.records, f"value {value!r} was used before"
-        sources = dict[Source, None]() if repeats else None
-        self.records[value] = SentRecord((producer, partition), number, self._now(), keyed=keyed, sources=sources)
+        self.records[value] = SentRecord((producer, partition), number, self._now(), keyed=keyed, repeats=repeats)
 
     def ack(self, value: bytes) -> None:
         """A producer was told that the record is acked with `all`; of a task that repeats each try may be."""
         record = self.records[value]
-        if record.acked and record.sources is not None:
+        if record.acked and record.repeats:
             return
         if record.acked:
             self._fail(f"record {value[:40]!r} is acked twice")
         record.acked = True
         waited_s = self._now() - record.sent_s
-        if self.ack_s_max is not None and waited_s > self.ack_s_max and record.sources is None:
+        if self.ack_s_max is not None and waited_s > self.ack_s_max and not record.repeats:
             self._fail(f"record {value[:40]!r} waited {waited_s:.1f} s for its ack in a calm world")
         self.acked += 1
         if record.place is None:
@@ -238,11 +243,10 @@ class Checker:
                 raise FindingError(f"record {delivered.value[:40]!r} was never sent")
             if not record.keyed and record.stream[1] != entry.pointer.partition:
                 raise FindingError(f"record {delivered.value[:40]!r} lies in partition {entry.pointer.partition}")
-            if record.place is not None and (record.sources is None or delivered.source in record.sources):
-                raise FindingError(f"record {delivered.value[:40]!r} is delivered twice, first at {record.place[1]}")
-            if record.sources is not None:
-                record.sources[delivered.source] = None
-            record.place = record.place or (partition, len(log.stream))
+            first = record.places.get(delivered.source) if record.repeats else record.place
+            if first is not None:
+                raise FindingError(f"record {delivered.value[:40]!r} is delivered twice, first at {first[1]}")
+            record.places[delivered.source] = (partition, len(log.stream))
             log.stream.append(delivered)
 
     def _check_ranges(self, entry: LogEntry) -> None:
@@ -268,9 +272,10 @@ class Checker:
 
     # ---- what others look at ---------------------------------------------------------------------
 
-    def _first_place(self, value: bytes) -> tuple[ReadPartition, int] | None:
+    def _first_place(self, source: Source, value: bytes) -> Place | None:
+        """Return where the stream has a record of this identity: under another one it is no copy of it."""
         record = self.records.get(value)
-        return None if record is None else record.place
+        return None if record is None else record.places.get(source)
 
     def counts(self) -> dict[str, int]:
         """Return what the log went through: epochs, copies of pointers, blocks that were left out or dropped."""
@@ -365,5 +370,5 @@ class Checker:
 
     def _is_late_copy(self, log: ReadLog, one: Delivered) -> bool:
         """Whether it is a copy whose first one was taken by retention, so that nobody can know."""
-        place = self._first_place(one.value)
+        place = self._first_place(one.source, one.value)
         return place is not None and log.is_expired(place[1]) and one.offset >= log.begin

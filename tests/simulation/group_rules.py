@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from memq.topic import Position, ReadPartition
 from tests.simulation.read_log import Place, ReadLog
+from tests.simulation.reader import Source
 
 Group = tuple[str, ReadPartition]
 Reader = tuple[str, ReadPartition]  # consumer, one life of it
@@ -26,7 +27,7 @@ class GroupRules:
         logs: Mapping[ReadPartition, ReadLog],
         fail: Callable[[str], None],
         now: Callable[[], float],
-        first_place: Callable[[bytes], tuple[ReadPartition, int] | None],
+        first_place: Callable[[Source, bytes], tuple[ReadPartition, int] | None],
     ) -> None:
         self.consumed = 0
         self.commits = 0
@@ -121,8 +122,9 @@ class GroupRules:
 
     def _is_late_copy(self, log: ReadLog, place: Place, value: bytes) -> bool:
         """Whether it is a copy of a record that retention took: who looks back does not see the first one any more."""
-        first = self._first_place(value)
-        return first is not None and log.value_at(*place) == value and log.was_expired(first[1])
+        source = log.source_of(*place, value)
+        first = None if source is None else self._first_place(source, value)
+        return first is not None and log.was_expired(first[1])
 
     # ---- what the queue stores ---------------------------------------------------------------------
 

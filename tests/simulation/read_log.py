@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from memq.format.pointer import Location
-from tests.simulation.reader import Delivered, LogEntry, ReferenceReader
+from tests.simulation.reader import Delivered, LogEntry, ReferenceReader, Source
 
 Place = tuple[int, int]  # pointer offset, record index
 _PLACE = attrgetter("offset", "record_index")
@@ -71,11 +71,11 @@ class ReadLog:
         """Whether retention ever took it, though it may be back."""
         return self.stream[index].offset < self.begin_max
 
-    def value_at(self, offset: int, record_index: int) -> bytes | None:
-        """Return the value that is stored at a position, a copy or not; None when there is none."""
+    def source_of(self, offset: int, record_index: int, value: bytes) -> Source | None:
+        """Return the source of the record at a position, a copy or not; None when it does not have this value."""
         if offset >= len(self.entries):
             return None
         for block in self.entries[offset].blocks:
             if block.record_index <= record_index < block.record_index + len(block.values):
-                return block.values[record_index - block.record_index]
+                return block.source if block.values[record_index - block.record_index] == value else None
         return None

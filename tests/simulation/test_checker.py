@@ -517,3 +517,31 @@ def test_a_copy_whose_first_was_taken_by_retention_is_delivered() -> None:
     log.checker.trimmed(PARTITION, 2)
     log.checker.groups.consume("c", "g", PARTITION, (4, 0), first[0])
     assert log.finish() == []
+
+
+def _repeated(log: Log) -> list[bytes]:
+    """Land the rows of one task in three orders, of which retention takes the first; return the rows."""
+    rows = [b"row 0", b"row 1"]
+    for number, row in enumerate(rows):
+        log.checker.sent(row.decode(), 0, number, row, keyed=True, repeats=True)
+    log.open(1)
+    log.batch([block(0, rows, producer=7)], 0)
+    log.batch([block(0, rows[::-1], producer=8)], 1)
+    log.batch([block(0, rows[1:], producer=9)], 2)
+    log.open(2)
+    log.batch([block(0, rows[::-1], producer=8)], 1)  # the second pointer again, landing late
+    log.checker.trimmed(PARTITION, 2)
+    return rows
+
+
+def test_rows_of_a_task_under_another_identity_are_no_copies_of_rows_that_retention_took() -> None:
+    log = Log()
+    _repeated(log)
+    assert log.finish() == []
+
+
+def test_a_copy_of_a_row_is_found_whose_own_identity_retention_has_left() -> None:
+    log = Log()
+    rows = _repeated(log)
+    log.checker.groups.consume("c", "g", PARTITION, (5, 1), rows[0])
+    assert ["which is not what lies there" in finding for finding in log.findings] == [True]
