@@ -323,16 +323,19 @@ class Checker:
             and (self.on_disk or not topic[record.stream[1]].may_lose(record.sent_s, record.held_s))
         ]
 
-    def check_store(self, sweep_s: float) -> None:
-        """Check that every object is named by a pointer, or was until less than the sweep's time ago."""
-        since_s = self._now() - sweep_s
+    def check_store(self, since_s: float) -> None:
+        """Check that every object is named by a pointer, or was after `since_s`, the sweep's time ago."""
+        left = self.left_objects(since_s)
+        if left:
+            self._fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")
+
+    def left_objects(self, since_s: float) -> list[str]:
+        """Return the objects that a sweep should have taken: no pointer names them, or did after `since_s`."""
         unnamed = [key for key in self._objects if not self._named.get(key) and not self.cold.names(key)]
         freed_s = self._freed_s | self.cold.freed_s
         left = [key for key in unnamed if freed_s.get(key, since_s) <= since_s]
         left = [key for key in left if "/staged/" not in key]  # it has an age of its own, longer than any run
-        left = [key for key in left if "/sweep/" not in key]  # what sweeps say to each other
-        if left:
-            self._fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")
+        return [key for key in left if "/sweep/" not in key]  # what sweeps say to each other
 
     def check_lag(self, settings: TopicSettings, draw_below: Callable[[int], int], *, moments_max: int = 8) -> None:
         """Check lag at some moments and places that `draw_below` picks."""

@@ -94,6 +94,7 @@ class SimCluster:
             self.cloud.monitor.log(partition).stale_s = shape.settings.stale_publish_ms / 1000
             self.cloud.monitor.log(partition).window_s = shape.settings.dedup_window_ms / 1000
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
+        self.rounds = dict.fromkeys(self.brokers, 0)  # of retention and sweep that each broker has ended
         self.counters: list[Counters] = []  # of each life of a broker
         self.live: dict[str, Broker] = {}  # the last life of each broker that has started
         self._stops: dict[str, asyncio.Event] = {}
@@ -191,6 +192,7 @@ class SimCluster:
         while True:
             await asyncio.sleep(self.shape.housekeeping_s)
             await look_after(broker.services, broker.partitions, sweeps=True)
+            self.rounds[broker.services.settings.broker_id] += 1
 
     async def _started(self, settings: BrokerSettings, runtime: Runtime, doors: Doors) -> Broker:
         """Start a broker; one that can't start is closed and made anew, as a process manager does."""

@@ -47,6 +47,9 @@ CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after tha
 LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
 REPORT_S = 3.0  # what a report takes at most to land, in a healed world
+SWEEP_ROUNDS = 6  # under way, finds, two while what was found waits for its confirmation, deletes; one to spare
+SWEEP_ROUND_S_MAX = 300.0  # thin margins make a pass read all logs and lists for every few objects
+SWEEP_LOOK_S = 1.0
 COLD_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
 KEYS = 8  # of a producer that sends by keys
 LOOK_S = 0.02  # how often a run looks whether it is at its end
@@ -162,10 +165,18 @@ class Scenario:
                 self.world.nodes[name].kill()
             # The clocks of the two passes are off, and so was the compactor's by which originals have their age.
             errors_ms = shape.clock_error_ms * (4 if shape.cold else 2)
-            sweep_s = (shape.sweep_age_ms + shape.sweep_confirm_ms + errors_ms) / 1000 + 5 * shape.housekeeping_s
+            sweep_s = (shape.sweep_age_ms + shape.sweep_confirm_ms + errors_ms) / 1000
             sweep_s += COLD_SWEEP_S * shape.partitions if shape.cold else 0.0
+            since_s = self.world.now
             self.world.run(sweep_s)
-            self.checker.check_store(sweep_s)
+            enough = {name: count + SWEEP_ROUNDS for name, count in self.cluster.rounds.items()}
+
+            def done() -> bool:
+                ended = any(self.cluster.rounds[name] >= count for name, count in enough.items())
+                return ended or not self.checker.left_objects(since_s)
+
+            self.world.run(SWEEP_ROUNDS * SWEEP_ROUND_S_MAX, done=done, look_s=SWEEP_LOOK_S)
+            self.checker.check_store(since_s)
 
     def _check_audit(self) -> None:
         """Let the audit look at what is left, and compare what it says with what is known."""

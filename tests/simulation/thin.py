@@ -44,7 +44,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.broker.spool.replay:WORKS_MAX": (1,),
     "memq.broker.turns:PARTITIONS_AT_ONCE_MAX": (1,),
     "memq.broker.staging:READS_AT_ONCE_MAX": (1,),
-    "memq.broker.sweep:SWEPT_KEYS_MAX": (1, 5),
+    "memq.broker.sweep:SWEPT_KEYS_MAX": (5, 20),  # all logs and lists are read for each so many
     "memq.format.sweep_list:LISTED_MAX": (1, 3),
     "memq.governor.governor:CHANGES_AT_ONCE_MAX": (1,),
     # clients: polls, deliveries, what is fetched ahead, how long something is believed
