@@ -323,12 +323,6 @@ class Checker:
             and (self.on_disk or not topic[record.stream[1]].may_lose(record.sent_s, record.held_s))
         ]
 
-    def check_store(self, since_s: float) -> None:
-        """Check that every object is named by a pointer, or was after `since_s`, the sweep's time ago."""
-        left = self.left_objects(since_s)
-        if left:
-            self._fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")
-
     def left_objects(self, since_s: float) -> list[str]:
         """Return the objects that a sweep should have taken: no pointer names them, or did after `since_s`."""
         unnamed = [key for key in self._objects if not self._named.get(key) and not self.cold.names(key)]

@@ -1,8 +1,11 @@
 """A Spark writer with low latency: a driver and its tasks in one process, whose rows come again in any order.
 
 A task is tried until a try of it has ended well. Tries are killed between their steps, given up, or left running while
-the next one begins, as Spark does with a slow task. A new checkpoint counts its batches from 0 again. A batch that was
-not written within half of the dedup window is left: what a later try sends can't be told from new rows.
+the next one begins, as Spark does with a slow task. A new checkpoint counts its batches from 0 again.
+
+Owners and readers know a block for the dedup window W after its first copy. A broker takes a block until D after its
+making, so what a later try makes is known for W - D - 2 (S + clock error): the plan's `retry_ms`. A task that is not
+written by then, over all lives of the process, is left.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ class Checkpoint:
     batches: int = 0  # of this checkpoint
     done: int = 0  # of all
     rows: dict[tuple[int, int, int], list[bytes]] = field(default_factory=dict)  # by checkpoint, batch, task
+    begun_s: dict[tuple[int, int, int], float] = field(default_factory=dict)  # virtual time of the first try of each
 
 
 class DirectLife:
@@ -76,14 +80,17 @@ class DirectLife:
 
     async def _task(self, task: int) -> None:
         """Try until one of the tries has ended well, or it is too late for another one."""
-        window_s = self._plan.shape.settings.dedup_window_ms / 1000
         rows = self._rows(task)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(window_s / 2):
-                while True:
-                    if await self._tried(task, rows):
-                        return
-                    await asyncio.sleep(self._draw.uniform(0, RETRY_S))
+        while self._left_s(task) > 0:
+            if await self._tried(task, rows):
+                return
+            await asyncio.sleep(self._draw.uniform(0, RETRY_S))
+
+    def _left_s(self, task: int) -> float:
+        """Return for how long the task may make blocks; a process that is paused twice makes them later."""
+        known, plan, now_s = self._known, self._plan, self._node.world.now
+        begun_s = known.begun_s.setdefault((known.number, known.batches, task), now_s)
+        return begun_s + plan.retry_ms / 1000 - 2 * plan.faults.chaos.pause_s_max - now_s
 
     def _rows(self, task: int) -> list[bytes]:
         """Return the rows of a task, the same for each of its tries."""
@@ -119,15 +126,16 @@ class DirectLife:
         writer = DirectWriter(self._brokers, identity, codec=draw.choice(["none", "zstd"]), runtime=self._runtime)
         last = draw.randrange(len(rows) + 1) if draw.random() < KILL_RATE else -1
         try:
-            for place, row in enumerate(rows):
-                if place == last:
+            async with asyncio.timeout(max(0.0, self._left_s(task))):
+                for place, row in enumerate(rows):
+                    if place == last:
+                        self._kill()
+                    await writer.add("t", row, partition=self._partition(row))
+                    await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
+                if last == len(rows):
                     self._kill()
-                await writer.add("t", row, partition=self._partition(row))
-                await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
-            if last == len(rows):
-                self._kill()
-            await writer.finish()
-        except MemqError:
+                await writer.finish()
+        except (MemqError, TimeoutError):
             return False
         finally:
             with suppress(MemqError):

@@ -39,7 +39,6 @@ ASPECTS = (
     "direct",
     "log",
 )
-NAMED_ONLY = ("thin", "direct")  # their findings are open (docs/roadmap.md): seeds do not draw them yet
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
@@ -48,6 +47,7 @@ CALM_SWEEP_AGE_MS = 25_000
 SWEEP_CONFIRM_MS = 12_000
 NAMED_PACE_S_MAX = 0.4  # their rests take their time
 NAMED_STORM_MS = 150_000  # for how long a storm may keep a name from its topic
+SEIZED_PAUSE_S_MAX = 2.5  # of processes whose partitions go to another owner
 STORM_SENDS_S = 80.0  # for how long a producer sends by keys in a storm, about
 
 
@@ -69,6 +69,7 @@ class Plan:
     wanders: bool = False  # consumers pause and seek
     named_rest_s_max: float = 0.0  # for how long a name is silent between its instances
     keyed: bool = False  # the product's producers send by keys
+    retry_ms: int = 0  # for how long after its first try a task of a direct writer may run again
     constants: Constants = field(default_factory=dict)  # of the product, on another scale
 
     @property
@@ -81,20 +82,27 @@ def draw_plan(
     seed: int, level: str, producers: tuple[str, ...] = ("plain", "product"), aspects: tuple[str, ...] | None = None
 ) -> Plan:
     """Draw the cluster of a seed; the aspects too, each for some seeds, unless they are given."""
-    plan = _draw_bare_plan(seed, level, producers)
     draw = random.Random(f"{seed}/aspects")
     drawn = tuple(name for name in ASPECTS if draw.random() < ASPECT_RATE)
-    drawn = tuple(name for name in drawn if name not in NAMED_ONLY)
-    for name in sorted(drawn if aspects is None else aspects, key=lambda name: name != SCALE):  # others follow it
+    names = drawn if aspects is None else aspects
+    retry_ms = _draw_retry_ms(seed, level) if "direct" in names else 0
+    plan = _draw_bare_plan(seed, level, producers, retry_ms)
+    for name in sorted(names, key=lambda name: name != SCALE):  # others follow it
         plan = _CHANGES[name](plan, level, random.Random(f"{seed}/{name}"))
     return plan
 
 
-def _draw_bare_plan(seed: int, level: str, producers: tuple[str, ...]) -> Plan:
+def _draw_retry_ms(seed: int, level: str) -> int:
+    """Return how long tasks run again: a process may be paused twice in it, see `direct_life`."""
+    pause_s_max = max(LEVELS[level]().chaos.pause_s_max, SEIZED_PAUSE_S_MAX)
+    return int(2_000 * pause_s_max) + random.Random(f"{seed}/retries").choice([2_000, 20_000])
+
+
+def _draw_bare_plan(seed: int, level: str, producers: tuple[str, ...], retry_ms: int) -> Plan:
     draw = random.Random(f"{seed}/plan")
     stale_ms = draw.choice([1_000, 2_000, 3_000])
     delivery_ms = draw.choice([4_000, 10_000, 30_000])
-    settings = draw_settings(stale_ms, delivery_ms, draw)
+    settings = draw_settings(stale_ms, delivery_ms, draw, retry_ms=retry_ms)
     shape = Shape(
         brokers=draw.randint(1, 3),
         partitions=draw.choice([1, 1, 2]),
@@ -108,29 +116,31 @@ def _draw_bare_plan(seed: int, level: str, producers: tuple[str, ...]) -> Plan:
     pace_s = draw.choice([0.02, 0.1, 0.4])
     faults = LEVELS[level]()
     faults = replace(faults, chaos=faults.chaos.slower(draw.choice([1, 1, 2, 5])))
-    plan = Plan(seed, faults, shape, kinds, consumers, draw.randint(40, 150), draw.randint(1, 10), pace_s)
+    blocks, block_records_max = draw.randint(40, 150), draw.randint(1, 10)
+    plan = Plan(seed, faults, shape, kinds, consumers, blocks, block_records_max, pace_s, retry_ms=retry_ms)
     return with_quick_failover(plan) if level == "sleepy" and draw.random() < 0.5 else plan
 
 
 def with_quick_failover(plan: Plan) -> Plan:
     """Return the plan with owners that are replaced within S, by a queue that refuses by age: their worst case."""
-    settings = draw_settings(3_000, 10_000, random.Random(f"{plan.seed}/quick"), plan.shape.clock_error_ms)
+    draw = random.Random(f"{plan.seed}/quick")
+    settings = draw_settings(3_000, 10_000, draw, plan.shape.clock_error_ms, retry_ms=plan.retry_ms)
     shape = replace(
         plan.shape, brokers=3, partitions=1, refuse="age", session_timeout_ms=300, governor_ms=100, settings=settings
     )
-    faults = replace(plan.faults, chaos=replace(plan.faults.chaos, pause_every_s=0.7, pause_s_max=2.5))
+    faults = replace(plan.faults, chaos=replace(plan.faults.chaos, pause_every_s=0.7, pause_s_max=SEIZED_PAUSE_S_MAX))
     return replace(plan, shape=shape, faults=faults)
 
 
 def draw_settings(
-    stale_ms: int, delivery_ms: int, draw: random.Random, clock_error_ms: int = CLOCK_ERROR_MS
+    stale_ms: int, delivery_ms: int, draw: random.Random, clock_error_ms: int = CLOCK_ERROR_MS, *, retry_ms: int = 0
 ) -> TopicSettings:
-    """Return topic settings that keep the bounds, scaled down to seconds."""
+    """Return topic settings that keep the bounds, scaled down to seconds; tasks run again for `retry_ms`."""
     return msgspec.structs.replace(
         SETTINGS,
         stale_publish_ms=stale_ms,
         delivery_timeout_ms=delivery_ms,
-        dedup_window_ms=delivery_ms + 2 * (stale_ms + clock_error_ms),
+        dedup_window_ms=delivery_ms + 2 * (stale_ms + clock_error_ms) + retry_ms,
         batch_age_ms_max=draw.choice([0, 20, 200]),
         seal_when_idle=draw.random() < 0.5,
         batch_blocks_max=draw.choice([1, 3, 50]),
@@ -197,7 +207,7 @@ def _with_seizures(plan: Plan, _level: str, draw: random.Random) -> Plan:
         move_every_s=draw.choice([0.0, 5.0]),
         seize_every_s=draw.choice([1.0, 2.0, 5.0]),
         pause_every_s=draw.choice([0.0, 5.0]),
-        pause_s_max=2.5,
+        pause_s_max=SEIZED_PAUSE_S_MAX,
         cut_every_s=draw.choice([0.0, 10.0]),
     )
     store = replace(plan.faults.store, latency_s_max=draw.choice([0.5, 2.0]))
@@ -234,7 +244,7 @@ def _with_names(plan: Plan, level: str, draw: random.Random) -> Plan:
     """
     settings = plan.shape.settings
     if not plan.keyed:  # the shortest window that there may be: names are to be silent for longer
-        window_ms = 4_000 + 2 * (1_000 + plan.shape.clock_error_ms)
+        window_ms = 4_000 + 2 * (1_000 + plan.shape.clock_error_ms) + plan.retry_ms
         settings = msgspec.structs.replace(
             settings, delivery_timeout_ms=4_000, stale_publish_ms=1_000, dedup_window_ms=window_ms
         )
@@ -272,7 +282,7 @@ def _with_widening(plan: Plan, level: str, draw: random.Random) -> Plan:
     they send for 80 s, or half of the runs would end with nothing in the queue.
     """
     before = plan.shape.settings
-    window_ms = 30_000 + 2 * (before.stale_publish_ms + plan.shape.clock_error_ms)
+    window_ms = 30_000 + 2 * (before.stale_publish_ms + plan.shape.clock_error_ms) + plan.retry_ms
     settings = msgspec.structs.replace(
         before,
         write_partitions_max=WRITE_PARTITIONS_MAX,
@@ -369,7 +379,7 @@ def _with_thin_margins(plan: Plan, _level: str, draw: random.Random) -> Plan:
     constants = draw_constants(draw)
     error_ms = int(constants[CLOCK_ERROR])
     stale_ms = draw.choice([1_000, 1_000, 2_000])
-    settings = draw_settings(stale_ms, draw.choice([1_000, 4_000, 10_000]), draw, error_ms)
+    settings = draw_settings(stale_ms, draw.choice([1_000, 4_000, 10_000]), draw, error_ms, retry_ms=plan.retry_ms)
     settings = msgspec.structs.replace(settings, batch_bytes_max=draw.choice([4 * KIB, 8 * MIB]))
     shape = replace(
         plan.shape,

@@ -176,7 +176,9 @@ class Scenario:
                 return ended or not self.checker.left_objects(since_s)
 
             self.world.run(SWEEP_ROUNDS * SWEEP_ROUND_S_MAX, done=done, look_s=SWEEP_LOOK_S)
-            self.checker.check_store(since_s)
+            left = self.checker.left_objects(since_s)
+            if left:
+                self.world.fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")
 
     def _check_audit(self) -> None:
         """Let the audit look at what is left, and compare what it says with what is known."""

@@ -58,6 +58,8 @@ def test_plans_with_all_aspects_keep_the_bounds_on_a_small_scale() -> None:
         plan = draw_plan(seed, "stormy", aspects=tuple(draw.sample(aspects, len(aspects))))
         with scaled(plan.constants):
             settings = plan.shape.settings.check()
-        slack_ms = settings.dedup_window_ms - settings.delivery_timeout_ms - 2 * settings.stale_publish_ms
+        least_ms = settings.dedup_window_ms - plan.retry_ms
+        slack_ms = least_ms - settings.delivery_timeout_ms - 2 * settings.stale_publish_ms
+        assert plan.retry_ms > 2_000 * plan.faults.chaos.pause_s_max or "direct" not in aspects
         assert slack_ms == 2 * plan.shape.clock_error_ms == 2 * plan.constants[CLOCK_ERROR]
     assert draw_constants(random.Random(1)) == draw_constants(random.Random(1))
