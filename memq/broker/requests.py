@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -143,7 +144,7 @@ class Requests:
             connection.send(_error_frame(frame, error))
             return
         slab.references += 1
-        work = self._reply(connection, frame, self._forward(connection, frame, slab, start))
+        work = self._reply(connection, frame, partial(self._forward, connection, frame, slab, start))
         self._begin(connection, frame, work, lambda: self._services.pool.release(slab))
 
     def _begin(
@@ -193,7 +194,7 @@ class Requests:
         Answers that may be large are made one budget at a time, and only for who reads them.
         """
         if frame.api in (Api.OPEN, Api.CLOSE):
-            await self._reply(connection, frame, self._answers[frame.api](connection, frame))
+            await self._reply(connection, frame, partial(self._answers[frame.api], connection, frame))
             return
         if connection.limiters and frame.api in LIMITED and not await self._let_in(connection, frame):
             return
@@ -201,10 +202,10 @@ class Requests:
         await connection.outbox.writable()
         lent = self._lent.get(Api(frame.api))
         if lent is None:
-            await self._reply(connection, frame, handler(connection, frame))
+            await self._reply(connection, frame, partial(handler, connection, frame))
             return
         async with lent.lend(_answer_bytes(frame)):
-            await self._reply(connection, frame, handler(connection, frame))
+            await self._reply(connection, frame, partial(handler, connection, frame))
             await connection.outbox.writable()  # until then the answer is in memory
 
     async def _let_in(self, connection: Connection, frame: Frame) -> bool:
@@ -220,10 +221,13 @@ class Requests:
             limiter.take(1, 0)
         return True
 
-    async def _reply(self, connection: Connection, frame: Frame, work: Awaitable[Answer]) -> None:
-        """Send what comes out of it, or what stands in the way."""
+    async def _reply(self, connection: Connection, frame: Frame, work: Callable[[], Awaitable[Answer]]) -> None:
+        """Send the answer, or the error of it.
+
+        `work` begins here: a coroutine that is made before would be left unawaited by a cancelled task.
+        """
         try:
-            answer = await work
+            answer = await work()
             body = answer if isinstance(answer, bytes) else encode_message(answer)
             reply = (encode_prefix(frame.api, frame.stream, frame.argument, len(body)), body)
         except MemqError as error:

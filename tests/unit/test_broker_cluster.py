@@ -291,6 +291,22 @@ def test_a_connection_that_is_made_after_its_broker_closed_is_aborted(api: Api) 
     asyncio.run(work())
 
 
+def test_a_peer_that_leaves_right_behind_its_block_leaves_no_coroutine() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            peer = one._accept()
+            peer.connection_made(CountingTransport())
+            slab = one.services.pool.lease(10)
+            assert slab is not None
+            one._requests.forward(peer, 1, slab, 0, 10)
+            one._requests.gone(peer)
+            await one._requests.stop()
+            assert slab.references == 1, "that of the lease"
+
+    asyncio.run(work())
+
+
 def test_when_the_governor_dies_another_one_moves_its_partitions() -> None:
     async def work() -> None:
         async with rig() as cluster:

@@ -147,3 +147,16 @@ def test_a_log_without_news_is_not_read() -> None:
         assert [len(found[number].entries) for number in range(LOGS)] == [1, 1, 0, 0, 0, 0]
 
     over_logs(work())
+
+
+def test_a_poll_that_is_cancelled_as_it_begins_leaves_no_coroutine() -> None:
+    async def work() -> None:
+        polls = Polls()
+        await polls.fill()
+        poll = asyncio.create_task(polls.poll())
+        await asyncio.sleep(0)  # the logs are about to be asked
+        poll.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await poll
+
+    over_logs(work())
