@@ -17,6 +17,9 @@ from typing import Any
 Constants = Mapping[str, float]
 CLOCK_ERROR = "memq.topic:CLOCK_ERROR_MS"
 AHEAD = "memq.notification.memory:AHEAD_MS_MAX"
+REQUESTS = "memq.broker.requests:REQUESTS_PER_CONNECTION_MAX"
+FETCHES = "memq.client.reading:FETCHES_MAX"
+LOOK_BACKS = "memq.client.reading:LOOK_BACKS_MAX"
 CLOCK_ERRORS_MS = (200, 1_000, 5_000)
 RATE = 0.5  # how many of the table a run has
 TABLE: dict[str, tuple[float, ...]] = {
@@ -33,7 +36,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.broker.slabs:READ_BYTES_MIN": (100, 1_000),
     "memq.broker.object_index:TAIL_BYTES": (40, 200),
     "memq.broker.requests:HELD_MS_MAX": (50, 500),
-    "memq.broker.requests:REQUESTS_PER_CONNECTION_MAX": (2, 8),
+    REQUESTS: (8,),
     "memq.broker.connection:THROTTLE_MS": (1,),
     "memq.broker.forwarding:IN_FLIGHT_BLOCKS_MAX": (1, 2),
     "memq.broker.services:OPENINGS_AT_ONCE_MAX": (1,),
@@ -55,8 +58,8 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.client.flow:SLOTS_MAX": (2, 5),
     "memq.client.fetcher:INDEXES_MAX": (1,),
     "memq.client.places:TAIL_OFFSETS": (1, 3),
-    "memq.client.reading:FETCHES_MAX": (1, 2),
-    "memq.client.reading:LOOK_BACKS_MAX": (1,),
+    FETCHES: (1, 2),
+    LOOK_BACKS: (1,),
     "memq.client.polling:POLL_WAIT_MS": (20, 200),
     "memq.client.consumer_core:REFRESH_S": (0.5,),  # that of the reader of cold parts, too
     "memq.client.producer_core:METADATA_AGE_S_MAX": (0.5, 5.0),
@@ -72,9 +75,15 @@ TABLE: dict[str, tuple[float, ...]] = {
 
 
 def draw_constants(draw: random.Random) -> Constants:
-    """Draw which constants are small in a run, and how small."""
+    """Draw which constants are small in a run, and how small.
+
+    A broker takes more requests of a connection than one client has under way (fetches, look-backs and up to five
+    others): else it refuses the heartbeats of a consumer that fetches, which then loses its partitions for ever.
+    """
     error_ms = draw.choice(CLOCK_ERRORS_MS)
     some = {name: draw.choice(values) for name, values in TABLE.items() if draw.random() < RATE}
+    if REQUESTS in some:
+        some |= {FETCHES: some.get(FETCHES, 2), LOOK_BACKS: 1}
     return {CLOCK_ERROR: error_ms, AHEAD: error_ms // 2, **some}
 
 
