@@ -28,7 +28,7 @@ from memq.format.object import BlockEntry, ObjectIndex, index_bytes, parse_index
 from memq.format.pointer import Location, Pointer
 from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
-from memq.storage_handlers.cut_objects import readable_bytes
+from memq.storage_handlers.cut_objects import reaches, readable_bytes
 
 T = TypeVar("T")
 
@@ -208,6 +208,8 @@ class Fetcher:
             data = await reader.get_range(location.key, location.offset, location.length)
         except CorruptDataError as error:  # the object is cut: what is there may hold whole blocks
             data = await _readable_start(reader, location)
+            if len(data) == location.length:  # the answer was cut on its way
+                self._confirmed.note(f"object '{location.key}'", str(error))
             return _Cut(data, cut_batch(pointer, data) if data else missing_batch(pointer, error))
         self._learn(location.store, reader)
         pieces = cut_batch(pointer, data)
@@ -259,11 +261,17 @@ async def _fetch_runs(
 
 
 async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
-    """Return the part of a batch that is there, of an object in which it is not whole."""
+    """Return the part of a batch that is there, of an object that seems to end within it.
+
+    Its last byte is asked for first: an answer that was cut on its way says nothing of the object. Two of them, of
+    any lengths, were taken for an object that lacks its last byte.
+    """
 
     async def read(offset: int, length: int) -> Buffer:
         return await reader.get_range(location.key, location.offset + offset, length)
 
+    if await reaches(read, location.length):
+        return await read(0, location.length)
     size = await readable_bytes(read, 0, location.length)
     return await read(0, size) if size else b""
 

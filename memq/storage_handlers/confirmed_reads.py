@@ -138,12 +138,13 @@ class ConfirmedReads:
 
     def _note(self, contradicted: Sequence[_Doubt[T]]) -> None:
         if contradicted:
-            self.transit_errors += len(contradicted)
-            first = contradicted[0]
-            if self._events is not None:
-                self._events.warning(
-                    "bytes-differed", f"{first.way.place} came otherwise when it was fetched again: {_text_of(first)}"
-                )
+            self.note(contradicted[0].way.place, _text_of(contradicted[0]), len(contradicted))
+
+    def note(self, place: str, text: str, count: int = 1) -> None:
+        """Count answers of one place that another fetch has contradicted; `text` says what was wrong with the first."""
+        self.transit_errors += count
+        if self._events is not None:
+            self._events.warning("bytes-differed", f"{place} came otherwise when it was fetched again: {text}")
 
 
 def worst(failures: Sequence[MemqError]) -> MemqError:

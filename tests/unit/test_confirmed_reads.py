@@ -105,6 +105,15 @@ def test_two_lies_that_differ_are_no_damage_either(lie: Answer) -> None:
     assert confirmed.transit_errors == 2
 
 
+def test_two_answers_that_were_cut_on_their_way_are_no_damage() -> None:
+    def cut_elsewhere(body: bytes) -> CorruptDataError:
+        return CorruptDataError("object 'key' has 30 bytes")
+
+    pieces, confirmed = fetch_confirmed(None, LyingShelf(cut, cut_elsewhere, cut))
+    assert is_whole(pieces)
+    assert confirmed.transit_errors == 2
+
+
 def test_what_comes_otherwise_each_time_is_not_known() -> None:
     answers = [flipped(60 + 8 * number) for number in range(ROUNDS_MAX)]
     with pytest.raises(StoreError, match="without two that agree"):
