@@ -113,16 +113,15 @@ class Finder:
 
     def _negate(self, test: ast.expr) -> None:
         turned = isinstance(test, ast.Compare) and len(test.ops) == 1 and not isinstance(test.ops[0], BOUNDS)
-        not_ = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-        if not (turned or not_ or isinstance(test, ast.Constant)):  # other operators make the same of these
+        if not (turned or is_not(test) or isinstance(test, ast.Constant)):  # other operators make the same of these
             self._emit("condition negated", test, f"(not ({self._text(test)}))")
 
     def _compare(self, node: ast.AST) -> None:
         assert isinstance(node, ast.Compare)
         kind = "bound moved" if isinstance(node.ops[0], BOUNDS) else "comparison turned"
-        parts = [self._text(node.left)]
+        parts = [self._operand(node.left)]
         for op, right in zip(node.ops, node.comparators, strict=True):
-            parts += [ast.unparse(ast.Compare(ast.Name("a"), [op], [ast.Name("b")]))[2:-2], self._text(right)]
+            parts += [ast.unparse(ast.Compare(ast.Name("a"), [op], [ast.Name("b")]))[2:-2], self._operand(right)]
         for number, op in enumerate(node.ops):
             changed = list(parts)
             changed[2 * number + 1] = LOOSER[type(op)]
@@ -136,7 +135,7 @@ class Finder:
 
     def _not(self, node: ast.AST) -> None:
         assert isinstance(node, ast.UnaryOp)
-        if isinstance(node.op, ast.Not):
+        if is_not(node):
             self._emit("not removed", node, f"bool({self._text(node.operand)})")
 
     def _call(self, node: ast.AST) -> None:
@@ -146,6 +145,8 @@ class Finder:
         made = name_of(node.func)[:1].isupper()  # a field that an object needs: a mutant that cannot run
         for keyword in node.keywords:
             value = keyword.value
+            if name_of(node.func) == "zip":
+                continue  # `strict` asserts that the lengths are equal
             if isinstance(value, ast.Constant) and isinstance(value.value, bool):
                 self._emit("flag turned", value, str(not value.value))
             elif keyword.arg and not made and name_of(node.func) not in ("min", "max", "sort", "sorted", "replace"):
@@ -183,7 +184,7 @@ class Finder:
         texts = any(isinstance(each, ast.JoinedStr) or is_text(each) for each in (node.left, node.right))
         if isinstance(node.op, ast.Add | ast.Sub) and not texts:
             word = "-" if isinstance(node.op, ast.Add) else "+"
-            self._emit("plus/minus swapped", node, f"({self._text(node.left)} {word} ({self._text(node.right)}))")
+            self._emit("plus/minus swapped", node, f"({self._operand(node.left)} {word} ({self._text(node.right)}))")
 
     def _augmented(self, node: ast.AST) -> None:
         assert isinstance(node, ast.AugAssign)
@@ -239,6 +240,11 @@ class Finder:
         start, end = self._place(node)
         return self._data[start:end].decode()
 
+    def _operand(self, node: ast.AST) -> str:
+        """Return the text of an operand, in parentheses where it binds less than an operator."""
+        loose = isinstance(node, ast.IfExp | ast.BoolOp | ast.Compare | ast.NamedExpr | ast.Lambda)
+        return f"({self._text(node)})" if loose or is_not(node) else self._text(node)
+
     def _between(self, first: ast.AST, second: ast.AST) -> str:
         return self._data[self._place(first)[1] : self._place(second)[0]].decode()
 
@@ -251,6 +257,11 @@ class Finder:
         at = self._seen[same] = self._seen.get(same, -1) + 1
         line = self._data.count(b"\n", 0, start) + 1
         self.found.append(Mutant(self._path, function, line, operator, start, end, old, new, at))
+
+
+def is_not(node: ast.AST) -> bool:
+    """Whether this is `not` something."""
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
 
 
 def wider_than(kind: ast.AST) -> str:

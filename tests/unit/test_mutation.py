@@ -96,6 +96,22 @@ def test_neighbours_are_swapped_where_their_order_can_matter(pair: str, swapped:
     assert any(mutant.operator == "order swapped" for mutant in finder.found) is swapped
 
 
+@pytest.mark.parametrize(
+    ("line", "mutants"),
+    [
+        ("return (a if b else c) > d", {"(not (b))": 1, "(a if b else c) >= d": 1}),
+        ("return (a or b) + d", {"((a) and (b))": 1, "((a or b) - (d))": 1}),
+        ("return dict(zip(a, b, strict=True))", {}),  # `strict` is an assertion
+    ],
+)
+def test_operands_keep_their_parentheses_and_assertions_of_length_stay(line: str, mutants: dict[str, int]) -> None:
+    source = f"def work(a, b, c, d):\n    {line}\n"
+    finder = Finder("memq/shelf.py", source)
+    finder.walk(ast.parse(source))
+    found = [mutant.new for mutant in finder.found]
+    assert {new: found.count(new) for new in found} == mutants
+
+
 def test_a_mutant_keeps_its_key_when_lines_above_it_change() -> None:
     keys = []
     for source in (SOURCE, "# more\n\n" + SOURCE):
