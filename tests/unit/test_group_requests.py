@@ -1,0 +1,386 @@
+"""Requests of consumers, by their messages: what a broker asks the queue for, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from memq.broker import group_requests
+from memq.broker.group_requests import WAIT_MS_MAX, GroupRequests
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, TooLargeError
+from memq.limits import POLL_BYTES_MAX
+from memq.notification import Entries, Entry, GroupState, Membership, Span
+from memq.notification.remote import partition_of, ref_of, wire_of
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import (
+    AdminAnswer,
+    CommitAnswer,
+    CommitRequest,
+    DeleteGroup,
+    DescribeGroup,
+    HeartbeatRequest,
+    JoinRequest,
+    ListGroups,
+    MembershipAnswer,
+    PartitionEntries,
+    PartitionRef,
+    PollAnswer,
+    PollEntries,
+    PollFrom,
+    PollRequest,
+    PollSpans,
+    PollTime,
+    encode_message,
+    error_of,
+)
+from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
+from tests.skipping_loop import run_skipping
+
+TOPIC_ID = "0a" * 16
+COUNT = 4
+PARTS = [ReadPartition("clicks", TOPIC_ID, number) for number in range(COUNT)]
+BODY = b'{"a": 1}'
+STORED = Committed(Position(1, 7, 2), Totals(70, 700))
+
+
+class Queue:
+    """A queue with logs of entries from `begin` to `end`; notes each call that reaches it."""
+
+    def __init__(self, begin: int = 0, end: int = 3) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.logs = Span(begin, end)
+        self.cold = Span(0, end)  # with the cold part
+        self.failing: dict[int, MemqError] = {}
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        """Return the arguments of the calls of one name."""
+        return [call[1:] for call in self.calls if call[0] == name]
+
+    async def span(self, partition: ReadPartition) -> Span:
+        self.calls.append(("span", partition.partition))
+        if partition.partition in self.failing:
+            raise self.failing[partition.partition]
+        return self.logs
+
+    async def join(self, *arguments: Any) -> Membership:
+        self.calls.append(("join", *arguments))
+        return Membership(5, (PARTS[1],), (PARTS[2],))
+
+    async def heartbeat(self, *arguments: Any) -> Membership:
+        self.calls.append(("heartbeat", *arguments))
+        return Membership(6, (PARTS[1],))
+
+    async def leave(self, *arguments: Any) -> None:
+        self.calls.append(("leave", *arguments))
+
+    async def commit(self, *arguments: Any) -> None:
+        self.calls.append(("commit", *arguments))
+
+    async def committed(self, *arguments: Any) -> dict[ReadPartition, Committed]:
+        self.calls.append(("committed", *arguments))
+        return {PARTS[1]: STORED}
+
+    async def groups(self) -> Sequence[str]:
+        return ("audience", "billing")
+
+    async def delete_group(self, group: str) -> None:
+        self.calls.append(("delete_group", group))
+
+    async def describe(self, group: str) -> GroupState:
+        return GroupState(group, 4, {"m-1": (PARTS[0], PARTS[1])}, {PARTS[1]: STORED})
+
+
+class Pointers:
+    """What brokers read pointers by: the queue's logs with their cold parts."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self.body = BODY
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        self._queue.calls.append(("read", partition.partition, offset, bytes_max))
+        first = max(offset, self._queue.logs.begin)
+        return Entries([Entry(first, 1, self.body)], first + 1)
+
+    async def span(self, partition: ReadPartition) -> Span:
+        self._queue.calls.append(("cold span", partition.partition))
+        return self._queue.cold
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        self._queue.calls.append(("seek_time", partition.partition, time_ms))
+        return 2
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        self._queue.calls.append(("wait", {each.partition: offset for each, offset in ends.items()}, timeout_s))
+
+
+class Topics:
+    """One topic of `COUNT` read partitions."""
+
+    async def current_topic(self, name: str, topic_id: str) -> Topic:
+        if (name, topic_id) != ("clicks", TOPIC_ID):
+            raise NotFoundError(f"topic '{name}' does not exist")
+        return Topic(name=name, id=topic_id, created_ms=0, settings=TopicSettings(), partitions=equal_slots(COUNT))
+
+
+class Handlers:
+    """The handlers of a broker with that queue."""
+
+    def __init__(self, queue: Queue | None = None) -> None:
+        self.queue = queue or Queue()
+        self.pointers = Pointers(self.queue)
+        services = SimpleNamespace(queue=self.queue, pointers=self.pointers)
+        self.requests = GroupRequests(cast(Any, services), cast(Any, Topics()))
+
+    async def wait(self, ask: PollEntries | PollTime | PollSpans) -> list[tuple[Any, ...]]:
+        """Let a POLL wait; return how it did."""
+        await self.requests.prepare_poll(frame_of(Api.POLL, PollRequest(ask=ask)))
+        return self.queue.named("wait")
+
+    async def poll(self, ask: PollEntries | PollTime | PollSpans) -> PollAnswer:
+        frame = frame_of(Api.POLL, PollRequest(ask=ask))
+        answer = await (await self.requests.prepare_poll(frame))(cast(Any, None), frame)
+        assert isinstance(answer, PollAnswer)
+        return answer
+
+    async def entries(self, offset: int = 0, numbers: Sequence[int] = range(COUNT), **more: int) -> dict[int, Any]:
+        """Poll partitions; return what the answer has of each, by its number."""
+        answer = await self.poll(PollEntries(partitions=[from_(number, offset) for number in numbers], **more))
+        return {part.partition.partition: part for part in answer.partitions}
+
+
+def frame_of(api: Api, message: msgspec.Struct) -> Frame:
+    return Frame(api, 0, 0, 0, encode_message(message))
+
+
+def ref(number: int, topic: str = "clicks") -> PartitionRef:
+    return PartitionRef(topic=topic, topic_id=TOPIC_ID, partition=number)
+
+
+def from_(number: int, offset: int = 0) -> PollFrom:
+    return PollFrom(partition=ref(number), offset=offset)
+
+
+def shown(part: PartitionEntries) -> tuple[int, int, int, int]:
+    """Return begin and end of an answer, how many entries it has, and where reading continues."""
+    return part.begin, part.end, len(part.entries), part.next
+
+
+def handling(work: Coroutine[Any, Any, None]) -> None:
+    run_skipping(work)
+
+
+# ---- POLL waits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wait_ms", "waits_s"), [(0, None), (-5, None), (1, 0.001), (700, 0.7), (10**9, 30.0)])
+def test_a_poll_waits_as_long_as_it_asks_to_within_a_bound(wait_ms: int, waits_s: float | None) -> None:
+    async def work() -> None:
+        assert WAIT_MS_MAX == 30_000
+        waits = await Handlers().wait(PollEntries(partitions=[from_(1, 5), from_(3, 0)], wait_ms=wait_ms))
+        assert waits == ([] if waits_s is None else [({1: 5, 3: 0}, waits_s)])
+
+    handling(work())
+
+
+def test_only_a_poll_for_entries_of_known_partitions_waits() -> None:
+    async def work() -> None:
+        handlers = Handlers()
+        assert await handlers.wait(PollSpans(partitions=[ref(0)])) == []
+        assert await handlers.wait(PollTime(partition=ref(0), time_ms=5)) == []
+        unknown = PollFrom(partition=ref(0, "gone"), offset=0)
+        assert await handlers.wait(PollEntries(partitions=[unknown], wait_ms=50)) == [], "its answer says what is wrong"
+        await handlers.requests.prepare_poll(Frame(Api.POLL, 0, 0, 0, b"no message"))
+
+    handling(work())
+
+
+def test_a_poll_of_too_many_partitions_is_refused_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_requests, "POLL_PARTITIONS_MAX", 3)
+
+    async def work() -> None:
+        handlers = Handlers()
+        fits, more = ([from_(number) for number in range(count)] for count in (3, 4))
+        assert await handlers.wait(PollEntries(partitions=more, wait_ms=50)) == []
+        with pytest.raises(TooLargeError, match="poll of 4 partitions at once, 3 are allowed"):
+            await handlers.poll(PollEntries(partitions=more))
+        with pytest.raises(TooLargeError):
+            await handlers.poll(PollSpans(partitions=[each.partition for each in more]))
+        assert handlers.queue.calls == []
+        assert len(await handlers.wait(PollEntries(partitions=fits, wait_ms=50))) == 1
+        assert len((await handlers.poll(PollEntries(partitions=fits))).partitions) == 3
+
+    handling(work())
+
+
+# ---- what POLL answers ---------------------------------------------------------------------------
+
+
+def test_pointers_of_an_answer_stay_within_its_bytes() -> None:
+    async def work() -> None:
+        size = len(BODY)
+        for bytes_max, read in ((0, 1), (1, 1), (size, 1), (size + 1, 2), (2 * size, 2), (3 * size, 3)):
+            handlers = Handlers()
+            found = await handlers.entries(bytes_max=bytes_max)
+            assert [len(found[number].entries) for number in range(COUNT)] == [1] * read + [0] * (COUNT - read)
+            asked = [(number, 0, max(0, bytes_max - number * size)) for number in range(read)]
+            assert handlers.queue.named("read") == asked
+            left_out = found[COUNT - 1]
+            assert shown(left_out) == (0, 3, 0, -1), "nothing is said of what lies behind the asked offset"
+        handlers = Handlers()
+        await handlers.entries(bytes_max=10**12)
+        assert handlers.queue.named("read")[0] == (0, 0, POLL_BYTES_MAX)
+
+    handling(work())
+
+
+def test_a_log_that_fails_has_no_begin_and_no_end() -> None:
+    async def work() -> None:
+        handlers = Handlers()
+        handlers.queue.failing = {1: QueueError("no leader")}
+        found = await handlers.entries()
+        assert shown(found[1]) == (-1, -1, 0, -1)
+        assert str(error_of(found[1].error)) == "no leader"
+        assert [found[number].error for number in (0, 2, 3)] == [None] * 3
+
+    handling(work())
+
+
+def test_the_cold_part_is_asked_for_only_where_the_queue_does_not_continue() -> None:
+    async def work() -> None:
+        handlers = Handlers(Queue(begin=2, end=5))
+        found = await handlers.entries(2, [0])
+        assert (shown(found[0]), handlers.queue.named("cold span")) == ((2, 5, 1, 3), [])
+        found = await handlers.entries(1, [0])
+        assert (shown(found[0]), handlers.queue.named("cold span")) == ((0, 5, 1, 3), [(0,)])
+        found = await handlers.entries(5, [0])
+        assert (shown(found[0]), handlers.queue.named("cold span")) == ((2, 5, 0, 5), [(0,)]), "without news"
+        assert len(handlers.queue.named("read")) == 2
+        empty = Handlers(Queue(begin=4, end=4))
+        assert shown((await empty.entries(4, [0]))[0]) == (4, 4, 0, 4)
+        assert empty.queue.named("cold span") == []
+
+    handling(work())
+
+
+def test_a_pointer_that_is_no_json_goes_apart() -> None:
+    async def work() -> None:
+        handlers = Handlers()
+        sound = (await handlers.entries(0, [0]))[0].entries[0]
+        assert (bytes(sound.pointer), sound.damaged, sound.offset, sound.time_ms) == (BODY, None, 0, 1)
+        handlers.pointers.body = b"{torn"
+        torn = (await handlers.entries(0, [0]))[0].entries[0]
+        assert (bytes(torn.pointer), torn.damaged, torn.offset, torn.time_ms) == (b"null", b"{torn", 0, 1)
+
+    handling(work())
+
+
+def test_times_and_spans_are_those_of_the_log_with_its_cold_part() -> None:
+    async def work() -> None:
+        handlers = Handlers(Queue(begin=2, end=5))
+        assert await handlers.poll(PollTime(partition=ref(1), time_ms=90)) == PollAnswer(offset=2)
+        assert handlers.queue.named("seek_time") == [(1, 90)]
+        spans = await handlers.poll(PollSpans(partitions=[ref(2), ref(0)]))
+        assert [(part.partition.partition, *shown(part)) for part in spans.partitions] == [
+            (2, 0, 5, 0, -1),
+            (0, 0, 5, 0, -1),
+        ]
+
+    handling(work())
+
+
+@pytest.mark.parametrize(("number", "known"), [(-1, False), (0, True), (COUNT - 1, True), (COUNT, False)])
+def test_partitions_of_a_topic_are_those_that_it_has(number: int, *, known: bool) -> None:
+    async def work() -> None:
+        asks: list[PollSpans | PollTime | PollEntries] = [
+            PollSpans(partitions=[ref(number)]),
+            PollTime(partition=ref(number), time_ms=1),
+            PollEntries(partitions=[from_(number)]),
+        ]
+        for ask in asks:
+            handlers = Handlers()
+            if known:
+                await handlers.poll(ask)
+            else:
+                with pytest.raises(NotFoundError, match=f"'clicks' has 4 read partitions, none is {number}"):
+                    await handlers.poll(ask)
+                assert handlers.queue.calls == []
+
+    handling(work())
+
+
+# ---- groups --------------------------------------------------------------------------------------
+
+
+def test_a_member_joins_lives_and_leaves() -> None:
+    async def work() -> None:
+        handlers, nobody = Handlers(), cast(Any, None)
+        join = JoinRequest(group="g", member="m", partitions=[ref(1), ref(2)], session_timeout_ms=900)
+        answer = await handlers.requests.join(nobody, frame_of(Api.JOIN, join))
+        assert answer == MembershipAnswer(generation=5, assigned=[ref(1)], revoking=[ref(2)])
+        beat = HeartbeatRequest(group="g", member="m", generation=5, released=[ref(2)])
+        answer = await handlers.requests.heartbeat(nobody, frame_of(Api.HEARTBEAT, beat))
+        assert answer == MembershipAnswer(generation=6, assigned=[ref(1)])
+        leave = JoinRequest(group="g", member="m", leave=True)
+        answer = await handlers.requests.join(nobody, frame_of(Api.JOIN, leave))
+        assert answer == MembershipAnswer(generation=-1), "a generation that is none"
+        assert handlers.queue.calls == [
+            ("join", "g", "m", [PARTS[1], PARTS[2]], 900),
+            ("heartbeat", "g", "m", 5, [PARTS[2]]),
+            ("leave", "g", "m"),
+        ]
+        unknown = JoinRequest(group="g", member="m", partitions=[ref(COUNT)])
+        with pytest.raises(NotFoundError):
+            await handlers.requests.join(nobody, frame_of(Api.JOIN, unknown))
+
+    handling(work())
+
+
+def test_positions_are_stored_and_read() -> None:
+    async def work() -> None:
+        handlers, nobody = Handlers(), cast(Any, None)
+        wire = wire_of(PARTS[1], STORED)
+        store = CommitRequest(group="g", member="m", generation=5, positions=[wire])
+        assert await handlers.requests.commit(nobody, frame_of(Api.COMMIT, store)) == CommitAnswer()
+        assert handlers.queue.calls == [("commit", "g", "m", 5, {PARTS[1]: STORED})]
+        handlers.queue.calls.clear()
+        read = CommitRequest(group="g", fetch=[ref(1), ref(2)])
+        answer = await handlers.requests.commit(nobody, frame_of(Api.COMMIT, read))
+        assert answer == CommitAnswer(positions=[wire])
+        assert handlers.queue.calls == [("committed", "g", [PARTS[1], PARTS[2]])]
+
+    handling(work())
+
+
+def test_names_of_groups_are_checked_before_the_queue_is_asked() -> None:
+    async def work() -> None:
+        handlers, nobody = Handlers(), cast(Any, None)
+        for name in ("", "two words", "_memq_mine"):
+            for join in (JoinRequest(group=name, member="m"), JoinRequest(group=name, member="m", leave=True)):
+                with pytest.raises(InvalidRequestError):
+                    await handlers.requests.join(nobody, frame_of(Api.JOIN, join))
+            with pytest.raises(InvalidRequestError):
+                await handlers.requests.commit(nobody, frame_of(Api.COMMIT, CommitRequest(group=name, fetch=[ref(0)])))
+        assert handlers.queue.calls == []
+
+    handling(work())
+
+
+def test_groups_are_listed_described_and_deleted() -> None:
+    async def work() -> None:
+        handlers = Handlers()
+        assert await handlers.requests.admin(ListGroups()) == AdminAnswer(groups=["audience", "billing"])
+        assert await handlers.requests.admin(DeleteGroup(group="g")) == AdminAnswer()
+        assert handlers.queue.calls == [("delete_group", "g")]
+        group = (await handlers.requests.admin(DescribeGroup(group="g"))).group
+        assert group is not None
+        assert (group.group, group.generation) == ("g", 4)
+        assert [(member.member, member.assigned) for member in group.members] == [("m-1", [ref(0), ref(1)])]
+        assert [partition_of(each.partition) for each in group.positions] == [PARTS[1]]
+        assert ref_of(PARTS[1]) == ref(1)
+
+    handling(work())
