@@ -17,7 +17,7 @@ from memq.client.membership import MemberState
 from memq.client.opener import Opener
 from memq.client.reading import Reading
 from memq.clock import SystemClock
-from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueError
+from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, PositionExpiredError, QueueError
 from memq.format.block import Buffer
 from memq.logs import EventLog
 from memq.notification import Entries, Membership, Span
@@ -239,7 +239,7 @@ def test_an_answer_behind_what_this_member_has_stored_is_asked_for_again(
     run_skipping(work())
 
 
-def test_a_position_that_stays_back_is_one_of_a_reset() -> None:
+def test_a_position_that_stays_back_is_one_of_a_reset(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         member = Member()
         member.answers.slow.set()
@@ -248,13 +248,20 @@ def test_a_position_that_stays_back_is_one_of_a_reset() -> None:
         await skip(1)
         member.store(40)
         member.heard(*AWAY_AND_BACK)
-        await skip(8)
+        await skip(8.9)
         assert MOVED not in member.reading.assigned
-        await skip(5)
+        await skip(0.2)
         assert member.position == Position(1, 40)
+        assert member.answers.asked == 2 + 7
+        before = member.answers.asked
+        member.heard(Membership(5, (SLOW,), (MOVED,)), Membership(6, (SLOW,)), Membership(7, (SLOW, MOVED)))
+        await skip(0.1)
+        assert (member.position, member.answers.asked) == (Position(1, 40), before + 1), "the same is not behind"
         await member.tasks.stop()
 
     run_skipping(work())
+    (line,) = [record.getMessage() for record in caplog.records if "consumer.position-back" in record.getMessage()]
+    assert "group 'g' in topic 't': 1:100:0 was stored, now it is 1:40:0" in line
 
 
 def test_a_seek_does_not_take_back_what_went_while_its_place_was_looked_for() -> None:
@@ -360,6 +367,48 @@ def test_a_stored_position_is_known_to_be_stored() -> None:
         assert not assigned[SLOW].ledger.is_stored(Position(0, 1))
         assert list(member.reading.stored) == [MOVED]
         assert (assigned[SLOW].flow.position, member.position) == (Position(0, 0), Position(1, 100))
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+def test_waiters_are_notified_of_each_round_and_each_failure_before_the_next_begins() -> None:
+    async def work() -> None:
+        member = Member()
+        member.answers.slow.set()
+        await skip(0.1)
+        assert member.changes == 1, "nothing is wanted, and that is known"
+        member.answers.outdated = [DeniedError("not you")]
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(0.1)
+        assert (member.changes, member.opener.failure is None) == (2, False)
+        await skip(0.2)
+        assert list(member.reading.assigned) == [SLOW, MOVED]
+        assert member.changes == 5, "one for the round, and one for each partition"
+        await member.tasks.stop()
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_start_that_retention_took_is_an_error_unless_it_may_be_skipped(*, skips: bool) -> None:
+    async def work() -> None:
+        member = Member(on_expired="skip" if skips else "fail")
+        member.answers.slow.set()
+        member.heard(Membership(1, (SLOW, MOVED)))
+        await skip(1)
+
+        async def moved(partition: ReadPartition) -> Span:
+            return Span(500, 1_000)
+
+        member.answers.span = moved  # type: ignore[method-assign]  # retention comes
+        if skips:
+            await member.opener.seek(MOVED, Position(1, 70))
+            assert member.position == Position(1, 70), "reading passes over what is missing"
+        else:
+            with pytest.raises(PositionExpiredError):
+                await member.opener.seek(MOVED, Position(1, 70))
+            assert member.position == Position(1, 0)
         await member.tasks.stop()
 
     run_skipping(work())
