@@ -209,11 +209,9 @@ def test_a_folder_that_lost_its_objects_is_refused(folder: Folder) -> None:
         kept = gone[0].read_bytes()
         for path in gone:
             path.unlink()
-        with pytest.raises(
-            CorruptDataError, match="has no objects of cluster 'home.*but its queue names some"
-        ) as raised:
+        with pytest.raises(CorruptDataError, match="has no objects of cluster 'home") as raised:
             await folder.serve()
-        assert "put '" in (raised.value.hint or "")
+        assert "of topic 'clicks'" in str(raised.value)
         assert folder.is_free()
         gone[0].write_bytes(kept)
         await folder.serve()  # one is enough to know that it is the right folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,27 @@ def test_a_commit_whose_partition_goes_between_two_tries_does_not_return_as_if_i
             queue.failing = lose
             with pytest.raises(GenerationFencedError, match="handed out before its partition was given back"):
                 await consumer.commit(batch)
+            await consumer.close()
+
+    asyncio.run(work())
+
+
+def test_what_was_done_is_committed_while_the_consumer_lives() -> None:
+    async def work() -> None:
+        async with one_record() as (queue, address):
+            stored = asyncio.Event()
+            commit = queue.commit
+
+            async def noted(*arguments: Any) -> None:
+                await commit(*arguments)
+                stored.set()
+
+            queue.commit = noted  # type: ignore[method-assign]  # it is waited for
+            consumer = memq.aio.Consumer(address, "clicks", group="g", auto_commit_interval_ms=10)
+            assert await consumer.poll(WAIT_S) is not None
+            assert await consumer.poll(0.01) is None  # done is what was handed out before
+            async with asyncio.timeout(WAIT_S):
+                await stored.wait()
             await consumer.close()
 
     asyncio.run(work())

@@ -554,3 +554,26 @@ def test_outside_of_reading_nothing_is_polled_fetched_or_delivered(state: FlowSt
     flow.state = state
     flow.take_entries(shown(log))
     assert (flow.poll_offset, flow.next_fetch(), flow.deliver()) == (None, None, None)
+
+
+def test_what_a_look_back_shows_is_forgotten_with_the_window() -> None:
+    log = Log()
+    log.batch(Block(1, 0), time_ms=1)
+    log.batch(Block(2, 0), time_ms=5 * WINDOW_MS)
+    log.batch(Block(2, 3), time_ms=10 * WINDOW_MS)
+    log.batch(Block(1, 0), Block(2, 3), time_ms=10 * WINDOW_MS + 1)
+    flow = flow_from(Position(0, 3))
+    assert [value for _, value in records(read(log, flow))] == Block(1, 0).values()
+    assert flow.counts.duplicate_records == 3
+
+
+def test_a_small_batch_is_fetched_as_a_whole_wherever_the_start_lies_in_it() -> None:
+    log = Log()
+    log.batch(Block(1, 0), Block(1, 3))
+    flow = flow_from(Position(0, 0, 4))
+    flow.begin()
+    flow.take_entries(shown(log))
+    slot = flow.next_fetch()
+    assert slot is not None
+    flow.start_fetch(slot)
+    assert slot.part is None

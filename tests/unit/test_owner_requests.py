@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
+from memq.client import owner_requests
 from memq.client.metadata import ClusterMetadata
 from memq.client.naming import BEGINNINGS_AT_ONCE_MAX, Naming
 from memq.client.owner_requests import OwnerRequests
@@ -86,6 +88,26 @@ def test_an_owner_that_is_not_ready_is_asked_again_after_the_time_it_names() -> 
         owner.errors = [ProducerFencedError("newer")]
         with pytest.raises(ProducerFencedError):
             await owners.ask(TOPIC, 0, begin())
+
+    run(test)
+
+
+def test_tries_are_counted_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def noted(chance: random.Random, tries: int, *, base_s: float, most_s: float) -> float:
+        counted.append(tries)
+        return 0.5
+
+    monkeypatch.setattr(owner_requests, "backoff_s", noted)
+
+    async def test(broker: ToyBroker) -> None:
+        owner = Owner()
+        owners, _ = await asked(broker, owner)
+        for _ in range(2):
+            owner.errors = [NotReadyError("opening") for _ in range(3)]
+            await answer_of(asyncio.create_task(owners.ask(TOPIC, 0, begin())))
+        assert counted == [1, 2, 3] * 2
 
     run(test)
 

@@ -41,6 +41,18 @@ def test_a_write_partition_that_the_map_does_not_know_begins_where_reading_did()
     assert all(any(span.stage == "processed" for span in part.spans) for part in parts)
 
 
+def test_copies_that_were_left_out_are_reported_as_dropped() -> None:
+    log = Log()
+    offset = log.batch(Block(1, 6))
+    (piece,) = log.pieces(offset, decode_pointer(log.entries[0].body))
+    assert piece.header is not None
+    tally = Tally(7, "consumer", "g", "host", 1_000, lambda: None)
+    reading = ReadTally(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [0], commits=True)
+    reading.leave_out([(0, piece.header), (5, piece.header)], 0)
+    (part,) = (part for _, report in tally.take(0, 1) for part in report.parts if part.partition == 0)
+    assert [(span.stage, span.producer, span.ranges) for span in part.spans] == [("dropped", 1, ((6, 9),))]
+
+
 class HeldQueue(MemoryQueue):
     """Groups store nothing until it is `free`."""
 

@@ -454,3 +454,23 @@ def test_a_refused_column_leaves_what_was_taken_before_it() -> None:
     hands.send(b"after")
     assert hands.values() == [b"before", b"after"]
     assert hands.buffer.pending_bytes == 0
+
+
+@pytest.mark.parametrize("key", [None, b"k"])
+def test_a_buffer_that_refuses_takes_no_record_by_any_way(key: bytes | None) -> None:
+    hands = Hands()
+    buffer = hands.buffer
+    hands.send(b"1", key)
+    if key is None:
+        assert list(buffer.sticky) == ["clicks"]
+    else:
+        assert buffer.put_keyed("clicks", b"2", key, None) is not None
+    buffer.refuse(ClosedError("the producer is closed"))
+    assert buffer.put_keyed("clicks", b"3", b"k", None) is None
+    assert buffer.put_keyed("clicks", b"4", b"k", 1_000) is None
+    assert buffer.sticky == {}
+    with pytest.raises(ClosedError, match="the producer is closed"):
+        hands.send(b"5", key)
+    with pytest.raises(ClosedError):
+        hands.send_many([b"6", b"7"])
+    assert hands.values() == ([b"1"] if key is None else [b"1", b"2"]), "what was taken stays"

@@ -98,6 +98,7 @@ def test_one_block_is_one_trace_and_links_to_what_the_user_did() -> None:
     order = context_of(recorded.one("order"))
     sends = recorded.spans("send")
     assert len(sends) == len(records) == 3
+    assert [dict(span.attributes or {})["messaging.batch.message_count"] for span in sends] == [1, 1, 1]
     assert {context_of(span).trace_id for span in sends} == {order.trace_id}
     assert {span.parent.span_id for span in sends if span.parent} == {order.span_id}
     blocks = recorded.spans("batch")
