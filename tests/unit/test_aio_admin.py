@@ -13,6 +13,7 @@ from memq.client.aio_admin import GROUPS_NAMED_MAX, AsyncAdmin
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.aio_producer import AsyncProducer
 from memq.client.consumer_settings import Point
+from memq.client.link_pool import LinkPool
 from memq.client.record import TopicPartition
 from memq.errors import (
     InvalidNameError,
@@ -22,10 +23,11 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.limits import PARTITIONS_MAX
-from memq.topic import Position
+from memq.topic import Position, Topic, TopicSettings, equal_slots
 from tests.brokers import run, running_broker
 
 NOBODY = "127.0.0.1:1"
+TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=1, settings=TopicSettings(), partitions=equal_slots(1))
 
 
 def with_admin(test: Callable[[Broker, AsyncAdmin], Awaitable[None]]) -> None:
@@ -234,3 +236,42 @@ def test_a_groups_members_and_memqs_own_groups() -> None:
             assert [each.lag.records for each in shown.partitions] == [0, 0]
 
     with_admin(test)
+
+
+ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {
+    "create_topic": lambda admin: admin.create_topic("clicks"),
+    "topics": lambda admin: admin.topics(),
+    "topic": lambda admin: admin.topic("clicks"),
+    "ends": lambda admin: admin.ends([TOPIC]),
+    "end_totals": lambda admin: admin.end_totals(TOPIC),
+    "alter_topic": lambda admin: admin.alter_topic("clicks", settings={"linger_ms": 5}),
+    "delete_topic": lambda admin: admin.delete_topic("clicks"),
+    "groups": lambda admin: admin.groups(),
+    "group": lambda admin: admin.group("g"),
+    "reset_group": lambda admin: admin.reset_group("g", "clicks", "end"),
+    "delete_group": lambda admin: admin.delete_group("g"),
+    "brokers": lambda admin: admin.brokers(),
+    "plan": lambda admin: admin.plan(),
+    "drain_broker": lambda admin: admin.drain_broker("broker-1"),
+    "clients": lambda admin: admin.clients("broker-1"),
+    "load": lambda admin: admin.load("broker-1"),
+}
+
+
+def test_every_question_waits_for_a_broker_that_is_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reach(pool: LinkPool, timeout_s: float) -> None:
+        raise UnreachableError(f"nobody within {timeout_s} s")
+
+    monkeypatch.setattr(LinkPool, "reach", reach)
+
+    async def work() -> None:
+        async with AsyncAdmin(NOBODY, connect_timeout_ms=7_000) as admin:
+            for ask in ASKS.values():
+                with pytest.raises(UnreachableError, match="nobody within 7"):
+                    await ask(admin)
+
+    run(work())
+    public = {name for name, each in vars(AsyncAdmin).items() if callable(each) and not name.startswith("_")} - {
+        "close"
+    }
+    assert public == set(ASKS), "each method is tried"

@@ -89,7 +89,7 @@ def test_what_was_done_is_committed_while_the_consumer_lives() -> None:
                 await commit(*arguments)
                 stored.set()
 
-            queue.commit = noted  # type: ignore[method-assign]  # it is waited for
+            queue.commit = noted  # type: ignore[method-assign, assignment]  # it is waited for
             consumer = memq.aio.Consumer(address, "clicks", group="g", auto_commit_interval_ms=10)
             assert await consumer.poll(WAIT_S) is not None
             assert await consumer.poll(0.01) is None  # done is what was handed out before
