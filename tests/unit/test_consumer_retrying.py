@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+from memq.client.flow import Copy
 from memq.client.places import window_ms
+from memq.client.read_tally import ReadTally
 from memq.client.reading import FETCHES_MAX, MISSING_S, STALL_FAILURES
 from memq.client.retries import Retries
 from memq.errors import MemqError, QueueError, StoreError
+from memq.format.report import BeginReason
 from memq.notification import Span
-from memq.topic import ReadPartition
+from memq.topic import Position, ReadPartition
 from tests.skipping_loop import skip
 from tests.unit.queue_model import Block, Log
 from tests.unit.test_consumer_reading import TOPIC, Reader, World, expected, log_of, partition_of, reading
@@ -234,6 +239,55 @@ def test_a_delivery_of_whole_batches_stops_before_damage() -> None:
         damaged = reader.reading.deliver()
         assert damaged is not None
         assert damaged[1].failure is not None
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+class ToldTally(ReadTally):
+    """Notes what the audit is told."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda writer: None, [0], commits=False)
+        self.told: list[tuple[Any, ...]] = []
+
+    def begin(self, at: Position, reason: BeginReason, before: ReadTally | None = None) -> None:
+        self.told.append(("begin", at, reason, before is self))
+
+    def leave_out(self, copies: Iterable[Copy], now_ms: int) -> None:
+        self.told.append(("copies", [(writer, header.first_sequence) for writer, header in copies], now_ms))
+
+
+def test_the_audit_is_told_of_copies_that_were_left_out() -> None:
+    async def work() -> None:
+        log = Log()
+        log.batch(Block(1, 0))
+        log.batch(Block(1, 0), Block(1, 3))
+        reader = Reader(World(log))
+        tally = ToldTally()
+        reader.add(0).tally = tally
+        await skip(1.0)
+        now_ms = reader.runtime.clock.wall_ms()
+        assert reader.deliver(1) == 1
+        assert tally.told == []
+        await reader.until(6)
+        assert [each[:2] for each in tally.told] == [("copies", [(0, 0)])]
+        assert now_ms <= tally.told[0][2] <= now_ms + 1_100
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_the_audit_is_told_where_reading_begins_when_retention_was_faster() -> None:
+    async def work() -> None:
+        world = World(log_of(4))
+        del world.logs[0].entries[:2]
+        reader = Reader(world)
+        tally = ToldTally()
+        reader.add(0).tally = tally
+        await reader.until(6)
+        assert reader.got == expected(0, 4)[6:]
+        assert tally.told == [("begin", Position(0, 2), "start", True)]
         await reader.tasks.stop()
 
     reading(work())

@@ -17,12 +17,12 @@ from memq.client.imported import Held, Imported
 from memq.client.kafka_import import ImportedPartition, KafkaImport, import_topics
 from memq.client.places import window_ms
 from memq.clock import Clock, SystemClock
-from memq.errors import InvalidRequestError, NotFoundError, QueueError, TooLargeError
+from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueError, TooLargeError
 from memq.format.block import parse_header
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.network import Runtime
-from memq.notification import Entries, Span
+from memq.notification import Entries, Entry, Span
 from memq.notification.kafka.source import KafkaSource, Place, SourceEnd, SourceRecord, SourceTopic
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.brokers import run, running_broker
@@ -359,7 +359,7 @@ def imported_of(log: Log, producer: int = 1) -> tuple[Imported, LogQueue]:
     queue = LogQueue(log)
 
     async def index_of(pointer: Pointer) -> list[BlockEntry]:
-        body = next(log.bodies[entry.offset] for entry in log.entries if decode_pointer(entry.body) == pointer)
+        body = next(log.bodies[entry.offset] for entry in log.entries if entry.body == encode_pointer(pointer))
         entries: list[BlockEntry] = []
         at = 0
         while at < len(body):
@@ -398,6 +398,41 @@ def test_how_far_a_producer_came_is_read_from_the_end(named: bool) -> None:
         }
 
     asyncio.run(ask())
+
+
+def test_a_pointer_that_can_not_be_read_hides_its_own_batch_alone() -> None:
+    log = Log()
+    log.batch(Block(1, 0, 4))
+    log.batch(Block(1, 4, 4))
+    log.batch(Block(1, 8, 4))
+    log.entries[1] = Entry(1, 1, b"{torn")
+
+    async def ask() -> None:
+        found = await imported_of(log)[0].positions([2, 9])
+        assert found == {2: Position(0, 0, 2), 9: Position(0, 2, 1)}
+        log.entries[2] = Entry(2, 2, b"{torn")
+        held = await imported_of(log)[0].held()
+        assert held is not None
+        assert held.next == 4
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("error", [DeniedError("not you"), QueueError("away")])
+def test_a_target_that_can_not_be_looked_up_is_not_made(error: MemqError, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of(numbered(range(2)))
+
+    async def refused(admin: AsyncAdmin, name: str) -> None:
+        raise error
+
+    async def test(broker: Broker) -> None:
+        async with AsyncAdmin(broker.address) as admin:
+            monkeypatch.setattr(AsyncAdmin, "topic", refused)
+            with pytest.raises(type(error)):
+                await copy(source, broker)
+            assert [topic.name for topic in await admin.topics()] == []
+
+    with_broker(test)
 
 
 def test_a_gap_of_the_source_leads_to_the_next_record() -> None:

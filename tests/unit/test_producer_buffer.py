@@ -280,6 +280,24 @@ def test_a_seal_at_any_point_of_a_send_loses_and_doubles_nothing(key: bytes | No
     assert points > 40
 
 
+@pytest.mark.parametrize("key", [None, b"k"])
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 6, 700])
+def test_no_block_is_over_its_bound_by_the_way_without_the_lock(size: int, key: bytes | None) -> None:
+    producer = Producer("127.0.0.1:1", codec="none")
+    hands = Hands(block_bytes=4_096)
+    producer._sticky, producer._buffer = hands.buffer.sticky, hands.buffer
+    count = 3 * 4_096 // (size + 5)
+    hands.send(bytes(size), key)
+    for _ in range(count - 1):
+        producer.send("clicks", bytes(size), key)
+    producer._closed = True
+    producer._background.leave()
+    assert len(hands.values()) == count
+    raw = [reader.header.raw_length for readers in hands.sealed.values() for reader in readers]
+    assert max(raw) <= 4_096
+    assert min(raw[:-1]) > 3_000 or key is not None, "each is filled before the next"
+
+
 def test_rows_that_come_late_are_taken_back_once_each() -> None:
     hands = Hands()
     hands.send(b"in time")

@@ -361,6 +361,7 @@ def test_a_block_of_a_topic_that_is_gone_has_the_producers_own_timeout() -> None
     assert buffer.open is not None
     since = buffer.open.opened_s
     hands.buffer.drop_route("clicks")
+    assert hands.buffer.sticky == {}, "the next record asks for the topic again"
     hands.collect()
     assert hands.taken[0].deadline_s == since + hands.settings.delivery_timeout_s
 
