@@ -41,8 +41,6 @@ ON_SERVERS = (
     "memq/notification/kafka/",
     "memq/storage_handlers/s3/",
     "memq/spark/",
-    "memq/client/kafka_import.py",
-    "memq/client/import_",
 )
 
 
