@@ -194,3 +194,18 @@ def test_a_bad_client_id_is_named() -> None:
 def test_a_topic_with_a_mode_needs_a_limit() -> None:
     with pytest.raises(InvalidSettingError, match="setting limit_mode = hard limits nothing"):
         TopicSettings(limit_mode="hard").check()
+
+
+@pytest.mark.parametrize(
+    ("limit", "holds"),
+    [
+        (Limit(), False),
+        (Limit("off", bytes_s=5, requests_s=5), False),
+        (Limit("dark"), False),
+        (Limit("dark", bytes_s=1), True),
+        (Limit("soft", requests_s=1), True),
+        (Limit("hard", bytes_s=1, requests_s=1), True),
+    ],
+)
+def test_a_limit_is_watched_when_it_has_a_mode_and_a_rate(limit: Limit, *, holds: bool) -> None:
+    assert limit.holds is holds

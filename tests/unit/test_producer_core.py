@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from memq.client.aio_producer import AsyncProducer
@@ -16,6 +17,7 @@ from memq.client.producer_settings import ProducerSettings
 from memq.errors import (
     BufferFullError,
     ClosedError,
+    DeniedError,
     MemqError,
     MovedError,
     NotFoundError,
@@ -26,7 +28,7 @@ from memq.errors import (
 )
 from memq.limits import KIB
 from memq.protocol.frames import AckLevel, Api, Frame
-from memq.protocol.messages import AdminAnswer, WireInstance
+from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, WireInstance, decode_message
 from memq.topic import TopicSettings, producer_id_of
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, silent_at, toy_topic, turns, until
@@ -332,6 +334,54 @@ def test_a_topic_is_asked_for_again_when_it_was_asked_for_long_ago() -> None:
             await (await producer.send("clicks", b"v", partition=1))
             await turns()
             assert len(asked) == 2, "it is fresh again"
+
+    run(test)
+
+
+def version(producer: AsyncProducer) -> int:
+    """Return which version of the topic a producer sends by."""
+    route = producer._core.buffer.route("clicks")
+    assert route is not None
+    return route.topic.version
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_named_producer_begins_in_a_new_partition_before_it_sends_there(
+    caplog: pytest.LogCaptureFixture, *, refused: bool
+) -> None:
+    async def test(broker: ToyBroker) -> None:
+        begun: list[int] = []
+
+        def serve(connection: ToyConnection, frame: Frame) -> bool:
+            if frame.api == Api.ADMIN:
+                ask = decode_message(frame.body, AdminRequest).ask
+                assert isinstance(ask, BeginProducer)
+                begun.append(ask.partition)
+                if ask.partition == 1 and refused:
+                    connection.refuse(frame, DeniedError("not you"))
+                    return True
+            return named(connection, frame)
+
+        broker.script = serve
+        async with producer_on(broker, name="job", linger_ms=0) as producer:
+            await (await producer.send("clicks", b"1"))
+            assert begun == [0]
+            broker.topics["clicks"] = msgspec.structs.replace(toy_topic(partitions=2), version=9)
+            step(METADATA_AGE_S_MAX + 1)
+            await (await producer.send("clicks", b"2"))
+            await until(lambda: begun == [0, 1])
+            if refused:
+                await until(lambda: "producer.begin-failed" in caplog.text)
+                with pytest.raises(NotFoundError, match="no partition 1"):
+                    await producer.send("clicks", b"3", partition=1)
+            else:
+                await until(lambda: version(producer) == 9)
+                delivery = await producer.send("clicks", b"3", partition=1)
+                await delivery
+                assert isinstance(delivery.outcome, Ack)
+                assert delivery.outcome.first_sequence == 7
+            await (await producer.send("clicks", b"4", partition=0))
+            assert begun == [0, 1]
 
     run(test)
 
