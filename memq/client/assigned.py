@@ -24,6 +24,8 @@ class Assigned:
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     removed: bool = False
     stalled: bool = False  # its next batch is asked for alone, apart from all other fetches
+    fetches: int = 0  # under way
+    fetched_s: float = 0.0  # when the last of them ended, or the first began (monotonic)
     compared: Slot | None = None  # the batch whose blocks are being compared
     tally: ReadTally | None = None  # what the audit is to be told of it, where it wants to know
 

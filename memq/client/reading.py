@@ -1,7 +1,8 @@
 """Feeds a consumer's cursors: one long poll for all partitions, batches fetched in parallel.
 
-An object that fails delays its own partition alone: a partition whose next batch can't be fetched holds no bytes, and
-asks for that batch alone until it comes.
+An object that fails or hangs delays its own partition alone. A partition whose next batch can't be fetched holds no
+bytes, and asks for that batch alone until it comes. What a partition holds that gets nothing for `SLOW_S` is not
+counted against the others, up to the same bounds once more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
 STALL_FAILURES = 5  # of a fetch, 0.8 s to 1.5 s, until its partition lets go of what lies behind
 STALLED_FETCHES_MAX = 8
+SLOW_S = 5.0
 MISSING_S = 30.0  # how long a missing object is asked for again where it would be passed over
 
 
@@ -203,27 +205,51 @@ class Reading:
 
     def _fetch_more(self) -> None:
         """Start fetches in turn while there is room: at least one, whatever its size."""
-        held = sum(assigned.flow.held_bytes for assigned in self._assigned.values() if not assigned.stalled)
+        slow = [partition for partition, assigned in self._assigned.items() if self._is_slow(assigned)]
+        slow_bytes = sum(self._assigned[partition].flow.held_bytes for partition in slow)
+        slow_fetches = sum(self._assigned[partition].fetches for partition in slow)
+        held = sum(assigned.flow.held_bytes for assigned in self._assigned.values())
+        held -= min(slow_bytes, self._prefetch_bytes_max)
+        fetches_max = FETCHES_MAX + min(slow_fetches, FETCHES_MAX)
         started = True
         while started:
             started = False
             for partition in self._turn:
                 assigned = self._assigned[partition]
                 slot = assigned.flow.next_fetch()
-                if slot is None or assigned.stalled:
+                if slot is None or partition in slow:
                     continue
-                if self._fetches >= FETCHES_MAX or (held and held + slot.bytes > self._prefetch_bytes_max):
+                if self._fetches >= fetches_max or (held and held + slot.bytes > self._prefetch_bytes_max):
                     return
                 held += slot.bytes
                 started = True
-                self._fetches += 1
-                assigned.flow.start_fetch(slot)
-                task = self._work(assigned, self._fetch(assigned, slot), "consumer fetches")
-                task.add_done_callback(self._fetch_ended)
+                self._start_fetch(assigned, slot)
 
-    def _fetch_ended(self, _task: asyncio.Task[None]) -> None:
-        """Count a fetch out: here, since a task that is cancelled before its first step runs no `finally`."""
-        self._fetches -= 1
+    def _is_slow(self, assigned: Assigned) -> bool:
+        """Return whether a partition gets nothing, though it fetches, and others are not to wait for it."""
+        since_s = self._runtime.clock.monotonic() - assigned.fetched_s
+        return assigned.stalled or (assigned.fetches > 0 and since_s >= SLOW_S)
+
+    def _start_fetch(self, assigned: Assigned, slot: Slot) -> None:
+        self._fetches += 1
+        if assigned.fetches == 0:
+            assigned.fetched_s = self._runtime.clock.monotonic()
+        assigned.fetches += 1
+        assigned.flow.start_fetch(slot)
+        late = asyncio.get_running_loop().call_later(SLOW_S, self._fetch_is_late)
+
+        def ended(_task: asyncio.Task[None]) -> None:
+            """Count a fetch out: here, since a task that is cancelled before its first step runs no `finally`."""
+            late.cancel()
+            self._fetches -= 1
+            assigned.fetches -= 1
+            assigned.fetched_s = self._runtime.clock.monotonic()
+            if not self._tasks.stopped:
+                self._advance()
+
+        self._work(assigned, self._fetch(assigned, slot), "consumer fetches").add_done_callback(ended)
+
+    def _fetch_is_late(self) -> None:
         if not self._tasks.stopped:
             self._advance()
 

@@ -39,7 +39,7 @@ class Chaos:
         self._repeat(faults.reshape_every_s, self._cluster.reshape)
         self._repeat(faults.sick_every_s, self._sicken)
         self._repeat(faults.disk_every_s, self._sicken_disk)
-        self._repeat(faults.log_every_s, self._sicken_log)
+        self._repeat(faults.part_every_s, self._sicken_part)
         for liar in self._cluster.cloud.liars.values():
             self._repeat(liar.lies.every_s, partial(self._lie, liar))
 
@@ -55,7 +55,7 @@ class Chaos:
             for caller in doors.callers:
                 caller.blocked_until = 0.0
         self._cluster.cloud.sickness.until_s = 0.0
-        self._cluster.cloud.sick_log.until_s = 0.0
+        self._cluster.cloud.sick_part.until_s = 0.0
         for disk in self._cluster.disks.values():
             disk.sick_until_s = 0.0
         for liar in self._cluster.cloud.liars.values():
@@ -160,16 +160,18 @@ class Chaos:
             self._meet(f"disk {kind}", name)
             disk.sicken(kind, self._world.now + self._faults.disk_s_max * self._random.uniform(0.1, 1.0))
 
-    def _sicken_log(self) -> None:
-        sick, now_s = self._cluster.cloud.sick_log, self._world.now
+    def _sicken_part(self) -> None:
+        sick, now_s = self._cluster.cloud.sick_part, self._world.now
         if sick.until_s > now_s:
             return
         number, hangs = self._random.randrange(self._cluster.shape.partitions), self._random.random() < 0.5
-        kind = "log hangs" if hangs else "log fails"
+        service = self._random.choice(["queue", "store"])
+        kind = f"part of the {service} {'hangs' if hangs else 'fails'}"
         self._world.trace.event(now_s, kind, number)
         for name in self._cluster.brokers:
             self._meet(kind, name)
-        sick.sicken(number, now_s, now_s + self._faults.log_s_max * self._random.uniform(0.1, 1.0), hangs=hangs)
+        until_s = now_s + self._faults.part_s_max * self._random.uniform(0.1, 1.0)
+        sick.sicken(number, until_s, service=service, hangs=hangs)
 
     def _lie(self, liar: Liar) -> None:
         nodes = [node.name for node in self._world.nodes.values() if node is not self._cluster.cloud.node]

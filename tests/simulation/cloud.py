@@ -19,7 +19,7 @@ from tests.simulation.lies import Liar, Lies
 from tests.simulation.node import Node
 from tests.simulation.ownership_monitor import OwnershipMonitor
 from tests.simulation.queue import QueueObserver, SimQueue
-from tests.simulation.sick_log import SickLog
+from tests.simulation.sick_part import SickPart
 from tests.simulation.store import Sickness, SimStore
 from tests.simulation.world import World
 
@@ -68,7 +68,7 @@ class Cloud:
         self.queue = MemoryQueue(self.node.clock, refuse)
         self.cluster = MemoryCluster("sim", self.node.clock)
         self.sickness = Sickness()
-        self.sick_log = SickLog()
+        self.sick_part = SickPart()
         self.monitor = OwnershipMonitor(world.fail, refuse)
         self.liars = {
             name: Liar(world.random(f"lies/{name}"), faults.lies.get(name, Lies()))
@@ -82,8 +82,8 @@ class Cloud:
         queue = self._caller(node, "queue", self.faults.queue, QueueError)
         coordinator = self._caller(node, "coordinator", self.faults.coordinator, UnreachableError)
         return Doors(
-            SimStore(store, self.handler, self._stored, self.observer.deleted, self.sickness),
-            SimQueue(queue, self.queue, self.observer, self.monitor, self.sick_log),
+            SimStore(store, self.handler, self._stored, self.observer.deleted, self.sickness, self.sick_part),
+            SimQueue(queue, self.queue, self.observer, self.monitor, self.sick_part),
             SimCoordinator(coordinator, self.cluster, self.monitor),
             (store, queue, coordinator),
         )

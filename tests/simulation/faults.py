@@ -63,8 +63,8 @@ class ChaosFaults:
     reshape_every_s: float = 0.0  # a write partition is split, or two are joined
     sick_every_s: float = 0.0  # the store refuses to put some keys, and takes all others
     sick_s_max: float = 0.0
-    log_every_s: float = 0.0  # one log of the queue fails or hangs
-    log_s_max: float = 0.0
+    part_every_s: float = 0.0  # one log of the queue, or the objects of one partition, fail or hang
+    part_s_max: float = 0.0
     disk_every_s: float = 0.0  # a disk of a spool is full, read-only, or fails to sync
     disk_s_max: float = 0.0
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
+from tests.soak import SOAKING
+
+T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 FIRST = 1_000_000  # below it lie the seeds of named tests and of planted bugs
 SPAN = 10**12
@@ -14,6 +20,15 @@ SPAN = 10**12
 def fresh_start(root: Path = ROOT) -> int:
     """Return the first fresh seed of the commit in `root`; outside of git, of its sources."""
     return FIRST + int(hashlib.sha256(_version(root).encode()).hexdigest(), 16) % SPAN
+
+
+def half_of(items: Iterable[T]) -> list[T]:
+    """Return the half of the items that is this commit's turn, in order; all of them in a soak."""
+    known = list(items)
+    if SOAKING:
+        return known
+    chosen = random.Random(fresh_start()).sample(range(len(known)), (len(known) + 1) // 2)
+    return [known[at] for at in sorted(chosen)]
 
 
 def _version(root: Path) -> str:

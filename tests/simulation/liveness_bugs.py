@@ -12,7 +12,7 @@ LIVENESS_BUGS = (
         "if errors and len(errors) == len(found):",
         "if errors:",
         level="calm",
-        aspects=("log",),
+        aspects=("part",),
     ),
     Planted(
         "an opening that hangs holds the place of all others",
@@ -21,6 +21,6 @@ LIVENESS_BUGS = (
         'self._tasks.start(self._open_soon(partition, grant, stored.get(partition)), "consumer opens a partition")',
         "await self._open_soon(partition, grant, stored.get(partition))",
         level="calm",
-        aspects=("log",),
+        aspects=("part",),
     ),
 )

@@ -37,7 +37,7 @@ ASPECTS = (
     "crowd",
     "thin",
     "direct",
-    "log",
+    "part",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -398,9 +398,9 @@ def _with_direct_writers(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, producers=(*plan.producers[:2], *("direct",) * draw.choice([1, 1, 2])))
 
 
-def _with_a_sick_log(plan: Plan, _level: str, draw: random.Random) -> Plan:
-    """Let one log of the queue fail or hang for up to minutes: in a calm world no other partition may wait for it."""
-    chaos = replace(plan.faults.chaos, log_every_s=draw.choice([1.0, 5.0]), log_s_max=draw.choice([10.0, 60.0]))
+def _with_a_sick_part(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Let what queue or store have of one partition fail or hang: in a calm world no other one may wait for it."""
+    chaos = replace(plan.faults.chaos, part_every_s=draw.choice([1.0, 5.0]), part_s_max=draw.choice([10.0, 60.0]))
     shape = replace(plan.shape, partitions=max(plan.shape.partitions, draw.choice([2, 3, 4])))
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
 
@@ -422,5 +422,5 @@ _CHANGES = {
     "crowd": _with_a_crowd,
     SCALE: _with_thin_margins,
     "direct": _with_direct_writers,
-    "log": _with_a_sick_log,
+    "part": _with_a_sick_part,
 }

@@ -18,7 +18,7 @@ from tests.simulation.calls import Caller
 from tests.simulation.loop import SimTask
 from tests.simulation.node import EPOCH_MS, Node
 from tests.simulation.ownership_monitor import OwnershipMonitor, Task
-from tests.simulation.sick_log import SickLog
+from tests.simulation.sick_part import SickPart
 
 NO_TASK: Task = (-1, -1)
 PUBLISH_LIES = ("denied", "not-found", "denied-landed", "refused-landed")
@@ -65,7 +65,7 @@ class SimQueue:
     """See `memq.notification.NotificationQueue`. `observer` is told what happens there."""
 
     def __init__(
-        self, caller: Caller, queue: MemoryQueue, observer: QueueObserver, monitor: OwnershipMonitor, sick: SickLog
+        self, caller: Caller, queue: MemoryQueue, observer: QueueObserver, monitor: OwnershipMonitor, sick: SickPart
     ) -> None:
         self._caller = caller
         self._queue = queue
@@ -125,7 +125,7 @@ class SimQueue:
         return entries
 
     async def _reach(self, partition: ReadPartition) -> None:
-        await self._sick.reach(partition, lambda: self._caller.node.world.now)
+        await self._sick.reach_log(partition, self._caller.node.world.now)
 
     def _task(self, partition: ReadPartition) -> Task:
         """Return the running task; those that publish or forward name their epoch, whatever comes of it."""

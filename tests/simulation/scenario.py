@@ -35,8 +35,8 @@ from tests.simulation.node import Node
 from tests.simulation.plain_producer import PlainProducer
 from tests.simulation.plan import Plan
 from tests.simulation.restore_rules import RestoreRules
-from tests.simulation.sick_log import LOOK_S as LOOK_AT_OTHERS_S
-from tests.simulation.sick_log import OthersGoOn
+from tests.simulation.sick_part import LOOK_S as LOOK_AT_OTHERS_S
+from tests.simulation.sick_part import OthersGoOn
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.thin import scaled
@@ -91,7 +91,7 @@ class Scenario:
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
-        self.others = OthersGoOn(self.cluster.cloud.sick_log, self.checker, self.groups, lambda: world.now, world.fail)
+        self.others = OthersGoOn(self.cluster.cloud.sick_part, self.checker, self.groups, lambda: world.now, world.fail)
         self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
 
     def run(self) -> Report:
@@ -108,7 +108,7 @@ class Scenario:
         if self.plan.shape.cold:
             self._start_compactor()
         self.chaos.start()
-        if _is_only_a_log_sick(self.plan.faults):
+        if _is_only_a_part_sick(self.plan.faults):
             self._look_at_others()
         world.run(self.plan.active_s, done=self._all_done, look_s=LOOK_S)
         self.chaos.end()
@@ -401,10 +401,10 @@ class Scenario:
             tell(value)
 
 
-def _is_only_a_log_sick(faults: Faults) -> bool:
-    """Return whether the world is calm but for single logs that fail or hang."""
-    chaos = replace(faults.chaos, log_every_s=0.0, log_s_max=0.0)
-    return bool(faults.chaos.log_every_s) and replace(faults, chaos=chaos) == LEVELS["calm"]()
+def _is_only_a_part_sick(faults: Faults) -> bool:
+    """Return whether the world is calm but for single logs and partitions' objects that fail or hang."""
+    chaos = replace(faults.chaos, part_every_s=0.0, part_s_max=0.0)
+    return bool(faults.chaos.part_every_s) and replace(faults, chaos=chaos) == LEVELS["calm"]()
 
 
 class Running:

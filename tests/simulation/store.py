@@ -19,6 +19,7 @@ from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from tests.simulation.calls import Caller
 from tests.simulation.node import Node
+from tests.simulation.sick_part import SickPart
 
 SICK_SHARE = 4
 WRITE_LIES = ("denied", "denied-landed")
@@ -94,12 +95,14 @@ class SimStore:
         stored: Callable[[str], None],
         deleted: Callable[[str], None],
         sickness: Sickness,
+        sick_part: SickPart,
     ) -> None:
         self._caller = caller
         self._handler = handler
         self._stored = stored
         self._deleted = deleted
         self._sickness = sickness
+        self._sick_part = sick_part
 
     @property
     def url(self) -> str:
@@ -113,6 +116,7 @@ class SimStore:
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         """See `ObjectWriter.put`. A cancellation waits until the buffers are read."""
+        await self._sick_part.reach_object(key, self.node.world.now)
         body = PutBody(buffers, self._caller.draw)
 
         async def land() -> None:
@@ -141,11 +145,13 @@ class SimStore:
 
     async def get(self, key: str, *, checked: bool = True) -> bytes:
         """See `ObjectReader.get`."""
+        await self._sick_part.reach_object(key, self.node.world.now)
         body = await self._caller.call(f"get {key}", lambda: self._handler.get(key), lies=READ_LIES)
         return self._on_the_way(key, body)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See `ObjectReader.get_range`."""
+        await self._sick_part.reach_object(key, self.node.world.now)
         body = await self._caller.call(
             f"get {key} {offset}+{length}", lambda: self._handler.get_range(key, offset, length), lies=READ_LIES
         )
@@ -170,6 +176,7 @@ class SimStore:
 
     async def size(self, key: str) -> int:
         """See `ObjectReader.size`."""
+        await self._sick_part.reach_object(key, self.node.world.now)
         return await self._caller.call(f"size {key}", lambda: self._handler.size(key), lies=READ_LIES)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:

@@ -64,6 +64,8 @@ class World(RemoteQueue, Fetcher):
         self.sick: dict[int, MemqError] = {}
         self.sick_producers: set[int] = set()
         self.sick_fetches = 0
+        self.hanging_producers: set[int] = set()
+        self.healed = asyncio.Event()
         self.skips: set[int] = set()  # partitions whose next answer to a poll leaves out the first entry
         self.news = asyncio.Event()
 
@@ -121,6 +123,8 @@ class World(RemoteQueue, Fetcher):
             if key in self.gone:
                 raise NotFoundError(f"object '{key}' is not there")
             producer = pointer.producers[0].producer if pointer.producers else 1
+            if producer in self.hanging_producers:
+                await self.healed.wait()
             if producer in self.sick_producers:
                 self.sick_fetches += 1
                 raise StoreError("the store of this topic is away")

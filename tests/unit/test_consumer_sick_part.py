@@ -126,6 +126,47 @@ def test_a_batch_that_can_not_be_fetched_leaves_the_room_to_other_partitions() -
     reading(work())
 
 
+def test_a_store_that_hangs_for_one_partition_leaves_the_room_to_others() -> None:
+    async def work() -> None:
+        world = World(log_of(3 * FETCHES_MAX, 1), log_of(40, 2))
+        size = len(Block(1, 0).data())
+        world.hanging_producers = {1}
+        reader = Reader(world, budget=4 * size)
+        sick = reader.add(0)
+        await skip(0.1)
+        reader.add(1)
+        assert 4.0 < await reader.until(120) < 8.0
+        assert [number for number, _ in reader.got] == [1] * 120
+        assert world.fetching == 3, "no more than it had room for"
+        assert sick.flow.held_bytes <= 4 * size + 40
+        world.hanging_producers.clear()
+        world.healed.set()
+        await reader.until(120 + 9 * FETCHES_MAX)
+        assert reader.got[120:] == expected(0, 3 * FETCHES_MAX)
+        assert sick.fetches == 0
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_many_partitions_whose_store_hangs_hold_twice_the_room_at_most() -> None:
+    async def work() -> None:
+        logs = [log_of(20, producer) for producer in range(1, 7)]
+        size = len(Block(1, 0).data())
+        world = World(*logs)
+        world.hanging_producers = set(range(1, 7))
+        reader = Reader(world, budget=4 * size)
+        for number in range(6):
+            reader.add(number)
+        await skip(60)
+        held = sum(assigned.flow.held_bytes for assigned in reader.reading.assigned.values())
+        assert 4 * size < held <= 9 * size
+        assert world.fetching <= 9
+        await reader.tasks.stop()
+
+    reading(work())
+
+
 def test_a_stalled_partition_that_is_paused_asks_for_nothing() -> None:
     async def work() -> None:
         world = World(log_of(4, 1))

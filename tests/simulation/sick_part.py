@@ -1,4 +1,4 @@
-"""One log of the queue that fails or hangs for a while, and the rule that nothing else waits for it."""
+"""One partition whose log or objects fail or hang for a while, and the rule that nothing else waits for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from memq.errors import QueueError
+from memq.errors import InvalidRequestError, QueueError, StoreError
+from memq.format.key import ObjectKey, parse_object_key
 from memq.topic import ReadPartition
 from tests.simulation.checker import Checker
 
@@ -19,33 +20,49 @@ LOOK_S = 0.5
 
 
 @dataclass(slots=True)
-class SickLog:
-    """The log of the read partition `number`: its calls fail until `until_s` (virtual), or hang when it `hangs`."""
+class SickPart:
+    """What the queue or the store has of partition `number`: calls fail until `until_s` (virtual), or hang."""
 
     number: int = -1
+    service: str = "queue"
     until_s: float = 0.0
     hangs: bool = False
-    healthy_s: dict[int, float] = field(default_factory=dict)  # from when on others may expect something of a log
+    healthy_s: dict[int, float] = field(default_factory=dict)  # from when on others may expect something of it
 
-    def sicken(self, number: int, now_s: float, until_s: float, *, hangs: bool) -> None:
-        """Let a log be sick until then."""
-        self.number, self.until_s, self.hangs = number, until_s, hangs
+    def sicken(self, number: int, until_s: float, *, service: str, hangs: bool) -> None:
+        """Let a part be sick until then."""
+        self.number, self.until_s, self.service, self.hangs = number, until_s, service, hangs
         self.healthy_s[number] = until_s + RECOVERY_S
 
-    async def reach(self, partition: ReadPartition, now: Callable[[], float]) -> None:
+    async def reach_log(self, partition: ReadPartition, now_s: float) -> None:
         """Raise QueueError while the log of the partition is sick."""
-        if partition.partition == self.number and now() < self.until_s:
-            if self.hangs:
-                await asyncio.sleep(HANG_S)
+        if self.service == "queue" and partition.partition == self.number and now_s < self.until_s:
+            await self._hang()
             raise QueueError(f"the log of {partition.topic}/{partition.partition} is sick")
+
+    async def reach_object(self, key: str, now_s: float) -> None:
+        """Raise StoreError while the objects of its partition are sick."""
+        if self.service != "store" or now_s >= self.until_s:
+            return
+        try:
+            found = parse_object_key(key)
+        except InvalidRequestError:
+            return
+        if isinstance(found, ObjectKey) and found.partition == self.number:
+            await self._hang()
+            raise StoreError(f"object '{key}' lies in a part of the store that is sick")
+
+    async def _hang(self) -> None:
+        if self.hangs:
+            await asyncio.sleep(HANG_S)
 
 
 class OthersGoOn:
-    """In a world in which one log is sick and nothing else: all other partitions take records, and are read."""
+    """In a world in which one part is sick and nothing else: all other partitions take records, and are read."""
 
     def __init__(
         self,
-        sick: SickLog,
+        sick: SickPart,
         checker: Checker,
         groups: Iterable[str],
         now: Callable[[], float],
@@ -61,7 +78,7 @@ class OthersGoOn:
         self._moved: dict[tuple[str, ReadPartition], tuple[int, float]] = {}  # the place of a group, and since when
 
     def look(self) -> None:
-        """Check that nobody waits too long for what has nothing to do with the sick log."""
+        """Check that nobody waits too long for what has nothing to do with the sick part."""
         self._look_at_records()
         for partition, log in self._checker.logs.items():
             for group in self._groups:
@@ -79,7 +96,7 @@ class OthersGoOn:
                 continue
             since_s = max(record.sent_s, START_S, self._sick.healthy_s.get(record.stream[1], 0.0))
             if now_s > since_s + ACK_S:
-                self._fail(f"record {value[:40]!r} waits {now_s - since_s:.1f} s while another partition's log is sick")
+                self._fail(f"record {value[:40]!r} waits {now_s - since_s:.1f} s while another partition is sick")
 
     def _look_at_group(self, group: str, partition: ReadPartition, end: int) -> None:
         now_s, reached = self._now(), self._checker.groups.reached(group, partition)
@@ -89,5 +106,5 @@ class OthersGoOn:
             since_s = now_s
         self._moved[group, partition] = (reached, since_s)
         if now_s > since_s + READ_S:
-            words = f"{READ_S:g} s while another partition's log is sick"
+            words = f"{READ_S:g} s while another partition is sick"
             self._fail(f"group {group} gets none of {end - reached} records of {partition} for {words}")
