@@ -159,6 +159,8 @@ def test_too_many_connections_are_closed_and_the_port_goes_on() -> None:
             opened = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]  # noqa: TID251 - bare peers
             writers = [writer for _, writer in opened]
             assert await ask(address, GET) == b""
+            opened[-1][1].write(GET)
+            assert b"alive" in await opened[-1][0].read(), "as many as that are let in"
             for writer in writers:
                 writer.close()
                 await writer.wait_closed()

@@ -13,6 +13,7 @@ from memq.broker.restore import Restored, Restorer
 from memq.client.aio_producer import AsyncProducer
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.clock import SystemClock
+from memq.errors import CorruptDataError
 from memq.format.block import parse_header
 from memq.format.key import object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -20,6 +21,7 @@ from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
+from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, TopicSettings, Totals, producer_id_of, read_partitions, writer_id
 from tests.brokers import BareClient, block_of, run, running_broker, write_frame
 
@@ -67,6 +69,31 @@ def test_restored_pointers_are_those_that_were_published() -> None:
             again = await restore(broker, queue, topic)
             assert (again.pointers, again.held) == (0, BATCHES)
             assert await data_pointers(queue, topic) == expected
+
+    run(work())
+
+
+class CheckingStore(MemoryHandler):
+    """A store that keeps checksums, none of which fits."""
+
+    async def get(self, key: str, *, checked: bool = True) -> bytes:
+        """See `StorageReader.get`."""
+        if checked:
+            raise CorruptDataError(f"object '{key}' has another checksum")
+        return await super().get(key)
+
+
+def test_a_batch_is_restored_by_its_blocks_though_the_checksum_of_its_object_fails() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            store, services = CheckingStore(SystemClock()), broker.services
+            async for entry in services.store.list(""):
+                body = await services.store.get(entry.key)
+                await store.put(entry.key, [body], crc32c(body))
+            queue = MemoryQueue(SystemClock())
+            told = await Restorer(services.settings.cluster, "main", store, queue, SystemClock()).restore(topic)
+            assert (told.pointers, told.records, told.findings) == (BATCHES, 3 * BATCHES, [])
 
     run(work())
 
