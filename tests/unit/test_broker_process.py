@@ -1,0 +1,203 @@
+"""The life of a process that is one broker: it serves until a signal or a failure, drains, and ends with a code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from memq.broker import process
+from memq.broker.broker import Broker
+from memq.broker.process import run_broker
+from memq.client.aio_producer import AsyncProducer
+from memq.errors import DeniedError, QueueError, UnreachableError
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.network import Runtime, parse_address
+from memq.notification.memory import MemoryQueue
+from memq.settings import BrokerSettings
+from memq.storage_handlers.memory import MemoryHandler
+from tests.brokers import run
+
+
+class Pressed:
+    """Signals that the test gives."""
+
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        self.closed = False
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+class Life:
+    """One process with a broker on parts in memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.signals: Pressed | None = None
+        self.log: list[str] = []
+        self.ready = asyncio.Event()
+        self.address = ""
+        monkeypatch.setattr(process, "Signals", self._signals)
+
+    def _signals(self) -> Pressed:
+        self.signals = Pressed()
+        return self.signals
+
+    def begin(self, **settings: Any) -> asyncio.Task[int]:
+        """Start to serve; `ready` is set when clients can come."""
+        runtime = Runtime()
+        given = {"port": 0, "http_port": -1, "memory_bytes_max": 32 << 20, "audit": False} | settings
+        found = BrokerSettings(**given)
+        coordinator = MemoryCoordinator(MemoryCluster())
+        store = MemoryHandler(runtime.clock)
+        self.broker = Broker(found, runtime, {"main": store}, MemoryQueue(runtime.clock), coordinator)
+        work = run_broker(self.broker, found, runtime, self._came, self._prepare, self._companion)
+        return asyncio.create_task(work)
+
+    def _came(self, address: str) -> None:
+        self.log.append("ready")
+        self.address = address
+        self.ready.set()
+
+    async def _prepare(self) -> None:
+        assert self.broker.address, "the broker has started"
+        self.log.append("prepare")
+
+    async def _companion(self, address: str) -> None:
+        assert address == self.address
+        self.log.append("companion")
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.log.append("companion ends")
+
+
+@pytest.fixture
+def life(monkeypatch: pytest.MonkeyPatch) -> Life:
+    return Life(monkeypatch)
+
+
+def held_back(life: Life) -> asyncio.Event:
+    """Let the drain of the broker wait; return what is set when it begins."""
+    begun = asyncio.Event()
+
+    async def drain() -> None:
+        life.log.append("drain")
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    life.broker.drain = drain  # type: ignore[method-assign]  # it never ends
+    return begun
+
+
+def test_a_signal_ends_it_after_a_drain(life: Life) -> None:
+    async def work() -> None:
+        ends = life.begin()
+        await life.ready.wait()
+        async with AsyncProducer(life.address) as producer:
+            await (await producer.send("clicks", b"1"))
+        assert not ends.done()
+        assert life.signals is not None
+        life.signals.first.set()
+        assert await ends == 0
+        assert life.log == ["prepare", "ready", "companion", "companion ends"]
+        assert life.signals.closed
+        assert life.broker.held_blocks() == []
+
+    run(work())
+
+
+@pytest.mark.parametrize("held", [0, 3])
+def test_a_second_signal_gives_the_drain_up_and_names_what_is_lost(
+    life: Life, held: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        ends = life.begin()
+        await life.ready.wait()
+        begun = held_back(life)
+        blocks = life.broker.held_blocks() if not held else ["block"] * held
+        life.broker.held_blocks = lambda: blocks  # type: ignore[method-assign]  # of the test
+        assert life.signals is not None
+        life.signals.first.set()
+        await begun.wait()
+        assert not ends.done()
+        assert life.log[-2:] == ["companion ends", "drain"], "what runs beside the broker ends first"
+        life.signals.second.set()
+        assert await ends == 1
+
+    with caplog.at_level(logging.ERROR), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "given_up_text", lambda blocks: f"{len(blocks)} blocks")
+        run(work())
+    assert ("3 blocks" in caplog.text) is bool(held)
+
+
+def test_a_broker_that_fails_ends_the_process_with_1(life: Life) -> None:
+    async def work() -> None:
+        ends = life.begin()
+        await life.ready.wait()
+        life.broker.failure = QueueError("away for good")
+        life.broker.failed.set()
+        assert await ends == 1
+        assert life.log[-1] == "companion ends"
+        assert life.signals is not None
+        assert life.signals.closed
+
+    run(work())
+
+
+def test_a_drain_that_fails_is_logged_and_ends_with_1(life: Life, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        ends = life.begin()
+        await life.ready.wait()
+
+        async def drain() -> None:
+            raise QueueError("away for good")
+
+        life.broker.drain = drain  # type: ignore[method-assign]  # it fails
+        assert life.signals is not None
+        life.signals.first.set()
+        assert await ends == 1
+
+    with caplog.at_level(logging.ERROR):
+        run(work())
+    assert "drain-failed" in caplog.text
+    assert "away for good" in caplog.text
+
+
+def test_a_start_that_fails_is_closed_and_never_ready(life: Life) -> None:
+    async def work() -> None:
+        async def refused() -> None:
+            raise DeniedError("not you")
+
+        life._prepare = refused  # type: ignore[method-assign]  # the last step before clients can come
+        with pytest.raises(DeniedError, match="not you"):
+            await life.begin()
+        assert life.log == []
+        assert life.signals is not None
+        assert life.signals.closed
+
+    run(work())
+
+
+def test_the_http_port_is_there_before_clients_and_names_its_setting_when_it_is_taken(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        ends = life.begin(http_port=0)
+        await life.ready.wait()
+        signals = life.signals
+        assert signals is not None
+        (address,) = [word for word in caplog.text.split() if word.startswith("http://") and "healthz" in word]
+        port = parse_address(address.removeprefix("http://").partition("/")[0])[1]
+        with pytest.raises(UnreachableError) as raised:
+            await life.begin(http_port=port)
+        assert "this one is the setting http_port" in (raised.value.hint or "")
+        signals.first.set()
+        assert await ends == 0
+
+    with caplog.at_level(logging.INFO):
+        run(work())
