@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.named import NamedProducers
+from memq.broker.named import NamedProducers, batch_of
 from memq.broker.naming import RETRY_MS_MAX, check_instance, next_instance
 from memq.broker.opening import open_partition
 from memq.broker.ownership import Ownership
@@ -254,3 +254,10 @@ def test_silence_is_forgiven_for_the_retention_and_while_a_stream_is_open() -> N
     assert [entry.producer for entry in own.named.entries()] == [2]
     own.forget(9_000_000, retention_ms=0)
     assert len(own.named) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch_id", "batch"), [("12", 12), ("0", 0), ("", -1), ("-1", -1), ("job", -1), ("1a", -1), ("\u0663", -1)]
+)
+def test_only_a_writer_that_stages_has_a_last_batch(batch_id: str, batch: int) -> None:
+    assert batch_of(NamedProducer(producer=1, epoch=1, last_sequence=1, batch_id=batch_id)) == batch
