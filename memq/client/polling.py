@@ -89,7 +89,6 @@ class Polling:
             error = await self._once(poll, poll.polled)
             failures = 0 if error is None else failures + 1
             if error is not None:
-                poll.polled = {}
                 await self._retries.back_off(error, failures)
 
     async def _once(self, poll: _Poll, offsets: dict[ReadPartition, int]) -> MemqError | None:
