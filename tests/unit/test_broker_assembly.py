@@ -24,6 +24,7 @@ from memq.broker.assembly import (
 )
 from memq.broker.broker import Broker
 from memq.broker.restore_cluster import restore_cluster
+from memq.broker.spool.files import SpoolFiles
 from memq.broker.sweep_cluster import cluster_lists, cluster_sweep
 from memq.errors import DeniedError, InvalidRequestError, InvalidSettingError, MemqError, UnreachableError
 from memq.format.key import object_key
@@ -176,6 +177,7 @@ def test_what_is_open_is_closed_when_a_start_fails(parts: Parts, failing: str, c
         at = parts.log.index(failing)
         assert [each for each in parts.log[at + 1 :] if each.startswith("close")] == closed
         assert "run" not in parts.log[:at]
+        assert ("ask brokers" in parts.log) is (at > 3), "a coordinator that never answered is not waited for"
 
     assembled(work())
 
@@ -198,9 +200,16 @@ def test_a_broker_on_every_interface_is_advertised_by_the_name_of_its_machine(pa
 def test_a_spool_is_opened_in_the_folder_of_the_settings_and_closed_first(parts: Parts, tmp_path: Path) -> None:
     async def work() -> None:
         folder = tmp_path / "spool"
+        close = SpoolFiles.close
+
+        async def noted(spool: SpoolFiles) -> None:
+            parts.note("close spool")
+            await close(spool)
+
+        parts.patch.setattr(SpoolFiles, "close", noted)
         broker = await parts.serve(dataclasses.replace(SETTINGS, spool=str(folder)))
         assert broker.services.spool.disk is not None
-        assert parts.log[-3:] == CLOSED
+        assert parts.log[-4:] == ["close spool", *CLOSED]
 
     assembled(work())
 

@@ -163,6 +163,20 @@ def test_an_answer_that_comes_too_late_is_dropped() -> None:
     talking(work())
 
 
+def test_a_refusal_of_nothing_that_waits_ends_the_connection() -> None:
+    async def work() -> None:
+        wire = Wire()
+        peer = await wire.peer()
+        task = forward(peer)
+        await skip(0.1)
+        wire.refuse(9, DeniedError("too many connections"))
+        with pytest.raises(DeniedError, match="too many"):
+            await task
+        assert wire.aborts == 1
+
+    talking(work())
+
+
 def test_a_broker_that_does_not_say_hello_is_given_up() -> None:
     async def work() -> None:
         wire = Wire(silent=True)

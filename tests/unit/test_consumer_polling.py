@@ -11,7 +11,7 @@ import pytest
 
 from memq.client.assigned import Assigned
 from memq.client.flow import PartitionFlow, Slot
-from memq.client.polling import POLL_WAIT_MS, Polling
+from memq.client.polling import LOG_BYTES, POLL_WAIT_MS, Polling
 from memq.client.retries import Retries
 from memq.errors import DeniedError, MemqError, QueueError
 from memq.limits import POLL_BYTES_MAX
@@ -187,7 +187,7 @@ def test_one_long_poll_asks_for_all_until_it_is_answered() -> None:
         polls.add(0)
         await skip(0.1)
         assert [(call.offsets, call.wait_ms) for call in polls.queue.calls] == [({0: 0}, POLL_WAIT_MS)]
-        assert 0 < polls.common().bytes_max <= POLL_BYTES_MAX
+        assert polls.common().bytes_max == LOG_BYTES
         polls.polling.advance()
         await skip(0.1)
         assert len(polls.queue.calls) == 1, "the poll under way asks for it"
@@ -246,13 +246,26 @@ def test_partitions_that_fail_are_polled_apart_the_least_recent_failure_first() 
         await skip(0.1)
         call = await polls.send_apart(0, 1, 2)
         assert polls.retries.count == 3
-        assert (list(call.offsets), call.wait_ms) == ([0, 1, 2], 0)
+        assert (list(call.offsets), call.wait_ms, call.bytes_max) == ([0, 1, 2], 0, 3 * LOG_BYTES)
         await polls.answer(call, polls.failed(0), polls.sound(1, 0), polls.empty(2, 0, 2))
         assert polls.common().offsets == {1: 2}, "it is back"
         await skip(1.0)
         assert list(polls.apart().offsets) == [2, 0], "an answer without room for a partition keeps its place"
         await polls.answer(polls.apart(), polls.empty(2, 0, 0), polls.sound(0, 0))
         assert polls.common().offsets == {0: 2, 1: 2, 2: 0}, "a sound answer at the end of a log suffices"
+        await polls.end()
+
+    polling(work())
+
+
+def test_polls_of_many_partitions_have_the_bytes_of_one_answer() -> None:
+    async def work() -> None:
+        count = POLL_BYTES_MAX // LOG_BYTES + 5
+        polls = Polls(*(Log() for _ in range(count)))
+        for number in range(count):
+            polls.add(number)
+        await skip(0.1)
+        assert polls.common().bytes_max == POLL_BYTES_MAX
         await polls.end()
 
     polling(work())
