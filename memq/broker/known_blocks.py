@@ -118,6 +118,7 @@ class KnownBlocks:
         found = await search.find(wanted, begin, own.read_to)
         if processor.own is not own:
             return
+        own.unread = own.unread or search.shown_beyond  # a higher epoch, perhaps: no publish before that is read
         if len(self._answers) > ANSWERS_MAX:
             self._answers.clear()
         self._answers.update({claim: Copies() for claim in wanted} | found)

@@ -62,8 +62,8 @@ class Publisher:
                 return True
             if compare is not None:
                 await self._compare(compare, until_s)
-                if own.needs_proof(self._now()) and self._now() <= until_s:
-                    continue  # it took long: what landed meanwhile is compared, too
+                if (own.unread or own.needs_proof(self._now())) and self._now() <= until_s:
+                    continue  # what landed meanwhile is read and compared, too
             pointer, time_ms, handed_over_s, read_to = build(), own.queue_time_ms(), self._now(), own.read_to
             if handed_over_s > until_s:
                 own.unread = tries > 0  # a try may land yet: it is looked for before the next one

@@ -66,7 +66,8 @@ class Copies:
 class BlockSearch:
     """Searches the blocks of one write partition in its read partition.
 
-    `index_of` returns the entries of the blocks of a batch. `name` is what the log calls the partition.
+    `index_of` returns the entries of the blocks of a batch. `name` is what the log calls the partition. `shown_beyond`
+    says whether the queue has shown anything behind the end of a search: an owner reads that before it publishes.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class BlockSearch:
         self._index_of = index_of
         self._events = events
         self._name = name
+        self.shown_beyond = False
 
     async def find(self, claims: Collection[Claim], begin: int, end: int) -> dict[Claim, Copies]:
         """Return what the queue holds of each claim between two offsets, nothing where no pointer names it.
@@ -109,6 +111,7 @@ class BlockSearch:
         while first < end:
             page = await self._queue.read(self._read, first, READ_BYTES)
             found += [entry for entry in page if entry.offset < end]
+            self.shown_beyond = self.shown_beyond or page.next > end
             if page.next <= first:
                 break
             first = page.next

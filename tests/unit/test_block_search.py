@@ -170,6 +170,19 @@ def test_what_lies_behind_the_end_is_not_searched() -> None:
     asyncio.run(work())
 
 
+@pytest.mark.parametrize(("end", "beyond"), [(1, True), (2, False)])
+def test_a_search_says_whether_the_queue_showed_more(end: int, beyond: bool) -> None:
+    async def work() -> None:
+        log = await Log().start()
+        await log.batch((7, 0, 5))
+        await log.batch((7, 5, 5))
+        search = BlockSearch(log, READ, 0, log.index_of, EventLog(log.clock), "clicks/0")
+        assert (await search.find([(7, 0, 5)], 0, end))[7, 0, 5] == Copies((stored((7, 0, 5)),))
+        assert search.shown_beyond is beyond
+
+    asyncio.run(work())
+
+
 def test_what_is_no_batch_of_the_partition_is_passed_over() -> None:
     async def work() -> None:
         log = await Log().start()

@@ -67,6 +67,33 @@ def test_a_publish_is_no_proof_when_something_came_between() -> None:
     run(work())
 
 
+def test_what_a_comparison_saw_behind_the_end_is_read_before_the_publish() -> None:
+    """It may be an `opened` of a higher epoch: then nothing is published."""
+
+    async def work() -> None:
+        owner = Owner()
+        await owner.queue.create([READ], 30_000)
+        assert await owner.publisher.publish(owner.batch, 0)
+        compared = 0
+
+        async def compare() -> None:
+            nonlocal compared
+            compared += 1
+            if compared == 1:
+                higher = msgspec.structs.replace(owner.batch(), epoch=2)
+                await owner.queue.publish(Publication(READ, 0, 2, owner.clock.wall_ms(), encode_pointer(higher)))
+                owner.own.unread = True
+
+        refused = owner.publisher._services.counters.publish_retries
+        with pytest.raises(EpochFencedError):
+            await owner.publisher.publish(owner.batch, 1, compare=compare)
+        assert compared == 1
+        assert owner.publisher._services.counters.publish_retries == refused, "it is not left to the queue to refuse"
+        assert (await owner.queue.span(READ)).end == 2, "the pointer of the higher epoch is the last"
+
+    run(work())
+
+
 def test_the_queue_is_read_page_by_page_and_proves_as_of_the_last_page_s_request() -> None:
     """The answer took 10 s: a higher epoch that came meanwhile would be dated too late."""
 
