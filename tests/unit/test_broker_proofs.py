@@ -72,8 +72,11 @@ def test_what_a_comparison_saw_behind_the_end_is_read_before_the_publish() -> No
 
     async def work() -> None:
         owner = Owner()
-        await owner.queue.create([READ], 30_000)
-        assert await owner.publisher.publish(owner.batch, 0)
+        queue = MemoryQueue(owner.clock)
+        await queue.create([READ], 30_000)
+        services = replace(owner.publisher._services, queue=queue)
+        publisher = Publisher(services, owner.own, READ, patient=True)
+        assert await publisher.publish(owner.batch, 0)
         compared = 0
 
         async def compare() -> None:
@@ -81,15 +84,15 @@ def test_what_a_comparison_saw_behind_the_end_is_read_before_the_publish() -> No
             compared += 1
             if compared == 1:
                 higher = msgspec.structs.replace(owner.batch(), epoch=2)
-                await owner.queue.publish(Publication(READ, 0, 2, owner.clock.wall_ms(), encode_pointer(higher)))
+                await queue.publish(Publication(READ, 0, 2, owner.clock.wall_ms(), encode_pointer(higher)))
                 owner.own.unread = True
 
-        refused = owner.publisher._services.counters.publish_retries
+        refused = services.counters.publish_retries
         with pytest.raises(EpochFencedError):
-            await owner.publisher.publish(owner.batch, 1, compare=compare)
+            await publisher.publish(owner.batch, 1, compare=compare)
         assert compared == 1
-        assert owner.publisher._services.counters.publish_retries == refused, "it is not left to the queue to refuse"
-        assert (await owner.queue.span(READ)).end == 2, "the pointer of the higher epoch is the last"
+        assert services.counters.publish_retries == refused, "it is not left to the queue to refuse"
+        assert (await queue.span(READ)).end == 2, "the pointer of the higher epoch is the last"
 
     run(work())
 
