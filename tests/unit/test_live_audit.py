@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+
 from memq.audit.minutes import active_ms
 from memq.errors import CorruptDataError
-from memq.format.report import Damage
+from memq.format.report import Damage, Span
 from memq.limits import FORWARD_S_MAX
 from tests.unit.audited import KEY, TOPIC
 from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, SENDER, Desk, span
@@ -86,6 +91,55 @@ def test_what_an_instance_gave_up_does_not_date_what_the_next_one_sends() -> Non
     desk.sent(span("sent", (0, 10), minute=MINUTE + 1), client=101)
     desk.settle()
     assert desk.rows[MINUTE + 1].side("")["committed"] == 10
+
+
+@pytest.mark.parametrize("later", [1, 60], ids=["a minute", "an hour"])
+@pytest.mark.parametrize("gave_up", [(), (span("gave-up", (5, 10)),)], ids=["died", "gave up"])
+@pytest.mark.parametrize("order", list(permutations(("before", "after", "reader"))), ids="-".join)
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
+def test_a_sequence_that_a_later_instance_uses_again_is_counted_in_the_minute_of_the_record_in_the_queue(
+    later: int, gave_up: tuple[Span, ...], order: tuple[str, ...], apart: bool
+) -> None:
+    desk = Desk()
+    then = MINUTE + later
+    reports: dict[str, tuple[Callable[[], None], ...]] = {
+        "before": (lambda: desk.sent(span("sent", (0, 10)), span("acked", (0, 5)), *gave_up),),
+        "after": (
+            lambda: desk.sent(span("sent", (5, 10), minute=then), client=101),
+            lambda: desk.sent(span("acked", (5, 10), minute=then), client=101),
+        ),
+        "reader": (
+            lambda: desk.read(span("processed", (0, 5)), begin="0:0:0", committed="0:1:0"),
+            lambda: desk.read(span("processed", (5, 10), minute=then), committed="0:2:0"),
+        ),
+    }
+    desk.queue((PRODUCER, 0, 5))
+    desk.queue((PRODUCER, 5, 10))
+    for report in (each for who in order for each in reports[who]):
+        report()
+        if apart:
+            desk.settle()
+    desk.settle()
+    assert desk.found(grave=False) == []
+    for minute in (MINUTE, then):
+        assert (desk.word(minute=minute), desk.word(GROUP, minute)) == ("ok", "ok")
+        assert [desk.rows[minute].side("")[name] for name in ("sent", "acked", "committed")] == [5, 5, 5]
+
+
+def test_what_a_dead_instance_sent_is_not_in_flight_for_ever_when_the_next_one_sends_it_an_hour_later() -> None:
+    desk = Desk()
+    desk.sent(span("sent", (0, 10)), span("acked", (0, 5)), last=True)
+    desk.queue((PRODUCER, 0, 5))
+    desk.settle(LATE_MS)
+    assert desk.word() == "unknown"
+    desk.settle(3_600_000)
+    for stage in ("sent", "acked"):
+        desk.sent(span(stage, (5, 10), minute=MINUTE + 60), client=101)
+        if stage == "sent":
+            desk.queue((PRODUCER, 5, 10))
+        desk.settle()
+    assert (desk.word(), desk.word(minute=MINUTE + 60)) == ("ok", "ok")
+    assert [desk.rows[minute].side("")["committed"] for minute in (MINUTE, MINUTE + 60)] == [5, 5]
 
 
 def test_a_hole_below_the_end_that_a_producer_told_is_lost_when_no_late_pointer_can_land() -> None:

@@ -25,8 +25,8 @@ class Stream:
     the time (ms) when its producer must have given up; then it is `overdue`. `minutes` says by event-time minute which
     sequences belong to it; `unplaced` has those that the queue showed before anybody named their minute: the time (ms)
     up to which to wait for that, first, next, the minute that the pointer suggests, whether it was late. `guessed` has
-    those that were counted in that minute in the end: first, next, minute, whether late. `corrupt` are those that a
-    reader or a verification found damaged.
+    those that were counted in a minute that nobody named who knows the queue's record: first, next, minute, whether
+    late. `corrupt` are those that a reader or a verification found damaged.
     """
 
     account: Account

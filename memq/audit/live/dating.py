@@ -2,6 +2,10 @@
 
 The queue's pointers know the times of a batch, not those of its blocks. So what they show waits a little for a report
 that names its minute, and is counted in the batch's own until one comes.
+
+Instances of a named producer use a sequence again that did not arrive, for another record. So what was sent, or acked
+with less than `all`, dates a sequence only until a reader, or an ack with `all`, says which minute the record in the
+queue has; then all counts of it move there. So each sequence is counted in one minute, whatever was heard first.
 """
 
 from __future__ import annotations
@@ -36,19 +40,23 @@ class Dating:
             else:
                 waiting.append((due_ms, first, next_, minute, late))
 
-    def tell(self, minute: int, pieces: Sequence[Range], row: Callable[[int], Row]) -> None:
-        """Take a report on a minute, and remove records that were assigned to another minute by estimate."""
-        stream = self._stream
-        known = stream.minutes.setdefault(minute, RangeSet())
-        if stream.guessed:
-            told, left = RangeSet(pieces), []
-            for first, next_, guess, late in stream.guessed:
-                for piece in common([(first, next_)], told):
-                    _count(row(guess), piece, -1, late=late)
-                    _count(row(minute), piece, 1, late=late)
-                left += [(*piece, guess, late) for piece in apart([(first, next_)], told)]
-            stream.guessed[:] = left
-        for piece in pieces:
+    def tell(self, minute: int, pieces: Sequence[Range], row: Callable[[int], Row], *, sure: bool) -> None:
+        """Take a report on a minute; `sure` when it is of the record in the queue. Move what is counted in another."""
+        told = RangeSet(pieces if sure else self._told(pieces)[1])
+        if sure:
+            self._move(minute, told, row)
+        left: list[tuple[int, int, int, bool]] = []
+        for first, next_, guess, late in self._stream.guessed if told else ():
+            here = common([(first, next_)], told)
+            for piece in here if guess != minute else ():
+                _count(row(guess), piece, -1, late=late)
+                _count(row(minute), piece, 1, late=late)
+            left += [(*piece, minute, late) for piece in ([] if sure else here)]
+            left += [(*piece, guess, late) for piece in apart([(first, next_)], told)]
+        if told:
+            self._stream.guessed[:] = left
+        known = self._stream.minutes.setdefault(minute, RangeSet())
+        for piece in told:
             known.add(*piece)
 
     def place(self, row: Callable[[int], Row], now_ms: int) -> None:
@@ -59,6 +67,8 @@ class Dating:
             told, unknown = self._told([(first, next_)])
             for minute, low, high in told:
                 _count(row(minute), (low, high), 1, late=late)
+                for piece in apart([(low, high)], self._stream.acked):  # its report may be of another instance's
+                    self._guess(piece, minute, late=late)
             for hole in unknown:
                 if due_ms > now_ms and room <= 0:
                     left.append((due_ms, *hole, guess, late))
@@ -85,6 +95,16 @@ class Dating:
         """Return what of `pieces` has a minute that is known, and what is left."""
         return _dated_by(self._stream.minutes.items(), pieces)
 
+    def _move(self, minute: int, told: RangeSet, row: Callable[[int], Row]) -> None:
+        """Take what is `told` of a minute from all others, with the counts of what was sent."""
+        for other, ranges in list(self._stream.minutes.items()):
+            moved = common(told, ranges) if other != minute else []
+            if moved:
+                self._stream.minutes[other] = RangeSet(apart(ranges, told))
+                sent = sum(next_ - first for first, next_ in common(moved, self._stream.sent))
+                row(other).side(QUEUE).count("sent", -sent)
+                row(minute).side(QUEUE).count("sent", sent)
+
     def _guess(self, piece: Range, minute: int, *, late: bool) -> None:
         guessed = self._stream.guessed
         if guessed and guessed[-1][1:] == (piece[0], minute, late):
@@ -94,13 +114,22 @@ class Dating:
         del guessed[:-PIECES_MAX]
 
     def _forget_minutes(self) -> None:
+        """Forget what is old, but a little of what a later instance may use again: what is awaited, or a guess."""
         minutes, guessed = self._stream.minutes, self._stream.guessed
         newest = max(minutes, default=0)
-        for minute in [each for each in minutes if each <= newest - MINUTES_KEPT]:
-            del minutes[minute]
+        old = sorted((minute for minute in minutes if minute <= newest - MINUTES_KEPT), reverse=True)
         if guessed:
             newest = max(newest, guessed[-1][2])
-            guessed[:] = [each for each in guessed if each[2] > newest - MINUTES_KEPT]
+            recent = len(guessed) - MINUTES_KEPT
+            guessed[:] = [each for at, each in enumerate(guessed) if each[2] > newest - MINUTES_KEPT or at >= recent]
+        unsure = RangeSet((first, next_) for first, next_, _, _ in guessed) if old else RangeSet()
+        left = MINUTES_KEPT
+        for minute in old:
+            ranges = minutes.pop(minute)
+            kept = RangeSet([*apart(ranges, self._stream.account.delivered), *common(ranges, unsure)])
+            if kept and left:
+                minutes[minute] = kept
+                left -= 1
 
 
 def _count(row: Row, piece: Range, times: int, *, late: bool) -> None:

@@ -275,7 +275,8 @@ class PartitionAudit:
     def _take_span(self, span: Span, told: Told) -> None:
         stream = self._stream(span.producer)
         if span.stage != "gave-up":  # a name's next instance may use the sequences again, for other records
-            Dating(stream).tell(span.minute, span.ranges, self._row)
+            sure = span.stage in _GROUP_STAGES or (span.stage == "acked" and span.level == ALL)
+            Dating(stream).tell(span.minute, span.ranges, self._row, sure=sure)
         records = sum(next_ - first for first, next_ in span.ranges)
         name = QUEUE
         if span.stage in _GROUP_STAGES:
@@ -283,7 +284,10 @@ class PartitionAudit:
             if told.group is None:
                 return  # a reader without a group: its damages count, nobody asks what it has read
         elif span.stage == "sent":
-            records = _add(stream.sent, span.ranges)
+            new = [hole for piece in span.ranges for hole in stream.sent.holes(*piece)]
+            for minute, first, next_ in Dating(stream).dated(new, span.minute):
+                self._row(minute).side(QUEUE).count("sent", stream.sent.add(first, next_))
+            records = 0
             self._await(stream, span, told.time_ms)
             if not span.level:
                 _add(stream.weak, span.ranges)
