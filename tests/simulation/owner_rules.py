@@ -35,6 +35,7 @@ class OwnerRules:
     brokers: dict[int, Epoch] = field(default_factory=dict)
     highest: int = 0
     _offsets: dict[tuple[Source, int], int] = field(default_factory=dict)  # where a block lies first
+    _checksums: dict[tuple[Source, int], int] = field(default_factory=dict)  # of the block that lies first
     _landed: dict[Source, RangeSet] = field(default_factory=dict)
 
     def take(self, entry: LogEntry, publication: Publication, node: Node, read_to: int, handed_over_s: float) -> None:
@@ -103,18 +104,20 @@ class OwnerRules:
         repeated = number < epoch.next_batch
         epoch.next_batch = max(epoch.next_batch, number + 1)
         for block in entry.blocks:
-            known = epoch.known.setdefault(block.source, RangeSet())
-            if not repeated and known.covers(block.first, block.following):
+            known, place = epoch.known.setdefault(block.source, RangeSet()), (block.source, block.first)
+            # Another content under a known identity is no copy: what is not known to be the same is published.
+            other = self._checksums.setdefault(place, block.checksum) != block.checksum
+            if not (repeated or other) and known.covers(block.first, block.following):
                 raise FindingError(
                     f"block {block.first} to {block.following} of {block.source} is published again by "
                     f"{epoch.broker}, which knew it"
                 )
-            read_at = self._offsets.get((block.source, block.first), read_to)
-            if not repeated and entry.pointer.epoch == self.highest and read_at < read_to:
+            read_at = self._offsets.get(place, read_to)
+            if not (repeated or other) and entry.pointer.epoch == self.highest and read_at < read_to:
                 raise FindingError(
                     f"block {block.first} to {block.following} of {block.source}, which lies at {read_at}, is "
                     f"published again by {epoch.broker}, which had read it"
                 )
             known.add(block.first, block.following)
-            self._offsets.setdefault((block.source, block.first), entry.offset)
+            self._offsets.setdefault(place, entry.offset)
             self._landed.setdefault(block.source, RangeSet()).add(block.first, block.following)
