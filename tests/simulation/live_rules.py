@@ -9,14 +9,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
+
 from memq.audit.account import apart
-from memq.audit.live.finding import IN_QUEUE
+from memq.audit.live.finding import IN_OBJECT, IN_QUEUE
+from memq.audit.live.index import named
 from memq.audit.verdict import Kind
+from memq.format.object import open_object
 from memq.format.ranges import RangeSet
+from memq.format.report import Damage, Report
 from memq.topic import Topic
 from tests.simulation.live_faults import FAULTS, Injury, LiveFaults
 from tests.simulation.live_play import History, LivePlay, Named, Said
-from tests.simulation.reader import LogEntry
+from tests.simulation.reader import LogEntry, Source
 
 FAULT_RATE = 0.5  # of the faults are done in one run: all of them took a tenth of all runs' time
 AGREE_RATE = 0.25  # how often a fault is played by auditors that die and are away, too
@@ -33,11 +38,15 @@ class LiveRules:
     ) -> None:
         self.injected: dict[str, int] = {}
         self._topic = topic
-        self._history = history
         self._objects = objects
         self._fail = fail
         entries = [each for each in history if isinstance(each, LogEntry)]
         self._partitions = list(dict.fromkeys(entry.pointer.partition for entry in entries))
+        self._pointers = {(entry.pointer.partition, entry.offset): entry.pointer for entry in entries}
+        self._refused: dict[Source, RangeSet] = {}  # what readers report as damaged, and could not name
+        self._history: History = [
+            (each[0], self._with_named_damages(each[1])) if isinstance(each, tuple) else each for each in history
+        ]
 
     def check(self, draw: random.Random) -> None:
         """Play the history as it is, by auditors that die and are away, and once with each of some faults."""
@@ -45,6 +54,10 @@ class LiveRules:
         sound = self._play(self._history, draw)
         for (kind, stage, group, *source), ranges in sound.named.items():
             there = faults.there.get((source[0], source[1]), RangeSet())
+            if (kind, stage) == (Kind.CORRUPT.title, IN_OBJECT) and not apart(
+                ranges, self._refused.get((source[0], source[1]), RangeSet())
+            ):
+                continue  # a store that lied once, as "not found": the reader got none of this, and says so
             if (kind, stage) != (Kind.LOST.title, IN_QUEUE) or apart(ranges, there) != list(ranges):
                 self._fail(f"the live audit of a sound run says {kind} in {stage} {group} of {source}: {ranges}")
         self._agree("nothing", self._history, sound, draw)
@@ -55,6 +68,30 @@ class LiveRules:
                     name = f"{stage} {injure.__name__}"
                     self.injected[name] = self.injected.get(name, 0) + 1
                     self._hold(name, injury, sound, draw)
+
+    def _with_named_damages(self, report: Report) -> Report:
+        """Return a report as the partition's machine hears it: the auditor names damages by pointer and index first.
+
+        One that is left without a name has no minute but that of the auditor's clock, which differs for one that was
+        away; it is left so only where the pointer is gone, which no history has.
+        """
+        parts = tuple(
+            replace(part, damages=tuple(new for old in part.damages for new in self._named(part.partition, old)))
+            for part in report.parts
+        )
+        return replace(report, parts=parts)
+
+    def _named(self, partition: int, damage: Damage) -> list[Damage]:
+        pointer = self._pointers.get((partition, damage.offset))
+        if pointer is None or not pointer.locations:
+            return [damage]
+        location = pointer.locations[0]
+        known = self._objects.get(location.key)
+        entries = () if known is None else open_object(known).blocks_in(location.offset, location.length)
+        found = named(damage, pointer, entries)
+        for each in found if found != [damage] else ():
+            self._refused.setdefault((partition, each.producer), RangeSet()).add(each.first, each.next)
+        return found
 
     def _hold(self, name: str, injury: Injury, sound: Said, draw: random.Random) -> None:
         """Check what is said of a history with a fault, and that two more auditors say the same."""
