@@ -25,7 +25,7 @@ from memq.broker.spool.writer import Spool
 from memq.broker.start_step import start_step
 from memq.broker.traffic import Traffic
 from memq.broker.turns import bunches
-from memq.errors import FencedError, InvalidRequestError, MemqError, ProtocolError
+from memq.errors import FencedError, InvalidRequestError, MemqError, NotFoundError, ProtocolError
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.governor import Governor
 from memq.network import Address, Listener, Runtime, format_address, parse_address
@@ -171,7 +171,9 @@ class Broker:
         queue = self.services.queue
         for bunch in bunches(self.partitions.topics()):
             works = (queue.create(read_partitions(topic), topic.settings.stale_publish_ms) for topic in bunch)
-            for end in await asyncio.gather(*works, return_exceptions=True):
+            for topic, end in zip(bunch, await asyncio.gather(*works, return_exceptions=True), strict=True):
+                if isinstance(end, NotFoundError) and await self.services.coordinator.deleted(topic.id):
+                    continue  # it was deleted meanwhile
                 if end is not None:
                     raise end
 

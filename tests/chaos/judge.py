@@ -61,6 +61,7 @@ class LogRules:
         self._by_number: dict[tuple[str, str], Sequences] = collections.defaultdict(Sequences)
         self._checksums: dict[tuple[Place, int], int] = {}
         self._late: dict[Place, list[int]] = collections.defaultdict(list)
+        self._staged_at: dict[tuple[str, str, int], tuple[Place, int]] = {}  # where each record lies first
 
     def take(self, topic: str, partition: int, records: Iterable[Record]) -> None:
         """Take the records of one block, in the order of the log."""
@@ -72,7 +73,11 @@ class LogRules:
                 self._verdict.find(f"{place}: sequence {record.sequence} holds other bytes: {record.value[:40]!r}")
                 continue
             if name.startswith("staged"):
-                if not self._by_number[topic, name].add(number):
+                here = (place, record.sequence)
+                if self._staged_at.setdefault((topic, name, number), here) == here:
+                    if not self._by_number[topic, name].add(number):
+                        self._verdict.counts["copies"] += 1  # of one identity: an own try that landed late
+                else:
                     self._verdict.find(f"{place}: record {number} of {name} is there twice")
                 continue
             if number != record.sequence:

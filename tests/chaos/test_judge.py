@@ -53,6 +53,16 @@ def test_a_copy_is_counted_and_no_finding() -> None:
     assert judged([records(0, 1), records(0, 1), records(2, 3)]) == []
 
 
+def test_a_staged_record_may_have_copies_of_one_identity_alone() -> None:
+    once, again = (
+        Record("0" * 15 + "7", 0, value_of("staged", 5, SIZE)),
+        Record("0" * 15 + "7", 1, value_of("staged", 5, SIZE)),
+    )
+    assert judged([records(0, 1), [once], records(2, 3), [once]]) == []
+    (finding,) = judged([records(0, 1), [once], records(2, 3), [again]])
+    assert "record 5 of staged is there twice" in finding
+
+
 @pytest.mark.parametrize(
     ("blocks", "finding"),
     [

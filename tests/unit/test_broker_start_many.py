@@ -12,7 +12,7 @@ from memq.broker import broker as broker_module
 from memq.broker.broker import Broker
 from memq.broker.topic_processor import TopicProcessor
 from memq.broker.turns import PARTITIONS_AT_ONCE_MAX, bunches
-from memq.errors import DeniedError, InvalidSettingError, MemqError, QueueError
+from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
 from memq.governor import Assignment
 from memq.governor.memory import MemoryCoordinator
 from memq.notification import Span
@@ -215,5 +215,29 @@ def test_a_start_goes_on_while_half_of_all_logs_answer(silent: int, answer: bool
             queue.error = DeniedError("not you")
             with pytest.raises(DeniedError):
                 await check(lambda log, error: None)
+
+    run(work())
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_topic_that_is_deleted_during_a_start_does_not_end_it(deleted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deleting(MemoryQueue):
+        async def create(self, partitions: list[ReadPartition], stale_publish_ms: int) -> None:  # type: ignore[override]
+            if partitions[0].topic == "t017":
+                raise NotFoundError("Kafka topic of 't017' is not there")
+            await super().create(partitions, stale_publish_ms)
+
+    async def said(self: MemoryCoordinator, topic_id: str) -> bool:
+        return deleted
+
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            await filled(broker)
+            queue = broker.services.queue
+            assert isinstance(queue, MemoryQueue)
+            queue.__class__ = Deleting
+            monkeypatch.setattr(MemoryCoordinator, "deleted", said)
+            with nullcontext() if deleted else pytest.raises(NotFoundError, match="t017"):
+                await started(broker, queue)
 
     run(work())
