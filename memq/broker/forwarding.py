@@ -74,7 +74,7 @@ class Forwarder:
     async def drain(self) -> None:
         """Return when nothing is held.
 
-        Raises: what stood in the way, when blocks were given up meanwhile.
+        Raises: the error that prevented it, when blocks were given up meanwhile.
         """
         while self._work:
             await asyncio.wait(list(self._work.values()))

@@ -73,9 +73,8 @@ class GroupRequests:
                 with suppress(MemqError):  # of one partition: the request for its span fails, too
                     await self._wait(ask)
                 logs = dict.fromkeys(partition_of(part.partition) for part in ask.partitions)
-                spans = await asyncio.gather(
-                    *(self._in_time(log, partial(self._span, log)) for log in logs)
-                )  # share requests
+                ask_spans = (self._in_time(log, partial(self._span, log)) for log in logs)
+                spans = await asyncio.gather(*ask_spans)  # at once: they may share a request of the queue
 
         async def answer(connection: Connection, frame: Frame) -> msgspec.Struct:
             return await self._poll(frame, spans)
@@ -121,8 +120,8 @@ class GroupRequests:
             if isinstance(span, MemqError):
                 found.append(span)
                 continue
-            asked = offset if (left > 0 and loop.time() < until_s) or not found else None
-            part = await self._in_time(partition, partial(self._entries, partition, asked, left, span))
+            room = left if (left > 0 and loop.time() < until_s) or not found else None
+            part = await self._in_time(partition, partial(self._entries, partition, offset, room, span))
             if not isinstance(part, MemqError):
                 left -= sum(len(entry.pointer) for entry in part.entries)
             found.append(part)
@@ -151,16 +150,16 @@ class GroupRequests:
         return await self._queue.span(await self._known(ref_of(partition)))
 
     async def _entries(
-        self, partition: ReadPartition, offset: int | None, bytes_max: int, span: Span
+        self, partition: ReadPartition, offset: int, bytes_max: int | None, span: Span
     ) -> PartitionEntries:
-        """Return the entries from `offset` on, none for None; `span` is what the queue itself has."""
-        if offset is None:
+        """Return the entries from `offset` on, none of them without room; `span` is what the queue itself has."""
+        if bytes_max is None:
             entries = Entries((), -1)
         elif offset >= span.end:
             entries = Entries((), offset)
         else:
             entries = await self._pointers.read(partition, offset, bytes_max)
-        if offset is None or (entries[0].offset if entries else span.begin) > offset:
+        if (entries[0].offset if entries else span.begin) > offset:
             span = await self._pointers.span(partition)  # else it does not matter where the cold part begins
         return PartitionEntries(
             partition=ref_of(partition),

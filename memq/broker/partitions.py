@@ -358,7 +358,7 @@ class Partitions:
     async def drain(self) -> None:
         """Take nothing new and return when everything that was taken is acked.
 
-        Raises: what stood in the way of a partition; the others are drained all the same.
+        Raises: the error that kept a partition from it; the others are drained all the same.
         """
         self.start_draining()
         ends: list[BaseException | None] = []

@@ -49,7 +49,7 @@ class _Published:
     async def wait(self) -> None:
         """Return when all are in the queue.
 
-        Raises: what stood in the way.
+        Raises: the error that prevented it.
         """
         while self._settled < self.waiting:
             self._changed.clear()

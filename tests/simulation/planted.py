@@ -120,7 +120,7 @@ BUGS = (
         aspects=("widen",),
     ),
     Planted(
-        "an open block goes on over a change of the map",
+        "an open block continues over a change of the map",
         "memq.client.send_buffer",
         "SendBuffer._hand_on",
         "for each in (before, buffer)",

@@ -30,7 +30,7 @@ LONG = frozenset(
         "stop without what is held for others",
         "ack=1 blocks dropped with their epoch",
         "nothing left out at publishing",
-        "an open block goes on over a change of the map",
+        "an open block continues over a change of the map",
         "age not refused by the queue",
         "reader passes over what retention took",
         "a slow opening counts",

@@ -32,8 +32,10 @@ class SickQueue(MemoryQueue):
         self.slow: set[int] = set()
         self.silent: set[int] = set()
         self.reads: list[int] = []
+        self.spans = 0
 
     async def span(self, partition: ReadPartition) -> Span:
+        self.spans += 1
         if partition.partition in self.silent:
             await asyncio.get_running_loop().create_future()  # for ever
         if partition.partition in self.failing:
@@ -143,7 +145,9 @@ def test_a_log_without_news_is_not_read() -> None:
         found = await polls.poll(offset=1)
         assert polls.sick.reads == []
         assert all((list(polled.entries), polled.entries.next) == ([], 1) for polled in found.values())
+        polls.sick.spans = 0
         found = await polls.poll(bytes_max=2)
+        assert polls.sick.spans == LOGS, "those without room are not asked again"
         assert [len(found[number].entries) for number in range(LOGS)] == [1, 1, 0, 0, 0, 0]
 
     over_logs(work())
