@@ -6,7 +6,7 @@ import asyncio
 from typing import cast
 
 from memq import __version__
-from memq.errors import MemqError, TimedOutError, UnreachableError
+from memq.errors import MemqError, ProtocolError, TimedOutError, UnreachableError
 from memq.network import Runtime, parse_address
 from memq.protocol.connection import Conversation, Side
 from memq.protocol.forward import encode_forward
@@ -101,21 +101,29 @@ class Peer(asyncio.BufferedProtocol):
             self._answers.pop(number, None)
 
     def _take(self, frame: Frame) -> None:
+        """Take a frame. Raises: ProtocolError and, when the connection as a whole is refused, what the peer says."""
         self._conversation.said(Side.BROKER, frame.api)
+        if frame.api == Api.DRAINING:
+            return  # what it can't take any more it refuses
         if frame.api == Api.HELLO:
             self._ready_s = self._clock.monotonic()
-        elif frame.api == Api.DRAINING:
-            return  # what it can't take any more it refuses
-        future = self._answers.get(0 if frame.api == Api.HELLO else frame.argument)
-        if frame.api != Api.ERROR:
-            if future is not None and not future.done():
-                future.set_result(frame)
+            self._answer(0, frame)
             return
-        error = error_of(decode_message(frame.body, Nack))
-        if future is None or frame.argument == 0:
-            self._fail(error)  # the connection as a whole was refused
-        elif not future.done():
-            future.set_exception(error)
+        error = error_of(decode_message(frame.body, Nack)) if frame.api == Api.ERROR else None
+        if error is not None and frame.argument == 0:
+            raise error
+        if frame.api not in (Api.FORWARD, Api.ERROR) or not 0 < frame.argument <= self._requests:
+            raise ProtocolError(f"{self.address} answers request {frame.argument}, which was not sent: {frame.api}")
+        self._answer(frame.argument, error or frame)
+
+    def _answer(self, number: int, answer: Frame | MemqError) -> None:
+        future = self._answers.get(number)
+        if future is None or future.done():
+            return  # the request has timed out: its caller knows nothing, and brings the block again
+        if isinstance(answer, MemqError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
 
     def _fail(self, error: MemqError) -> None:
         self._failure = self._failure or error

@@ -140,7 +140,8 @@ def test_a_block_that_is_refused_leaves_the_connection_to_others() -> None:
     talking(work())
 
 
-def test_an_answer_that_comes_too_late_is_dropped() -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_an_answer_that_comes_too_late_is_dropped_for_its_block_alone(refused: bool) -> None:
     async def work() -> None:
         wire = Wire()
         peer = await wire.peer()
@@ -152,25 +153,49 @@ def test_an_answer_that_comes_too_late_is_dropped() -> None:
         assert loop.time() - begin_s == pytest.approx(ANSWER_TIMEOUT_S)
         task = forward(peer)
         await skip(0.1)
-        wire.say(Api.FORWARD, 1, Done())
+        if refused:
+            wire.refuse(1, MovedError("it is elsewhere"))
+        else:
+            wire.say(Api.FORWARD, 1, Done())
         await skip(0.1)
         assert not task.done()
         wire.say(Api.FORWARD, 2, Done())
-        wire.say(Api.FORWARD, 2, Done())
+        wire.refuse(2, MovedError("said twice"))
         await task
+        assert wire.aborts == 0
         peer.close()
 
     talking(work())
 
 
-def test_a_refusal_of_nothing_that_waits_ends_the_connection() -> None:
+@pytest.mark.parametrize("number", [2, 9])
+@pytest.mark.parametrize("way", ["taken", "refused"])
+def test_an_answer_to_what_was_never_sent_ends_the_connection(way: str, number: int) -> None:
     async def work() -> None:
         wire = Wire()
         peer = await wire.peer()
         task = forward(peer)
         await skip(0.1)
-        wire.refuse(9, DeniedError("too many connections"))
-        with pytest.raises(DeniedError, match="too many"):
+        if way == "taken":
+            wire.say(Api.FORWARD, number, Done())
+        else:
+            wire.refuse(number, DeniedError("not yours"))
+        with pytest.raises(ProtocolError, match=f"host-2:77 answers request {number}, which was not sent"):
+            await task
+        assert wire.aborts == 1
+
+    talking(work())
+
+
+@pytest.mark.parametrize(("api", "number"), [(Api.METADATA, 1), (Api.ACK, 1), (Api.FORWARD, 0)])
+def test_only_an_answer_to_the_block_says_that_it_was_taken(api: Api, number: int) -> None:
+    async def work() -> None:
+        wire = Wire()
+        peer = await wire.peer()
+        task = forward(peer)
+        await skip(0.1)
+        wire.say(api, number, Done())
+        with pytest.raises(ProtocolError, match="which was not sent"):
             await task
         assert wire.aborts == 1
 
