@@ -40,7 +40,6 @@ ASPECTS = (
     "part",
 )
 NAMED_ONLY = ("direct",)  # the checker's reader has an open finding there (docs/roadmap.md): seeds do not draw it yet
-OPEN_TOGETHER = ("wander", "reports")  # their finding is open (docs/roadmap.md): seeds do not draw both yet
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
@@ -87,8 +86,6 @@ def draw_plan(
     draw = random.Random(f"{seed}/aspects")
     drawn = tuple(name for name in ASPECTS if draw.random() < ASPECT_RATE)
     drawn = tuple(name for name in drawn if name not in NAMED_ONLY)
-    if all(name in drawn for name in OPEN_TOGETHER):
-        drawn = tuple(name for name in drawn if name != OPEN_TOGETHER[0])
     names = drawn if aspects is None else aspects
     retry_ms = _draw_retry_ms(seed, level) if "direct" in names else 0
     plan = _draw_bare_plan(seed, level, producers, retry_ms)

@@ -7,12 +7,13 @@ from itertools import permutations
 
 import pytest
 
+from memq.audit.live.reading import MEMBERS_MAX
 from memq.audit.minutes import active_ms
 from memq.errors import CorruptDataError
 from memq.format.report import Damage, Span
 from memq.limits import FORWARD_S_MAX
 from tests.unit.audited import KEY, TOPIC
-from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, SENDER, Desk, span
+from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, READER, SENDER, Desk, span
 
 LATE_MS = active_ms(TOPIC.settings) + 1
 HELD_MS = int(FORWARD_S_MAX * 1000)
@@ -234,6 +235,58 @@ def test_what_is_processed_twice_is_doubled_unless_the_group_went_back() -> None
     desk.read(span("processed", (5, 10)), committed="0:2:0")
     desk.settle()
     assert desk.found() == [("doubled", "consumer", GROUP, PRODUCER, ((5, 10),))]
+
+
+def test_work_of_a_member_that_is_heard_after_the_next_one_began_doubles_nothing() -> None:
+    desk = Desk()
+    for first in (0, 10, 20):
+        desk.queue((PRODUCER, first, first + 10))
+    desk.read(begin="0:0:0", reason="start")
+    desk.read(begin="0:1:0", client=201)  # a commit landed late: the group's position went back from 0:2:0
+    desk.settle()
+    desk.read(span("processed", (0, 20)), committed="0:2:0")
+    desk.settle()
+    desk.read(span("processed", (10, 30)), committed="0:3:0", client=201)
+    desk.settle()
+    assert (desk.found(), desk.word(GROUP)) == ([], "ok")
+    desk.read(span("processed", (25, 30)), client=201)
+    desk.settle()
+    assert desk.found() == [("doubled", "consumer", GROUP, PRODUCER, ((25, 30),))]
+
+
+def test_what_a_member_processes_from_before_its_beginning_is_doubled() -> None:
+    desk = Desk()
+    for first in (0, 10):
+        desk.queue((PRODUCER, first, first + 10))
+    desk.read(begin="0:0:0", reason="start")
+    desk.read(begin="0:1:0", client=201)
+    desk.settle()
+    desk.read(span("processed", (0, 10)), committed="0:1:0")
+    desk.read(span("processed", (5, 20)), committed="0:2:0", client=201)
+    desk.settle()
+    assert desk.found() == [("doubled", "consumer", GROUP, PRODUCER, ((5, 10),))]
+
+
+def test_a_missing_report_may_have_told_that_its_member_began_again() -> None:
+    desk = Desk()
+    for first in (0, 10):
+        desk.queue((PRODUCER, first, first + 10))
+    desk.read(span("processed", (0, 20)), begin="0:0:0", committed="0:2:0")
+    desk.read(span("processed", (0, 20)), committed="0:2:0", number=2)
+    desk.settle()
+    assert desk.found() == []
+
+
+def test_the_members_that_began_longest_ago_are_forgotten() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    for client in range(MEMBERS_MAX):
+        desk.read(begin="0:0:0", client=1_000 + client)
+    desk.read(begin="0:0:0", client=1_000)
+    desk.read(begin="0:0:0", client=READER)
+    desk.settle()
+    members = desk.audit.books.groups[GROUP].members
+    assert (len(members), 1_000 in members, 1_001 in members, READER in members) == (MEMBERS_MAX, True, False, True)
 
 
 def test_a_damaged_block_is_corrupt_with_its_place_and_not_lost() -> None:

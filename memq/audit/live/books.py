@@ -46,14 +46,13 @@ class Stream:
 
 @dataclass(slots=True)
 class Progress:
-    """A group's work on one producer: `now` since it last sought back, `ever` in total.
+    """A group's work on one producer: `ever` is all that it processed.
 
     `lost` are those that a member passed over: it stood before them, committed a position behind them, and reported
     all that it did between. `unproven` are the same where a report is missing.
     """
 
     ever: RangeSet = field(default_factory=RangeSet)
-    now: RangeSet = field(default_factory=RangeSet)
     doubled: RangeSet = field(default_factory=RangeSet)
     lost: RangeSet = field(default_factory=RangeSet)
     unproven: RangeSet = field(default_factory=RangeSet)
@@ -67,11 +66,15 @@ class Reading:
     `at` is -1 while that is not known. Behind a report that is missing it answers for nothing (`sure` is False) up to
     its next commit. `reached` has by producer up to which sequence it was held to its word: where marks are far apart,
     a part of what lies before a commit is judged with a later one.
+    It may process each record of the pointers from offset `begin` on once; -1 when that is not known. `now` has by
+    producer the sequences that it has processed since.
     """
 
     at: int = -1
     sure: bool = True
     reached: dict[int, int] = field(default_factory=dict)
+    begin: int = -1
+    now: dict[int, RangeSet] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -116,6 +119,10 @@ class Group:
     members: dict[int, Reading] = field(default_factory=dict)
     committed: str = ""  # the last position that a member reported
     stream: StreamRead | None = None
+
+    def readings(self) -> list[Reading]:
+        """Return those of all members, or of the stream."""
+        return [*self.members.values(), *([] if self.stream is None else [self.stream.reading])]
 
 
 @dataclass(slots=True)

@@ -424,6 +424,9 @@ class PartitionAudit:
             del streams[producer]
             for group in self.books.groups.values():
                 group.progress.pop(producer, None)
+                for reading in group.readings():
+                    reading.now.pop(producer, None)
+                    reading.reached.pop(producer, None)
         self.books.expired = True  # of one that comes back the beginning is not known
 
 

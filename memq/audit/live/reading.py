@@ -3,54 +3,80 @@
 A member that stands at a position and commits a later one says that all between is done. Its reports are dense, so all
 that it processed is known by then: what is in the queue there, and processed by nobody of the group, was passed over.
 No clock is needed for that, and no other member.
+
+Reports of one member come in order, those of two members do not: a partition of `_memq_audit` that is stuck for 20 s
+holds back one member's reports alone. So it is unknown whether a member processed a record before or after another one
+began. It may have been before: a group's position goes back when a commit lands late. Therefore a doubling rests on the
+word of one member: it processes a record twice since it began, or one from before its beginning that the group has
+processed already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from memq.audit.account import apart, common
 from memq.audit.live.books import Books, Group, Progress, Reading, Stream
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Part, Span
+from memq.format.report import Part
 from memq.topic import Position
+
+MEMBERS_MAX = 1_024  # of a group in a write partition; those that began longest ago are forgotten
 
 
 def take_reading(books: Books, group: Group, client: int, part: Part) -> Iterator[int]:
     """Take what a member says about the write partition, and yield the producers whose verdict may change."""
+    if part.begins:  # the one that began last is the last in the dictionary
+        group.members[client] = group.members.pop(client, Reading())
     reading = group.members.setdefault(client, Reading())
+    while len(group.members) > MEMBERS_MAX:
+        del group.members[next(iter(group.members))]
     for begin in part.begins:
-        reading.sure = True
-        reading.at = first_judged(Position.parse(begin.at)) if begin.at else -1
-        reading.reached.clear()
-        if begin.at:
-            go_back(books, group, Position.parse(begin.at).pointer_offset)
+        begin_reading(reading, begin.at)
     for span in part.spans:
         if span.stage == "processed":
-            take_processed(group, span)
+            take_processed(books, group, reading, span.producer, span.ranges)
             yield span.producer
     if part.committed:
         group.committed = part.committed
         yield from hold(books, group, reading, Position.parse(part.committed).pointer_offset)
 
 
+def begin_reading(reading: Reading, at: str) -> None:
+    """Let a member begin at a position, "" when it is not known which: it may process all from there on."""
+    position = Position.parse(at) if at else None
+    reading.sure = True
+    reading.at = -1 if position is None else first_judged(position)
+    reading.begin = -1 if position is None else position.pointer_offset
+    reading.reached.clear()
+    reading.now.clear()
+
+
 def distrust_reading(group: Group, client: int) -> None:
     """Note that a report of a member is missing: it may have passed over nothing, and may have gone back."""
     if client in group.members:
-        group.members[client].sure = False
-    for progress in group.progress.values():
-        progress.now = RangeSet()
+        reading = group.members[client]
+        reading.sure, reading.begin = False, -1
+        reading.now.clear()
 
 
-def take_processed(group: Group, span: Span) -> int:
-    """Take what was processed, and return how many records of it are new to the group."""
-    progress = group.progress.setdefault(span.producer, Progress())
-    new = 0
-    for first, next_ in span.ranges:
-        for piece in common([(first, next_)], progress.now):
-            progress.doubled.add(*piece)
-        progress.now.add(first, next_)
-        new += progress.ever.add(first, next_)
+def take_processed(
+    books: Books, group: Group, reading: Reading, producer: int, ranges: Iterable[Range], *, repeats: bool = False
+) -> int:
+    """Take what a member processed; return how many records are new to the group.
+
+    Work that `repeats` a try that failed doubles nothing.
+    """
+    progress = group.progress.setdefault(producer, Progress())
+    now = reading.now.setdefault(producer, RangeSet())
+    stream, new = books.streams.get(producer), 0
+    for piece in ranges:
+        if not repeats:
+            before = _before(stream, piece, reading.begin) if stream is not None else []
+            for again in [*common([piece], now), *common(before, progress.ever)]:
+                progress.doubled.add(*again)
+        now.add(*piece)
+        new += progress.ever.add(*piece)
     return new
 
 
@@ -59,15 +85,11 @@ def first_judged(begin: Position) -> int:
     return begin.pointer_offset + (begin.record_index > 0)
 
 
-def go_back(books: Books, group: Group, offset: int) -> None:
-    """Let everything from a pointer on be processed again: the group began again there."""
-    for producer, progress in group.progress.items():
-        stream = books.streams.get(producer)
-        reach = stream.marks.reach(offset, sure=False) if stream is not None else 0
-        if stream is not None and ((progress.now and progress.now.next > reach) or stream.marks.behind):
-            kept = common([(0, reach)], progress.now)
-            behind = RangeSet((first, next_) for at, first, next_ in stream.marks.behind if at >= offset)
-            progress.now = RangeSet(apart(kept, behind))
+def _before(stream: Stream, piece: Range, begin: int) -> list[Range]:
+    """Return the part of a piece that is known to lie in pointers below the offset `begin`."""
+    first, next_ = piece[0], min(piece[1], stream.marks.reach(begin, sure=False))
+    behind = RangeSet((low, high) for at, low, high in stream.marks.behind if at >= begin)
+    return apart([(first, next_)], behind) if first < next_ else []
 
 
 def hold(books: Books, group: Group, reading: Reading, offset: int) -> Iterator[int]:

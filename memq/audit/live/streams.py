@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from memq.audit.account import common
-from memq.audit.live.books import Books, Group, Progress, StreamRead, TaskRead
-from memq.audit.live.reading import first_judged, go_back, hold
+from memq.audit.live.books import Books, Group, StreamRead, TaskRead
+from memq.audit.live.reading import begin_reading, first_judged, hold, take_processed
 from memq.format.ranges import RangeSet
 from memq.format.report import Part
 from memq.topic import Position
@@ -82,43 +81,30 @@ class StreamAudit:
         return not self._read.to or Position.parse(at) < Position.parse(self._read.to)
 
     def _begin(self, at: str) -> None:
-        read, position = self._read, Position.parse(at)
+        read = self._read
         read.to = read.counted = read.covered = self._group.committed = at
-        read.reading.at, read.reading.sure = first_judged(position), True
-        read.reading.reached.clear()
-        go_back(self._books, self._group, position.pointer_offset)
+        begin_reading(read.reading, at)
 
     def _come(self, to: str) -> None:
         self._read.to = self._group.committed = to
 
     def _process(self, to: Position) -> Iterator[int]:
         """Count what tasks fetched that ended before the checkpoint's place."""
-        counted = Position.parse(self._read.counted)
+        read = self._read
+        counted = Position.parse(read.counted)
         for begin, end, client in sorted(self._ended()):
-            task = self._read.tasks[client]
+            task = read.tasks[client]
             if end > to or task.counted:
                 continue
             for minute, producers in task.fetched.items():
                 for producer, ranges in producers.items():
-                    self._count(minute, self._take(producer, ranges, first=begin >= counted))
+                    repeats = begin < counted  # only the first that reads a place can double there
+                    new = take_processed(self._books, self._group, read.reading, producer, ranges, repeats=repeats)
+                    self._count(minute, new)
                     yield producer
             task.fetched, task.counted = {}, True
             counted = max(counted, end)
-        self._read.counted = str(counted)
-
-    def _take(self, producer: int, ranges: RangeSet, *, first: bool) -> int:
-        """Take what was processed; return how many records are new.
-
-        Only who read a place `first` can double there.
-        """
-        progress = self._group.progress.setdefault(producer, Progress())
-        new = 0
-        for piece in ranges:
-            for again in common([piece], progress.now) if first else ():
-                progress.doubled.add(*again)
-            progress.now.add(*piece)
-            new += progress.ever.add(*piece)
-        return new
+        read.counted = str(counted)
 
     def _hold(self, to: Position, now_ms: int) -> Iterator[int]:
         """Judge stretch by stretch, as far as tasks cover the way; a gap is waited for, then passed unproven."""
