@@ -19,9 +19,9 @@ from memq.notification import Entries, PointerReader, Span
 from memq.topic import ReadPartition, Topic
 from tests.simulation.node import EPOCH_MS
 from tests.simulation.read_log import ReadLog
-from tests.simulation.reader import LogEntry, Source
+from tests.simulation.reader import LogEntry, Source, delivered_twice
 
-WRONG = (Kind.CORRUPT, Kind.POINTER, Kind.BATCH_HOLE, Kind.FAULT, Kind.DOUBLED, Kind.UNREAD)
+WRONG = (Kind.CORRUPT, Kind.POINTER, Kind.BATCH_HOLE, Kind.FAULT, Kind.UNREAD)
 
 
 class WornQueue:
@@ -95,6 +95,12 @@ class AuditRules:
             found = verdict.finding(kind)
             if found.count:
                 self._fail(f"the audit of a sound log names {found.count} of '{kind.title}': {found.places[0]}")
+        twice = [delivered_twice(log.entries[log.begin :]) for log in self._logs.values()]
+        records = sum(ranges.total for sources in twice for ranges in sources.values())
+        found = verdict.finding(Kind.DOUBLED)
+        if found.count != records:
+            where = f", the first at {found.places[0]}" if found.places else ""
+            self._fail(f"the audit of a sound log names {found.count} of 'doubled'{where}, {records} are there twice")
         lying, landed = self._sequences(left=True), self._sequences(left=False)
         for balance in verdict.balances:
             there = lying.pop((balance.partition, balance.producer), {})

@@ -93,6 +93,7 @@ class Checker:
         self._contents: dict[
             tuple[str, int, int, int], tuple[int, int]
         ] = {}  # by identity: where it ends, its checksum
+        self._sequences: dict[tuple[str, int, int], RangeSet] = {}  # by the first three of an identity
         self._begins: dict[ReadPartition, int] = {}  # as it was when it was looked at the last time
         self.cold = ColdRules(self.logs, objects, self.fetch, now)
 
@@ -243,10 +244,9 @@ class Checker:
                 raise FindingError(f"record {delivered.value[:40]!r} was never sent")
             if not record.keyed and record.stream[1] != entry.pointer.partition:
                 raise FindingError(f"record {delivered.value[:40]!r} lies in partition {entry.pointer.partition}")
-            first = record.places.get(delivered.source) if record.repeats else record.place
-            if first is not None:
-                raise FindingError(f"record {delivered.value[:40]!r} is delivered twice, first at {first[1]}")
-            record.places[delivered.source] = (partition, len(log.stream))
+            if record.place is not None and not record.repeats:
+                raise FindingError(f"record {delivered.value[:40]!r} is delivered twice, first at {record.place[1]}")
+            record.places.setdefault(delivered.source, (partition, len(log.stream)))
             log.stream.append(delivered)
 
     def _check_ranges(self, entry: LogEntry) -> None:
@@ -262,12 +262,20 @@ class Checker:
     def _check_identity(self, entry: LogEntry) -> None:
         """Check that blocks of one identity have the same bytes: producers send the same again, and owners compare.
 
-        Two tries of a task that go on at once may land both, through two owners: its rows are there at least once.
+        None is cut otherwise, so that it was seen in part. Two tries of a task that run at the same time may land
+        both, through two owners: its rows are there at least once, and readers deliver each content.
         """
         for block in entry.blocks:
             if any(record.repeats for record in map(self.records.get, block.values) if record is not None):
                 continue
             identity = (entry.pointer.topic_id, *block.source, block.first)
+            known = self._contents.get(identity)
+            ranges = self._sequences.setdefault(identity[:3], RangeSet())
+            if known is None and ranges.overlaps(block.first, block.following):
+                raise FindingError(
+                    f"block {block.first} to {block.following} of {block.source} at {entry.offset} was seen in part"
+                )
+            ranges.add(block.first, block.following)
             known = self._contents.setdefault(identity, (block.following, block.checksum))
             if known != (block.following, block.checksum):
                 raise FindingError(

@@ -39,7 +39,6 @@ ASPECTS = (
     "direct",
     "part",
 )
-NAMED_ONLY = ("direct",)  # the checker's reader has an open finding there (docs/roadmap.md): seeds do not draw it yet
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
@@ -85,7 +84,6 @@ def draw_plan(
     """Draw the cluster of a seed; the aspects too, each for some seeds, unless they are given."""
     draw = random.Random(f"{seed}/aspects")
     drawn = tuple(name for name in ASPECTS if draw.random() < ASPECT_RATE)
-    drawn = tuple(name for name in drawn if name not in NAMED_ONLY)
     names = drawn if aspects is None else aspects
     retry_ms = _draw_retry_ms(seed, level) if "direct" in names else 0
     plan = _draw_bare_plan(seed, level, producers, retry_ms)

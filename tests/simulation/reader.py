@@ -1,7 +1,10 @@
 """The reference reader: what any reader must deliver, from pointers and objects alone, in the fewest words. Pure.
 
 It shares the formats with the product, and nothing else: no prefetch, no cache, memory without end. Who starts at a
-position first reads the pointers, not the objects, of the dedup window before it; the stream must then be the same.
+position first reads what lies in the dedup window before it; the stream must then be the same.
+
+A copy is a block with the sequences and the records of one before it. One with known sequences and other records is
+delivered: see docs/adr/0013-one-identity-one-content.md.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from memq.format.block import parse_header, scope_of
+from memq.format.block import TIMESTAMP, BlockHeader, parse_header, scope_of
 from memq.format.columns import open_block
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
@@ -24,7 +27,10 @@ class FindingError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class LogBlock:
-    """One block of a batch: who sent it, and where its first record stands in the batch."""
+    """One block of a batch: who sent it, and where its first record stands in the batch.
+
+    `content` is the checksum of its records, without the time at which they were sealed.
+    """
 
     source: Source
     first: int
@@ -32,6 +38,7 @@ class LogBlock:
     record_index: int
     values: tuple[bytes, ...]
     checksum: int = 0
+    content: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ def read_entry(offset: int, time_ms: int, pointer: Pointer, fetch: Fetch) -> Log
             values = tuple(value or b"" for value in block.values())
             source = (pointer.partition, header.producer_id)
             spans = (header.first_sequence, header.next_sequence)
-            blocks.append(LogBlock(source, *spans, records, values, header.checksum))
+            blocks.append(LogBlock(source, *spans, records, values, header.checksum, _content(header)))
         records += block.count
         number += 1
         at += length
@@ -86,40 +93,47 @@ def read_entry(offset: int, time_ms: int, pointer: Pointer, fetch: Fetch) -> Log
     return LogEntry(offset, time_ms, pointer, tuple(blocks))
 
 
+def _content(header: BlockHeader) -> int:
+    """Return the checksum of a block, as if records without a time of their own had been sealed at time 0."""
+    return header.checksum if header.flags & TIMESTAMP else header.checksum_at(0)
+
+
 class ReferenceReader:
-    """Delivers each record once, in the order of the log. A block that was seen in part breaks a rule."""
+    """Delivers each block once, in the order of the log."""
 
     def __init__(self) -> None:
-        self._seen: dict[Source, RangeSet] = {}
+        self._seen: dict[tuple[Source, int, int], list[int]] = {}  # contents, by source and sequences
 
-    def look_back(self, pointer: Pointer) -> None:
-        """Learn what a pointer before the start holds."""
-        if not pointer.producers_complete:
+    def look_back(self, entry: LogEntry) -> None:
+        """Learn what an entry before the start holds."""
+        if not entry.pointer.producers_complete:
             raise FindingError("pointer with cut producers: the simulation keeps batches smaller than that")
-        for producer in pointer.producers:
-            for first, following in producer.ranges:
-                self._seen.setdefault((pointer.partition, producer.producer), RangeSet()).add(first, following)
+        self.take(entry)
 
     def take(self, entry: LogEntry) -> list[Delivered]:
-        """Return what the entry delivers.
-
-        Raises: FindingError when a block overlaps what was seen without being seen whole.
-        """
+        """Return what the entry delivers."""
         delivered: list[Delivered] = []
         for block in entry.blocks:
-            seen = self._seen.setdefault(block.source, RangeSet())
-            if seen.covers(block.first, block.following):
+            seen = self._seen.setdefault((block.source, block.first, block.following), [])
+            if block.content in seen:
                 continue
-            if seen.overlaps(block.first, block.following):
-                raise FindingError(
-                    f"block {block.first} to {block.following} of {block.source} at {entry.offset} was seen in part"
-                )
-            seen.add(block.first, block.following)
+            seen.append(block.content)
             delivered += [
                 Delivered(entry.offset, block.record_index + number, block.source, block.first + number, value)
                 for number, value in enumerate(block.values)
             ]
         return delivered
+
+
+def delivered_twice(log: Iterable[LogEntry]) -> dict[Source, RangeSet]:
+    """Return the sequences that lie in a log with different records, of which readers deliver all."""
+    reader, once, twice = ReferenceReader(), dict[Source, RangeSet](), dict[Source, RangeSet]()
+    for entry in log:
+        for each in reader.take(entry):
+            ranges = once.setdefault(each.source, RangeSet())
+            if not ranges.add(each.sequence, each.sequence + 1):
+                twice.setdefault(each.source, RangeSet()).add(each.sequence, each.sequence + 1)
+    return twice
 
 
 def resume(log: Sequence[LogEntry], offset: int, record_index: int, window_ms: int) -> list[Delivered]:
@@ -135,7 +149,7 @@ def resume(log: Sequence[LogEntry], offset: int, record_index: int, window_ms: i
     least_ms = log[start].time_ms - window_ms
     first = next(index for index, entry in enumerate(log) if entry.time_ms >= least_ms)
     for entry in log[first:start]:
-        reader.look_back(entry.pointer)
+        reader.look_back(entry)
     return _behind(log[start:], reader, offset, record_index)
 
 

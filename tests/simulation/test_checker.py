@@ -18,6 +18,7 @@ from memq.notification import Publication
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.checker import Checker
 from tests.simulation.node import EPOCH_MS
+from tests.simulation.reader import delivered_twice
 from tests.simulation.retention_rules import RetentionRules
 from tests.simulation.world import World
 
@@ -26,12 +27,14 @@ PARTITION = ReadPartition("t", TOPIC_ID, 0)
 WINDOW_MS = 10_000
 
 
-def block(first: int, values: Sequence[bytes], producer: int = 7, partition: int = 0) -> SealedBlock:
+def block(
+    first: int, values: Sequence[bytes], producer: int = 7, partition: int = 0, *, now_ms: int = 0
+) -> SealedBlock:
     """Seal one block."""
     builder = BlockBuilder()
     builder.extend(list(values))
     scope = scope_of(bytes.fromhex(TOPIC_ID), partition)
-    return builder.seal(producer_id=producer, first_sequence=first, scope=scope, now_ms=0)
+    return builder.seal(producer_id=producer, first_sequence=first, scope=scope, now_ms=now_ms)
 
 
 def ranges_of(blocks: Sequence[SealedBlock]) -> tuple[ProducerRanges, ...]:
@@ -543,3 +546,39 @@ def test_a_copy_of_a_row_is_found_whose_own_identity_retention_has_left() -> Non
     rows = _repeated(log)
     log.checker.groups.consume("c", "g", PARTITION, (5, 1), rows[0])
     assert ["which is not what lies there" in finding for finding in log.findings] == [True]
+
+
+def test_readers_deliver_what_two_tries_of_a_task_landed_under_one_identity_and_drop_copies() -> None:
+    log = Log()
+    rows = [b"row 0", b"row 1"]
+    for number, row in enumerate(rows):
+        log.checker.sent(row.decode(), 0, number, row, keyed=True, repeats=True)
+    log.open(1)
+    log.open(2)
+    log.batch([block(0, rows)], 0, epoch=2)
+    log.batch([block(0, rows[::-1])], 0)  # a late pointer of the owner before
+    log.batch([block(0, rows, now_ms=5)], 1)  # sealed again: a copy
+    log.batch([block(0, rows[::-1])], 2)
+    log.ack(rows)
+    stream = log.checker.logs[PARTITION].stream
+    assert [each.value for each in stream] == [*rows, *rows[::-1]]
+    for each in stream:
+        log.checker.groups.consume("c", "g", PARTITION, (each.offset, each.record_index), each.value)
+    assert log.finish() == []
+    entries = log.checker.logs[PARTITION].entries
+    assert {source: list(ranges) for source, ranges in delivered_twice(entries).items()} == {(0, 7): [(0, 2)]}
+
+
+def test_a_reader_that_drops_other_records_of_a_known_identity_is_found() -> None:
+    log = Log()
+    rows = [b"row 0", b"row 1"]
+    for number, row in enumerate(rows):
+        log.checker.sent(row.decode(), 0, number, row, keyed=True, repeats=True)
+    log.open(1)
+    log.batch([block(0, rows)], 0)
+    log.open(2)
+    log.batch([block(0, rows[::-1])], 0, epoch=2)
+    log.batch([block(2, rows)], 1, epoch=2)
+    consume(log, "c", rows)
+    log.checker.groups.consume("c", "g", PARTITION, (4, 0), rows[0])
+    assert any("the next one is 2" in finding for finding in log.findings), log.findings
