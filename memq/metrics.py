@@ -197,6 +197,14 @@ LAG = (
         ("group", "topic"),
         LAG_SERIES_MAX,
     ),
+    Definition(
+        "memq_group_lag_unknown_partitions",
+        "gauge",
+        "partitions",
+        "partitions whose log did not answer; where there is one, the lag of group and topic is not exported",
+        ("group", "topic"),
+        LAG_SERIES_MAX,
+    ),
     Definition("memq_group_members", "gauge", "members", "members that a group has now", ("group",), LAG_SERIES_MAX),
     Definition("memq_lag_rounds", "counter", "rounds", "rounds in which the lag of all groups was asked for"),
     Definition(

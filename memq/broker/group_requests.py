@@ -89,7 +89,10 @@ class GroupRequests:
     async def _poll(self, frame: Frame, spans: Sequence[Span | MemqError]) -> msgspec.Struct:
         ask = decode_message(frame.body, PollRequest).ask
         if isinstance(ask, PollTime):
-            return PollAnswer(offset=await self._pointers.seek_time(await self._known(ask.partition), ask.time_ms))
+            offset = await self._in_time(partition_of(ask.partition), partial(self._seek_time, ask))
+            if isinstance(offset, MemqError):
+                raise offset
+            return PollAnswer(offset=offset)
         if len(ask.partitions) > POLL_PARTITIONS_MAX:
             raise TooLargeError(f"poll of {len(ask.partitions)} partitions at once, {POLL_PARTITIONS_MAX} are allowed")
         if isinstance(ask, PollSpans):
@@ -97,14 +100,27 @@ class GroupRequests:
         return await self._poll_entries(ask, spans)
 
     async def _poll_spans(self, ask: PollSpans) -> PollAnswer:
-        known = [await self._known(ref) for ref in ask.partitions]
-        spans = await asyncio.gather(*map(self._pointers.span, known))  # at once: they may share a request of the queue
+        """Return the span of each log. One that fails has its error in the answer. Raises: as `_poll_entries`."""
+        logs = [partition_of(ref) for ref in ask.partitions]
+        # At once: they may share a request of the queue.
+        spans = await asyncio.gather(*(self._in_time(log, partial(self._shown_span, log)) for log in logs))
+        errors = [span for span in spans if isinstance(span, MemqError)]
+        if errors and len(errors) == len(spans):
+            raise errors[0]
         return PollAnswer(
             partitions=[
-                PartitionEntries(partition=ref, begin=span.begin, end=span.end)
-                for ref, span in zip(ask.partitions, spans, strict=True)
+                _failed(log, span)
+                if isinstance(span, MemqError)
+                else PartitionEntries(partition=ref_of(log), begin=span.begin, end=span.end)
+                for log, span in zip(logs, spans, strict=True)
             ]
         )
+
+    async def _shown_span(self, partition: ReadPartition) -> Span:
+        return await self._pointers.span(await self._known(ref_of(partition)))
+
+    async def _seek_time(self, ask: PollTime) -> int:
+        return await self._pointers.seek_time(await self._known(ask.partition), ask.time_ms)
 
     async def _poll_entries(self, ask: PollEntries, spans: Sequence[Span | MemqError]) -> PollAnswer:
         """Return what each log has; one that fails has its error in the answer, and the others are read.

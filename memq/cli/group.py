@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from memq.cli.group_rows import HEADS, group_json, group_rows
+from memq.cli.group_rows import HEADS, group_json, group_rows, tell_unknown
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import confirm, print_json, print_pairs, print_table, talk
 from memq.cli.start_position import parse_place
@@ -36,17 +36,18 @@ def list_groups(internal: bool, as_json: bool, config: str | None, profile: str 
 @click.argument("name")
 @broker_options
 @json_option
-def describe(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Show a group's members, positions and lag."""
+def describe(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Show a group's members, positions and lag; exits with 1 when the lag of a partition is unknown."""
     with Admin(brokers_of(config, profile, flags)) as admin:
         found = admin.group(name)
     if as_json:
         print_json(group_json(found))
-        return
+        return tell_unknown([found])
     members = ", ".join(found.members) or "none"
     print_pairs((("group", found.group), ("generation", found.generation), ("members", members)))
     click.echo()
     print_table(HEADS, group_rows(found))
+    return tell_unknown([found])
 
 
 @group.command(short_help="Put a group without members to another place.")

@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from memq.cli.group_rows import HEADS, group_json, group_rows
+from memq.cli.group_rows import HEADS, group_json, group_rows, tell_unknown
 from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import print_json, print_table
@@ -30,7 +30,10 @@ def lag(
     profile: str | None,
     **flags: Value | None,
 ) -> int:
-    """Show the lag of one or all groups: records and stored bytes before dedup, age of the oldest."""
+    """Show the lag of one or all groups: records and stored bytes before dedup, age of the oldest.
+
+    Exits with 1 when the log of a partition does not answer: its lag is unknown, that of all others exact.
+    """
     if serve is not None:
         return _serve(brokers_of(config, profile, flags), groups, serve)
     with Admin(brokers_of(config, profile, flags)) as admin:
@@ -39,7 +42,7 @@ def lag(
         print_json([group_json(one) for one in found])
     else:
         print_table(HEADS, [row for one in found for row in group_rows(one)])
-    return 0
+    return tell_unknown(found)
 
 
 def _serve(brokers: str, groups: tuple[str, ...], listen: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,9 +16,9 @@ from memq.client.fields import check_kind, check_switch
 from memq.client.group_positions import GroupDescription, PartitionProgress, Reset
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
-from memq.client.places import Places
+from memq.client.places import Lag, Places
 from memq.client.record import place_of
-from memq.errors import InvalidRequestError, InvalidSettingError, NotFoundError
+from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError, RetryableError
 from memq.limits import PARTITIONS_MAX
 from memq.network import Runtime, parse_address
 from memq.notification import GroupState, Span
@@ -44,6 +45,7 @@ from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_
 ANSWER_S = 30.0
 DRAIN_ANSWER_S = 60.0
 SPANS_MAX = 1_000  # partitions that are asked for their ends in one request
+LOGS_AT_ONCE_MAX = 16  # partitions whose lag is asked for at the same time; one that hangs takes one of these places
 GROUPS_NAMED_MAX = 20  # in the error about one that is not there
 Settings = Mapping[str, int | bool | str]
 
@@ -174,7 +176,10 @@ class AsyncAdmin:
         return [name for name in await self._queue.groups() if internal or not is_internal(name)]
 
     async def group(self, name: str) -> GroupDescription:
-        """Return a group: members, positions and lag. Raises: NotFoundError, InvalidNameError."""
+        """Return a group: members, positions and lag. A log that does not answer hides the lag of its partition alone.
+
+        Raises: NotFoundError, InvalidNameError.
+        """
         check_name(name, "group", internal=True)
         await self._pool.reach(self._connect_timeout_s)
         state = await self._described(name)
@@ -187,9 +192,13 @@ class AsyncAdmin:
             if topic.id in read
             for partition in read_partitions(topic)
         ]
-        progress = [
-            await self._progress(topic, partition, state, holders.get(partition, "")) for topic, partition in partitions
-        ]
+        turns = asyncio.Semaphore(LOGS_AT_ONCE_MAX)
+        progress = await asyncio.gather(
+            *(
+                self._progress(turns, topic, partition, state, holders.get(partition, ""))
+                for topic, partition in partitions
+            )
+        )
         return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
 
     async def reset_group(
@@ -296,18 +305,25 @@ class AsyncAdmin:
             return {}  # it has members, and has stored nothing
 
     async def _progress(
-        self, topic: Topic, partition: ReadPartition, state: GroupState, member: str
+        self, turns: asyncio.Semaphore, topic: Topic, partition: ReadPartition, state: GroupState, member: str
     ) -> PartitionProgress:
         committed = state.committed.get(partition)
-        place = place_of(partition)
+        measured: Lag | MemqError
+        async with turns:
+            try:
+                measured = await self._lag(topic, partition, committed)
+            except RetryableError as error:
+                measured = error
+        return PartitionProgress(place_of(partition), committed.position if committed else None, member, measured)
+
+    async def _lag(self, topic: Topic, partition: ReadPartition, committed: Committed | None) -> Lag:
         if committed is None:
             position = await self._places.position_of("beginning", partition, topic.settings)
             here = await self._pointers_before(topic, partition, position)
         else:
             position, totals = committed.position, committed.totals
             here = Totals(totals.records - position.record_index, totals.bytes)
-        lag = await self._places.lag(topic, partition, position, here, self._runtime.clock)
-        return PartitionProgress(place, committed.position if committed is not None else None, member, lag)
+        return await self._places.lag(topic, partition, position, here, self._runtime.clock)
 
     async def _pointers_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
         """Return how much lies before the pointer of a position."""

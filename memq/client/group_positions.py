@@ -6,17 +6,33 @@ from dataclasses import dataclass
 
 from memq.client.places import Lag
 from memq.client.record import TopicPartition
+from memq.errors import MemqError
 from memq.topic import Position
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """A group's state in one partition: position (None: none), member ("" when free), and lag."""
+    """A group's state in one partition: position (None: none), member ("" when free), and lag.
+
+    `measured` is the error instead where the log of the partition does not answer.
+    """
 
     place: TopicPartition
     position: Position | None
     member: str
-    lag: Lag
+    measured: Lag | MemqError
+
+    @property
+    def lag(self) -> Lag:
+        """The lag. Raises: the error of the partition's log when it is not known."""
+        if isinstance(self.measured, MemqError):
+            raise self.measured
+        return self.measured
+
+    @property
+    def error(self) -> MemqError | None:
+        """The reason why the lag is not known; None when it is."""
+        return self.measured if isinstance(self.measured, MemqError) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,8 +97,11 @@ class RemoteQueue:
         return (await self.spans([partition]))[partition]
 
     async def spans(self, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Span]:
-        """Return the spans of several partitions."""
+        """Return the spans of several partitions. Raises: the error of the first whose log fails."""
         answer = await self._poll(PollSpans(partitions=[ref_of(partition) for partition in partitions]))
+        for part in answer.partitions:
+            if part.error is not None:
+                raise error_of(part.error)
         spans = {partition_of(part.partition): (part.begin, part.end) for part in answer.partitions}
         return {partition: checked_span(partition, *span) for partition, span in spans.items()}
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
 import memq
+from memq.cli import main
+from memq.cli.lag_export import lag_metrics
 from memq.clock import SystemClock
 from memq.errors import (
     AlreadyExistsError,
@@ -15,10 +18,13 @@ from memq.errors import (
     InvalidRequestError,
     InvalidSettingError,
     NotFoundError,
+    QueueError,
     UnknownSettingError,
 )
+from memq.notification import Span
+from memq.notification.memory import MemoryQueue
 from memq.testing import Cluster
-from memq.topic import Position
+from memq.topic import Position, ReadPartition
 
 
 @pytest.fixture
@@ -130,3 +136,46 @@ def test_a_range_becomes_an_arrow_table(cluster: Cluster) -> None:
     assert memq.read_arrow(cluster.address, "clicks", start=second).column("value").to_pylist() == [b"1"]
     empty = memq.read_arrow(cluster.address, "clicks", start="end")
     assert (empty.num_rows, empty.column_names) == (0, ["value", "key", "headers", "timestamp", "tag"])
+
+
+def test_a_log_that_fails_hides_the_lag_of_its_partition_alone(
+    cluster: Cluster, admin: memq.Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.create_topic("clicks", partitions=3)
+    with memq.Producer(cluster.address) as producer:
+        for number in range(9):
+            producer.send("clicks", b"%d" % number, partition=number % 3).result(10)
+    with memq.Consumer(cluster.address, "clicks", group="g", auto_commit=False) as consumer:
+        batch = consumer.poll(10)
+        assert batch is not None
+        consumer.commit(batch)
+    admin.reset_group("g", "clicks", "beginning")
+    span = MemoryQueue.span
+
+    async def failing(queue: MemoryQueue, partition: ReadPartition) -> Span:
+        if partition.partition == 1:
+            raise QueueError("no leader")
+        return await span(queue, partition)
+
+    flags = ["-b", cluster.address]
+    assert main(["lag", *flags]) == 0
+    monkeypatch.setattr(MemoryQueue, "span", failing)
+    found = admin.group("g").partitions
+    assert [str(each.error) if each.error else each.lag.records for each in found] == [3, "no leader", 3]
+    with pytest.raises(QueueError, match="no leader"):
+        _ = found[1].lag
+    assert found[1].position == Position(1, 0)
+    capsys.readouterr()
+    for command in (["lag", "g"], ["group", "describe", "g"]):
+        assert main([*command, *flags]) == 1
+        shown = capsys.readouterr()
+        lines = [line.split() for line in shown.out.splitlines() if line.startswith("g ")]
+        assert [line[-3] for line in lines] == ["3", "unknown", "3"]
+        assert shown.err == "memq: lag of group 'g' in partition 1 of topic 'clicks' is unknown: no leader\n"
+    assert main(["lag", "g", "--json", *flags]) == 1
+    parts = json.loads(capsys.readouterr().out)[0]["partitions"]
+    assert [(part["lag_records"], part.get("error")) for part in parts] == [(3, None), (None, "no leader"), (3, None)]
+    known = {metric.name: metric.samples for metric in lag_metrics([admin.group("g")])}
+    assert known["memq_group_lag_records"] == [], "a sum without a partition would be too low"
+    (sample,) = known["memq_group_lag_unknown_partitions"]
+    assert (sample.labels, sample.value) == ({"group": "g", "topic": "clicks"}, 1)

@@ -42,6 +42,11 @@ class SickQueue(MemoryQueue):
             raise self.failing[partition.partition]
         return await super().span(partition)
 
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        if partition.partition in self.silent:
+            await asyncio.get_running_loop().create_future()  # for ever
+        return await super().seek_time(partition, time_ms)
+
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         self.reads.append(partition.partition)
         if partition.partition in self.slow:
@@ -162,5 +167,29 @@ def test_a_poll_that_is_cancelled_as_it_begins_leaves_no_coroutine() -> None:
         poll.cancel()
         with pytest.raises(asyncio.CancelledError):
             await poll
+
+    over_logs(work())
+
+
+def test_spans_and_times_of_logs_that_hang_or_fail_are_errors_within_one_time_limit() -> None:
+    async def work() -> None:
+        polls = Polls()
+        await polls.fill()
+        polls.sick.silent = {1, 2}
+        polls.sick.failing = {3: DeniedError("not you")}
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
+        with pytest.raises(QueueError, match=r"partition 1 .* did not answer within 5 s"):
+            await polls.queue.spans([part(number) for number in range(LOGS)])
+        assert loop.time() - begin_s < 1.5 * LOG_S_MAX, "one time limit, not two"
+        with pytest.raises(DeniedError, match="not you"):
+            await polls.queue.spans([part(0), part(3)])
+        with pytest.raises(DeniedError, match="not you"):
+            await polls.queue.span(part(3))
+        begin_s = loop.time()
+        with pytest.raises(QueueError, match="did not answer within 5 s"):
+            await polls.queue.seek_time(part(2), 5)
+        assert loop.time() - begin_s < 1.5 * LOG_S_MAX
+        assert await polls.queue.spans([part(0), part(4)]) == {part(0): Span(0, 1), part(4): Span(0, 1)}
 
     over_logs(work())
