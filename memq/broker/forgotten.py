@@ -14,11 +14,12 @@ from memq.topic import ReadPartition
 
 
 class Forgotten:
-    """Finds them out by the queue, once each. A topic that was deleted is in neither."""
+    """Finds them out by the queue, once each. A topic whose deletion has come to its end is in neither."""
 
     def __init__(self, store: ObjectReader, queue: PointerReader) -> None:
         self._store = store
         self._queue = queue
+        self.held: dict[str, ObjectTopic] = {}  # those that were found, by id
         self._found: dict[str, bool] = {}
 
     async def holds(self, topic: ObjectTopic) -> bool:
@@ -30,6 +31,7 @@ class Forgotten:
                 self._found[topic.id] = False
             else:
                 self._found[topic.id] = True
+                self.held[topic.id] = topic
         return self._found[topic.id]
 
     async def owner_of(self, entries: Iterable[ObjectEntry]) -> ObjectTopic | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from memq.backoff import backoff_s
 from memq.broker.forwarding import Forwarder
 from memq.broker.progress import Progress
 from memq.broker.services import Services
@@ -30,6 +31,11 @@ from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_sl
 
 STARTING_MS = 200  # when to come back to a broker that is just starting
 NO_OWNER_MS = 200  # when to ask again who owns a partition
+DROP_WAIT_S = 10.0  # how long the answer to a deletion waits for the end of the logs; clients wait 30 s for it
+DROP_RETRY_S = 0.1
+DROP_RETRY_S_MAX = 10.0
+CONFIRM_S = 2.0  # the time that the coordinator has to confirm a topic; clients wait 5 s for METADATA
+CONFIRMED_AT_ONCE = 64
 
 
 class Partitions:
@@ -46,6 +52,7 @@ class Partitions:
         self.changed = asyncio.Event()  # something was learnt, or let go of
         self._services = services
         self._govern = govern
+        self._confirming = asyncio.Semaphore(CONFIRMED_AT_ONCE)
         self._sharing = sharing
         self.forwarder = Forwarder(services, self._place)
         self._topics: dict[str, Topic] = {}
@@ -222,7 +229,37 @@ class Partitions:
             found = await self._services.coordinator.current_topic(name)
             if found is None or (topic_id and found.id != topic_id):
                 raise
-        raise NotReadyError(
+        raise self._unread(name)
+
+    async def confirm(self, names: Sequence[str], known: Mapping[str, str]) -> list[str]:
+        """Compare the topics of these names with a fresh read of the coordinator, but for those whose id is `known`.
+
+        Return the names for which the coordinator did not answer in time: what it said last must do.
+        Raises: NotReadyError when it contradicts what this broker has read.
+        """
+        doubtful = [name for name in names if name in self._topics and self._topics[name].id != known.get(name)]
+        ids = dict(zip(doubtful, await asyncio.gather(*map(self._current_id, doubtful)), strict=True))
+        if any(topic_id is not None and self._contradicts(name, topic_id) for name, topic_id in ids.items()):
+            await self.refresh()
+        for name, topic_id in ids.items():
+            if topic_id is not None and self._contradicts(name, topic_id):
+                raise self._unread(name)
+        return [name for name, topic_id in ids.items() if topic_id is None]
+
+    async def _current_id(self, name: str) -> str | None:
+        """Return the id that the coordinator has for a name now, "" for no topic; None when it does not answer."""
+        try:
+            async with asyncio.timeout(CONFIRM_S), self._confirming:
+                found = await self._services.coordinator.current_topic(name)
+        except (MemqError, TimeoutError):
+            return None
+        return "" if found is None else found.id
+
+    def _contradicts(self, name: str, topic_id: str) -> bool:
+        return name in self._topics and self._topics[name].id != topic_id
+
+    def _unread(self, name: str) -> NotReadyError:
+        return NotReadyError(
             f"broker '{self._id}' has not read topic '{name}' from the coordinator yet", retry_after_ms=STARTING_MS
         )
 
@@ -333,9 +370,8 @@ class Partitions:
         await self._services.queue.create(read_partitions(found), found.settings.stale_publish_ms)
         return found
 
-    async def alter(self, name: str, settings: TopicSettings) -> Topic:
+    async def alter(self, current: Topic, settings: TopicSettings) -> Topic:
         """Change a topic's settings; `memq.topic.HOLDS` says when each of them holds."""
-        current = self.topic(name)
         self._services.spool.check(settings)
         changed = Topic(
             **{part: getattr(current, part) for part in current.__struct_fields__ if part != "settings"},
@@ -346,12 +382,27 @@ class Partitions:
         await self._services.queue.create(read_partitions(altered), altered.settings.stale_publish_ms)
         return altered
 
-    async def delete(self, name: str) -> None:
-        """Delete a topic and its pointers."""
-        topic = self.topic(name)
+    async def delete(self, topic: Topic) -> None:
+        """Delete a topic and its pointers. It is gone once the coordinator has deleted it, whatever fails then."""
         await self._services.coordinator.delete_topic(topic)
-        await self.refresh()
-        await self._services.queue.drop(read_partitions(topic))
+        drop = self._leaving.start(self._drop_logs(topic), f"drop the logs of {topic.name}")
+        await asyncio.wait([drop], timeout=DROP_WAIT_S)
+
+    async def _drop_logs(self, topic: Topic) -> None:
+        """Drop them, as often as the queue fails; the sweep does it for a broker that ends before."""
+        with suppress(MemqError):
+            await self.refresh()
+        tries = 0
+        while True:
+            try:
+                await self._services.queue.drop(read_partitions(topic))
+            except MemqError as error:
+                tries += 1
+                self._services.events.warning("drop-failed", f"topic '{topic.name}' with id {topic.id}: {error}")
+                random = self._services.runtime.random
+                await asyncio.sleep(backoff_s(random, tries, base_s=DROP_RETRY_S, most_s=DROP_RETRY_S_MAX))
+            else:
+                return
 
     # ---- the end --------------------------------------------------------------------------------
 

@@ -338,10 +338,13 @@ class Requests:
         if ask.topics is not None and len(ask.topics) > TOPICS_PER_METADATA_MAX:
             raise TooLargeError(f"metadata of {len(ask.topics)} topics at once, {TOPICS_PER_METADATA_MAX} are allowed")
         names = [topic.name for topic in self._partitions.topics()] if ask.topics is None else ask.topics
+        for name in names:
+            check_name(name, internal=True)
+        unconfirmed = [] if ask.topics is None else await self._partitions.confirm(names, ask.known)
         found: list[TopicMetadata] = []
         missing: list[str] = []
         for name in names:
-            topic = await self._find(check_name(name, internal=True), create=ask.create)
+            topic = await self._find(name, create=ask.create)
             if topic is None:
                 missing.append(name)
             else:
@@ -352,6 +355,7 @@ class Requests:
             zones=list(self._partitions.brokers().values()),
             topics=found,
             missing=missing,
+            unconfirmed=unconfirmed,
             stores=[StoreMetadata(name=name, url=store.url) for name, store in self._services.stores.items()],
         )
 
@@ -389,13 +393,10 @@ class Requests:
             count = ask.partitions or self._services.settings.partitions
             return AdminAnswer(topic=await self._partitions.create(ask.name, count, settings, exist_ok=ask.exist_ok))
         if isinstance(ask, AlterTopic):
-            topic = await self._partitions.current_topic(ask.name)
-            return AdminAnswer(
-                topic=await self._partitions.alter(ask.name, parse_settings(ask.settings, topic.settings))
-            )
+            topic = await self._partitions.current_topic(ask.name, ask.topic_id)
+            return AdminAnswer(topic=await self._partitions.alter(topic, parse_settings(ask.settings, topic.settings)))
         if isinstance(ask, DeleteTopic):
-            await self._partitions.current_topic(ask.name)
-            await self._partitions.delete(ask.name)
+            await self._partitions.delete(await self._partitions.current_topic(ask.name, ask.topic_id))
             return AdminAnswer()
         if isinstance(ask, BeginProducer):
             return await self._begin_producer(ask)

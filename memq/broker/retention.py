@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,8 +12,9 @@ from memq.broker.pointers import keys_of, whole_log
 from memq.broker.services import Services
 from memq.broker.sweep import Sweep, Unnamed
 from memq.cold.tail import TailNeeds, window_since_ms
-from memq.errors import MemqError, QueueError
+from memq.errors import MemqError, NotFoundError, QueueError
 from memq.format.key import is_cold_object, shared_prefix, staged_prefix
+from memq.format.object import ObjectTopic
 from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END
 from memq.notification import Entry
@@ -198,6 +199,7 @@ async def sweep(services: Services, age_ms: int) -> Swept:
         if each.new:
             counters.unnamed_objects += 1
             new += [each] if len(new) < NAMED_MAX else []
+    await _end_deletions(services, found.forgotten.held)
     counters.kept_objects += found.kept
     services.swept.pending_objects, services.swept.pending_bytes = done.pending, done.pending_bytes
     if done.objects:
@@ -205,6 +207,35 @@ async def sweep(services: Services, age_ms: int) -> Swept:
     if new:
         services.events.info("sweep-pending", pending_text(new, done, settings.sweep_confirm_ms))
     return done
+
+
+async def _end_deletions(services: Services, forgotten: Mapping[str, ObjectTopic]) -> None:
+    """Drop the logs of topics that the coordinator has deleted, by its word in two passes, far enough apart.
+
+    The broker that deleted such a topic came to its end before its queue took the logs. The objects go in later passes.
+    """
+    now_ms, since = services.runtime.clock.wall_ms(), services.deleted_since
+    proven = {id_: topic for id_, topic in forgotten.items() if await services.coordinator.deleted(id_)}
+    for topic_id in [topic_id for topic_id in since if topic_id not in proven]:
+        del since[topic_id]
+    for topic_id, topic in proven.items():
+        if topic_id not in since:
+            since[topic_id] = now_ms
+        elif now_ms - since[topic_id] >= services.settings.sweep_confirm_ms:
+            await services.queue.drop(await _logs_of(services, topic))
+            services.events.info("logs-dropped", f"topic '{topic.name}' with id {topic_id} was deleted")
+
+
+async def _logs_of(services: Services, topic: ObjectTopic) -> list[ReadPartition]:
+    """Return the logs that the queue has of a topic; they are numbered without holes."""
+    found = list[ReadPartition]()
+    while True:
+        partition = ReadPartition(topic.name, topic.id, len(found))
+        try:
+            await services.queue.span(partition)
+        except NotFoundError:
+            return found
+        found.append(partition)
 
 
 def pending_text(new: Sequence[Unnamed], done: Swept, confirm_ms: int) -> str:

@@ -64,6 +64,7 @@ class Services:
     closings: Turns = field(default_factory=lambda: Turns(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
     lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
     swept: SweptNow = field(default_factory=SweptNow)
+    deleted_since: dict[str, int] = field(default_factory=dict)  # topics whose logs are left, by id; Unix ms
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
     cold: ColdFiles = field(init=False)
     pointers: ColdReader = field(init=False)

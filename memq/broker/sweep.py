@@ -104,7 +104,7 @@ class Sweep:
         self._confirm_ms = confirm_ms
         self._pending: dict[str, list[ObjectEntry]] = {}  # the lists of earlier passes, by the digest of their prefix
         self._now_ms = -1
-        self._forgotten = Forgotten(store, queue)
+        self.forgotten = Forgotten(store, queue)
         self._staged_bound_ms = 0
         self._left_bound_ms = 0
 
@@ -210,7 +210,7 @@ class Sweep:
         if shared or mine:
             await self._strike_unaccounted(mine, keys, logs)
             return dict.fromkeys(keys, UNNAMED)
-        owner = await self._forgotten.owner_of(keys.values())
+        owner = await self.forgotten.owner_of(keys.values())
         if owner is not None:
             self._keep(forgotten_topic(owner), list(keys.values()))
             return {}
@@ -266,7 +266,7 @@ class Sweep:
             return
         claimed = {(each.topic_id, each.partition) for each in await self._assignments() if each.epoch}
         known = {topic.id: topic for topic in topics}
-        unaccounted = Unaccounted(self._store, known, logs, claimed, self._forgotten)
+        unaccounted = Unaccounted(self._store, known, logs, claimed, self.forgotten)
         kept: dict[Claim, list[ObjectEntry]] = {}
         for entry in list(keys.values()):
             claim = await unaccounted.claim_on(entry)

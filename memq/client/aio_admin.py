@@ -126,6 +126,7 @@ class AsyncAdmin:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
         check_name(name, internal=True)
         await self._pool.reach(self._connect_timeout_s)
+        self._metadata.doubt(name)
         found = await self._metadata.refresh(name)
         if found is None:
             raise NotFoundError(f"topic '{name}' does not exist")
@@ -161,12 +162,16 @@ class AsyncAdmin:
 
         Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
         """
-        ask = AlterTopic(name=check_name(name, internal=True), settings=_sendable(settings))
-        return _topic_of(await self._ask(AdminRequest(ask=ask)))
+        sent, topic = _sendable(settings), (await self.topic(name)).topic
+        return _topic_of(await self._ask(AdminRequest(ask=AlterTopic(name=name, topic_id=topic.id, settings=sent))))
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic with its pointers; its objects go with the sweep. Raises: NotFoundError."""
-        await self._ask(AdminRequest(ask=DeleteTopic(name=check_name(name, internal=True))))
+        """Delete a topic with its pointers; its objects go with the sweep.
+
+        A request that is delayed on its way never deletes a later topic of the same name. Raises: NotFoundError.
+        """
+        topic = (await self.topic(name)).topic
+        await self._ask(AdminRequest(ask=DeleteTopic(name=name, topic_id=topic.id)))
 
     # ---- groups --------------------------------------------------------------------------------
 

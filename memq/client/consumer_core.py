@@ -353,6 +353,8 @@ class ConsumerCore:
             if source is not None and source.failure is not None:
                 failure, source.failure = source.failure, None
                 if isinstance(failure, NotFoundError):
+                    for name in self.settings.topics:
+                        self._metadata.doubt(name)
                     self._stale.set()  # a topic is gone: the others must go on
                     self._handouts.urgent = True  # and what was fetched of it must not come behind this error
                 raise failure

@@ -80,6 +80,12 @@ class ClusterMetadata:
                 if owner.partition == partition:
                     owner.address = address
 
+    def doubt(self, name: str, topic_id: str = "") -> None:
+        """Forget a topic, or that one of its name: a broker said that it is gone, so the next answer is confirmed."""
+        known = self._topics.get(name)
+        if known is not None and topic_id in ("", known.topic.id):
+            del self._topics[name]
+
     async def topic(self, name: str, *, create: bool = False, timeout_s: float = 30.0) -> TopicMetadata:
         """Return a topic, asking when it is not known, and again until `timeout_s` while no broker answers.
 
@@ -127,15 +133,19 @@ class ClusterMetadata:
         return answer.topics
 
     async def ask(self, request: MetadataRequest) -> Metadata:
-        """Ask the known brokers in turn until one answers.
+        """Ask the known brokers in turn until one answers that could confirm its topics; else the first one's must do.
 
         Raises: UnreachableError naming each of them; InvalidRequestError and DeniedError as the broker said.
         """
         failures: list[str] = []
+        unconfirmed: Metadata | None = None
         for address in self._pool.candidates():
             try:
                 session = await self._pool.session(address)
-                return await session.link.request(Api.METADATA, request, Metadata, timeout_s=ANSWER_TIMEOUT_S)
+                answer = await session.link.request(Api.METADATA, request, Metadata, timeout_s=ANSWER_TIMEOUT_S)
+                if not answer.unconfirmed:
+                    return answer
+                unconfirmed = unconfirmed or answer
             except TimedOutError as error:
                 failures.append(str(error))
                 for session in self._pool.sessions():
@@ -143,6 +153,8 @@ class ClusterMetadata:
                         session.link.abort(UnreachableError(f"{format_address(address)} is silent"))
             except RetryableError as error:
                 failures.append(str(error))
+        if unconfirmed is not None:
+            return unconfirmed
         raise UnreachableError(f"no broker answers: {'; '.join(failures[:5])}")
 
     async def close(self) -> None:
@@ -161,7 +173,8 @@ class ClusterMetadata:
             async with self._asking:
                 del self._next[create]
                 names = list(refresh.names)
-                self._take(await self.ask(MetadataRequest(topics=names, create=create)), names)
+                known = {name: self._topics[name].topic.id for name in names if name in self._topics}
+                self._take(await self.ask(MetadataRequest(topics=names, create=create, known=known)), names)
         except MemqError as error:
             return error
         finally:
@@ -174,15 +187,17 @@ class ClusterMetadata:
         self._pool.learn([parse_address(broker) for broker in answer.brokers], answer.zones)
         known = {name: self._topics.pop(name) for name in names if name in self._topics}
         for found in answer.topics:
-            newest = self._topics[found.topic.name] = _newest(known.get(found.topic.name), found)
+            name = found.topic.name
+            newest = _newest(known.get(name), found, confirmed=name not in answer.unconfirmed)
+            self._topics[name] = newest
             if self._heard is not None:
                 self._heard(newest.topic)
 
 
-def _newest(known: TopicMetadata | None, found: TopicMetadata) -> TopicMetadata:
+def _newest(known: TopicMetadata | None, found: TopicMetadata, *, confirmed: bool) -> TopicMetadata:
     """Return the answer without what is known to be newer: brokers learn of changes one by one."""
     if known is None or known.topic.id != found.topic.id:
-        return found
+        return found if known is None or confirmed else known
     epochs = {owner.partition: owner for owner in known.owners}
     owners = [max(owner, epochs.get(owner.partition, owner), key=_epoch_of) for owner in found.owners]
     topic = known.topic if known.topic.version > found.topic.version else found.topic

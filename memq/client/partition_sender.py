@@ -291,6 +291,7 @@ class PartitionSender:
         self._parts.events.info("producer.open-failed", f"{self._name} is not open: {error}")
         if isinstance(error, NotFoundError):
             self._parts.buffer.drop_route(self.buffer.topic.name)
+            self._parts.metadata.doubt(self.buffer.topic.name, self.buffer.topic.id)
         self._step(OpenFailed(error, self._now_s()))
 
     def _forget_open(self) -> None:

@@ -137,10 +137,15 @@ class Draining(msgspec.Struct, kw_only=True):
 
 
 class MetadataRequest(msgspec.Struct, kw_only=True):
-    """Ask for topics by name; None means all. `create` makes missing ones where the broker allows it."""
+    """Ask for topics by name; None means all. `create` makes missing ones where the broker allows it.
+
+    `known` are the ids of topics that the client knows already, by name. A broker that has another id for a name reads
+    it in the coordinator before it answers: the topic may have been deleted, and made again, without its notice.
+    """
 
     topics: list[str] | None = None
     create: bool = False
+    known: dict[str, str] = {}
 
 
 class Owner(msgspec.Struct, kw_only=True):
@@ -167,13 +172,17 @@ class StoreMetadata(msgspec.Struct, kw_only=True):
 
 
 class Metadata(msgspec.Struct, kw_only=True):
-    """A client's map of the cluster; `missing` topics do not exist; `zones` are the brokers'."""
+    """A client's map of the cluster; `missing` topics do not exist; `zones` are the brokers'.
+
+    Of `unconfirmed` topics the coordinator could not be asked: another broker may know better.
+    """
 
     cluster: str
     brokers: list[str] = []
     zones: list[str] = []
     topics: list[TopicMetadata] = []
     missing: list[str] = []
+    unconfirmed: list[str] = []
     stores: list[StoreMetadata] = []
 
 
@@ -326,16 +335,21 @@ class CreateTopic(msgspec.Struct, tag_field="op", tag="create-topic", kw_only=Tr
 
 
 class AlterTopic(msgspec.Struct, tag_field="op", tag="alter-topic", kw_only=True):
-    """Change settings of a topic."""
+    """Change settings of a topic; with `topic_id` only of that one, not of a later one of its name."""
 
     name: str
+    topic_id: str = ""
     settings: dict[str, Int64 | bool | str] = {}
 
 
 class DeleteTopic(msgspec.Struct, tag_field="op", tag="delete-topic", kw_only=True):
-    """Delete a topic with its pointers; its objects go with the sweep."""
+    """Delete a topic with its pointers; its objects go with the sweep.
+
+    With `topic_id` only that one: a request that comes late finds another topic under its name.
+    """
 
     name: str
+    topic_id: str = ""
 
 
 class ListGroups(msgspec.Struct, tag_field="op", tag="list-groups", kw_only=True):

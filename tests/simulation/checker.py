@@ -178,13 +178,21 @@ class Checker:
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:
         """See `cloud.Observer`: from now on the objects of what was taken may go."""
-        log = self.logs[partition]
+        self._free(self.logs[partition], before)
+        self._check_taken(partition, self._begins.get(partition, 0))
+
+    def dropped(self, partition: ReadPartition) -> None:
+        """See `cloud.Observer`: all that the log named may go."""
+        log = self.logs.get(partition)
+        if log is not None:
+            self._free(log, len(log.entries))
+
+    def _free(self, log: ReadLog, before: int) -> None:
         for entry in log.entries[log.queue_begin : before]:
             for location in entry.pointer.locations:
                 self._named[location.key] -= 1
                 self._freed_s[location.key] = self._now()
         log.leave_queue(before)
-        self._check_taken(partition, self._begins.get(partition, 0))
 
     def _check_taken(self, partition: ReadPartition, begin: int) -> None:
         """Check what is gone of a read partition, from its last beginning on: neither in the queue nor in a cold part.

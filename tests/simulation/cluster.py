@@ -20,13 +20,14 @@ from memq.governor.widening import join, neighbours, split
 from memq.limits import KIB, MIB
 from memq.network import Address, Runtime
 from memq.settings import BrokerSettings
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.simulation.checker import Checker
 from tests.simulation.cloud import Cloud, Doors
 from tests.simulation.disk import HostDisk, SimDisk
 from tests.simulation.faults import Faults
 from tests.simulation.network import SimNetwork, Switch
 from tests.simulation.node import EPOCH_MS, Node
+from tests.simulation.observers import Observers
 from tests.simulation.retention_rules import RetentionRules
 from tests.simulation.world import World
 
@@ -90,9 +91,8 @@ class SimCluster:
         )
         self.cloud.monitor.key_s = shape.sweep_age_ms / 2000
         self.read_partitions = [ReadPartition("t", TOPIC_ID, number) for number in range(shape.partitions)]
-        for partition in (ReadPartition("t", TOPIC_ID, number) for number in range(WRITE_PARTITIONS_MAX)):
-            self.cloud.monitor.log(partition).stale_s = shape.settings.stale_publish_ms / 1000
-            self.cloud.monitor.log(partition).window_s = shape.settings.dedup_window_ms / 1000
+        for number in range(WRITE_PARTITIONS_MAX):
+            self._watch(ReadPartition("t", TOPIC_ID, number))
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
         self.rounds = dict.fromkeys(self.brokers, 0)  # of retention and sweep that each broker has ended
         self.counters: list[Counters] = []  # of each life of a broker
@@ -101,15 +101,33 @@ class SimCluster:
         self._seen_s: dict[str, float] = {}
         self._entries: dict[str, BrokerEntry] = {}
 
-    def _observer(self, world: World, shape: Shape) -> Checker:
+    def _observer(self, world: World, shape: Shape) -> Observers:
         self.objects: dict[str, bytes] = {}
         self.checker = Checker(
             self.objects, shape.settings.dedup_window_ms, world.fail, lambda: world.now, refuse=shape.refuse
         )
         self.checker.on_disk = shape.settings.ack1 == "disk"
+        self.transient = Checker(
+            self.objects, shape.settings.dedup_window_ms, world.fail, lambda: world.now, refuse=shape.refuse
+        )
         if shape.housekeeping_s:
-            self.checker.retention = RetentionRules(shape.settings, shape.clock_error_ms)
-        return self.checker
+            for checker in (self.checker, self.transient):
+                checker.retention = RetentionRules(shape.settings, shape.clock_error_ms)
+        return Observers(TOPIC_ID, self.checker, self.transient, self._exists, world.fail)
+
+    def _exists(self, topic_id: str) -> bool:
+        return any(topic.id == topic_id for topic in self.cloud.cluster.registry.topics())
+
+    def watch(self, topic: Topic) -> None:
+        """Tell the monitor of ownership, and who checks reports, of a topic that comes and goes."""
+        self.checker.reports.transient[topic.id] = None
+        for partition in read_partitions(topic):
+            self._watch(partition)
+
+    def _watch(self, partition: ReadPartition) -> None:
+        log = self.cloud.monitor.log(partition)
+        log.stale_s = self.shape.settings.stale_publish_ms / 1000
+        log.window_s = self.shape.settings.dedup_window_ms / 1000
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -157,6 +175,7 @@ class SimCluster:
             host=node.name,
             port=PORT,
             http_port=-1,
+            auto_create_topics=False,  # else who writes to a topic that was just deleted makes another one
             broker_id=node.name,
             cluster=CLUSTER,
             memory_bytes_max=self.shape.memory_bytes_max,
@@ -225,6 +244,11 @@ class SimCluster:
         if name in self._stops and self.world.nodes[name].alive:
             self.world.trace.event(self.world.now, "stop", name)
             self.world.nodes[name].loop.call_soon(self._stops[name].set)
+
+    def left_objects(self, since_s: float) -> list[str]:
+        """Return the objects that a sweep should have taken, of all topics."""
+        of_others = dict.fromkeys(self.transient.left_objects(since_s))
+        return [key for key in self.checker.left_objects(since_s) if key in of_others]
 
     def addresses(self) -> list[Address]:
         """Return where brokers listen."""

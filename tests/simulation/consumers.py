@@ -9,7 +9,8 @@ from memq.client.batch import Batch
 from memq.client.record import TopicPartition
 from memq.errors import MemqError, PositionExpiredError
 from memq.network import Runtime
-from memq.topic import Position, ReadPartition
+from memq.topic import Position, ReadPartition, Topic
+from tests.simulation.checker import Checker
 from tests.simulation.cluster import PORT, SimCluster
 from tests.simulation.node import Node
 
@@ -23,7 +24,8 @@ async def run_consumer(node: Node, runtime: Runtime, cluster: SimCluster, group:
     life = 0
     while True:
         life += 1
-        reader = Reader(f"{node.name}#{node.index}.{life}", group, node, cluster, wanders=wanders)
+        name = f"{node.name}#{node.index}.{life}"
+        reader = Reader(name, group, node, cluster, cluster.checker, cluster.topic, wanders=wanders)
         try:
             await reader.run(runtime)
         except MemqError as error:
@@ -32,15 +34,27 @@ async def run_consumer(node: Node, runtime: Runtime, cluster: SimCluster, group:
 
 
 class Reader:
-    """One life of a consumer."""
+    """One life of a consumer, which tells `checker` what it reads of a topic."""
 
-    def __init__(self, name: str, group: str, node: Node, cluster: SimCluster, *, wanders: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        group: str,
+        node: Node,
+        cluster: SimCluster,
+        checker: Checker,
+        topic: Topic,
+        *,
+        wanders: bool,
+    ) -> None:
         self.name = name
         self._wanders_left = WANDERS_MAX if wanders else 0
         self._group = group
         self._draw = node.random
         self._cluster = cluster
-        self._groups = cluster.checker.groups
+        self._checker = checker
+        self._groups = checker.groups
+        self._topic = topic
         self._paused: dict[ReadPartition, float] = {}  # until when, by the loop's clock
 
     async def run(self, runtime: Runtime) -> None:
@@ -50,7 +64,7 @@ class Reader:
         auto_commit, wanders = draw.random() < 0.5, bool(self._wanders_left)
         consumer = AsyncConsumer(
             [f"{host}:{PORT}" for host, _port in self._cluster.addresses()],
-            self._cluster.topic.name,
+            self._topic.name,
             group=self._group,
             auto_commit=auto_commit,
             auto_commit_interval_ms=draw.choice([50, 500]),
@@ -70,9 +84,8 @@ class Reader:
                     await self._take(batch)
                     if not auto_commit and draw.random() < 0.5:
                         await consumer.commit(batch)
-                        self._cluster.checker.commits.returned(
-                            self._group, self._partition(batch.partition), batch.next
-                        )
+                        partition = self._partition(batch.partition)
+                        self._checker.commits.returned(self._group, partition, batch.next)
                     await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
                 if wanders:
                     self._resume(consumer, loop.time())
@@ -108,7 +121,7 @@ class Reader:
             return
         iterated = self._groups.iterated(self._group, partition)
         if iterated:
-            record = self._cluster.checker.logs[partition].stream[self._draw.choice(iterated)]
+            record = self._checker.logs[partition].stream[self._draw.choice(iterated)]
             position = Position(place.partition, record.offset, record.record_index)
             try:
                 await consumer.seek(place.topic, place.partition, position)
@@ -125,7 +138,7 @@ class Reader:
                 consumer.resume(partition.topic, partition.partition)
 
     def _partition(self, number: int) -> ReadPartition:
-        return self._cluster.read_partitions[number]
+        return ReadPartition(self._topic.name, self._topic.id, number)
 
     def _assigned(self, places: list[TopicPartition]) -> None:
         for place in places:

@@ -38,6 +38,7 @@ ASPECTS = (
     "thin",
     "direct",
     "part",
+    "churn",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -405,6 +406,11 @@ def _with_a_sick_part(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
 
 
+def _with_churn(plan: Plan, _level: str, _draw: random.Random) -> Plan:
+    """Add a process that makes and deletes topics."""
+    return replace(plan, producers=(*plan.producers, "churn"))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -423,4 +429,5 @@ _CHANGES = {
     SCALE: _with_thin_margins,
     "direct": _with_direct_writers,
     "part": _with_a_sick_part,
+    "churn": _with_churn,
 }

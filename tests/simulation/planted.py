@@ -21,6 +21,7 @@ from tests.simulation.liveness_bugs import LIVENESS_BUGS
 from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
 from tests.simulation.scenario import run_plan
+from tests.simulation.topic_bugs import TOPIC_BUGS
 from tests.simulation.world import SimulationError
 
 BUGS = (
@@ -259,6 +260,7 @@ BUGS = (
     *COLD_BUGS,
     *IDENTITY_BUGS,
     *LIVENESS_BUGS,
+    *TOPIC_BUGS,
 )
 
 

@@ -38,6 +38,10 @@ class QueueObserver(Protocol):
         """The pointers below `before` are gone."""
         ...
 
+    def dropped(self, partitions: Sequence[ReadPartition]) -> None:
+        """The logs of a topic are gone."""
+        ...
+
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """A group has stored a position."""
         ...
@@ -280,7 +284,12 @@ class SimQueue:
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
         """See `PartitionAdmin.drop`."""
         wanted = tuple(partitions)
-        await self._caller.call(f"drop {len(wanted)}", lambda: self._queue.drop(wanted))
+
+        async def land() -> None:
+            await self._queue.drop(wanted)
+            self._observer.dropped(wanted)
+
+        await self._caller.call(f"drop {len(wanted)}", land, lies=GROUP_LIES)
 
     async def check(self) -> None:
         """See `NotificationQueue.check`."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import Part, Report, decode_report
 from memq.topic import Position, ReadPartition
@@ -26,6 +28,7 @@ class ReportRules:
         self.logs: dict[ReadPartition, ReadLog] = {}
         self.history: History = []  # in the order in which it landed; reports with homes
         self.reports: dict[Client, list[Report]] = {}
+        self.transient: dict[str, None] = {}  # ids of topics that others check
         self._fail = fail
         self._places: dict[tuple[Source, int], Position] = {}
         self._stored: dict[tuple[str, int], Position] = {}
@@ -49,7 +52,7 @@ class ReportRules:
         log = self.logs.setdefault(partition, ReadLog())
         log.entries.append(entry)
         for delivered in log.reader.take(entry):
-            report = decode_report(delivered.value)
+            report = self._of_topic(decode_report(delivered.value))
             known = self.reports.setdefault((report.client, partition.partition), [])
             if any(other.number == report.number for other in known):
                 self._fail(f"client {report.client:016x} has two reports of number {report.number}")
@@ -57,6 +60,10 @@ class ReportRules:
             self.history.append((partition.partition, report))
             for part in report.parts:
                 self._check_part(report, part)
+
+    def _of_topic(self, report: Report) -> Report:
+        """Return the report without what it says of topics that come and go."""
+        return replace(report, parts=tuple(part for part in report.parts if part.topic_id not in self.transient))
 
     def _check_part(self, report: Report, part: Part) -> None:
         """What a report says has happened when it lands."""

@@ -40,6 +40,7 @@ from tests.simulation.sick_part import OthersGoOn
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.thin import scaled
+from tests.simulation.topic_churn import TopicChurn
 from tests.simulation.world import World
 
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value beside its name
@@ -53,6 +54,7 @@ SWEEP_LOOK_S = 1.0
 COLD_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
 KEYS = 8  # of a producer that sends by keys
 LOOK_S = 0.02  # how often a run looks whether it is at its end
+CHURNED = 4  # topics that one life of a process makes and deletes
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
 
 
@@ -118,6 +120,7 @@ class Scenario:
         self._check_life()
         self._wait_for_reports()
         self.checker.finish(world.random("finish").randrange)
+        self.cluster.transient.finish(world.random("finish transient").randrange)
         self.names.finish()
         self.batches.finish()
         self._check_sweep()
@@ -173,10 +176,10 @@ class Scenario:
 
             def done() -> bool:
                 ended = any(self.cluster.rounds[name] >= count for name, count in enough.items())
-                return ended or not self.checker.left_objects(since_s)
+                return ended or not self.cluster.left_objects(since_s)
 
             self.world.run(SWEEP_ROUNDS * SWEEP_ROUND_S_MAX, done=done, look_s=SWEEP_LOOK_S)
-            left = self.checker.left_objects(since_s)
+            left = self.cluster.left_objects(since_s)
             if left:
                 self.world.fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")
 
@@ -273,6 +276,7 @@ class Scenario:
             "named": self._named_main,
             "staged": self._staged_main,
             "direct": self._direct_main,
+            "churn": self._churn_main,
         }.get(kind, self._product_main)
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
@@ -341,6 +345,10 @@ class Scenario:
         brokers = [f"{host}:{PORT}" for host, _port in self.cluster.addresses()]
         life = DirectLife(self.plan, node, runtime, brokers, self.checker, checkpoint, kill)
         await life.run(self.plan.blocks // 5)
+        self.done[node.name] = True
+
+    async def _churn_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+        await TopicChurn(node, runtime, self.cluster, self._lives[node.name]).run(CHURNED)
         self.done[node.name] = True
 
     def _producer(self, node: Node, runtime: Runtime, *, acks: AcksLike = "all", name: str = "") -> AsyncProducer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,9 @@ class Seen:
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:
         self.log.append((f"-{before}", self.world.now))
+
+    def dropped(self, partitions: Sequence[ReadPartition]) -> None:
+        self.log.append((f"-{len(partitions)} logs", self.world.now))
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         self.log.append((f"{group} {position}", self.world.now))

@@ -401,7 +401,7 @@ def test_blocks_of_a_deleted_topic_leave_the_spool(tmp_path: Path, monkeypatch: 
         async with rig() as cluster:
             topic = await left_behind(cluster, tmp_path)
             two = await cluster.start("two", spool=SpoolFiles(tmp_path / "two"))
-            await two.partitions.delete(topic.name)
+            await two.partitions.delete(two.partitions.topic(topic.name))
             again = await cluster.start("one", spool=SpoolFiles(tmp_path))
             await again._replay.wait()
             await until(lambda: not sizes_in(tmp_path))

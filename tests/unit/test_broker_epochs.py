@@ -251,10 +251,12 @@ def test_altered_batches_hold_at_once_and_what_the_window_does_not_allow_with_th
             client, topic = await connected(broker, TopicSettings())
             await client.open(topic)
             processor = processor_of(broker, topic)
-            await broker.partitions.alter("clicks", TopicSettings(ring_slots=2, delivery_timeout_ms=60_000))
+            await broker.partitions.alter(
+                broker.partitions.topic("clicks"), TopicSettings(ring_slots=2, delivery_timeout_ms=60_000)
+            )
             assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (2, 60_000)
             longer = TopicSettings(ring_slots=3, delivery_timeout_ms=600_000, dedup_window_ms=900_000)
-            await broker.partitions.alter("clicks", longer)
+            await broker.partitions.alter(broker.partitions.topic("clicks"), longer)
             assert (processor.ring.limits.slots, processor.delivery_timeout_ms) == (3, 200_000), "W - 2 (S + 20 s)"
             await broker.services.queue.publish(control(topic, "opened", 7))
             client.write(write_frame(block_of(topic, 0, [b"v"])))
@@ -271,14 +273,16 @@ def test_a_queue_hears_of_altered_settings_at_once_and_an_owner_of_what_late_poi
         async with running_broker() as broker:
             client, topic = await connected(broker, TopicSettings(stale_publish_ms=2_000))
             await client.open(topic)
-            await broker.partitions.alter("clicks", TopicSettings(stale_publish_ms=20_000, dedup_window_ms=400_000))
+            await broker.partitions.alter(
+                broker.partitions.topic("clicks"), TopicSettings(stale_publish_ms=20_000, dedup_window_ms=400_000)
+            )
             queue = broker.services.queue
             assert isinstance(queue, MemoryQueue)
             assert queue._log(ReadPartition(topic.name, topic.id, 0)).stale_publish_ms == 20_000
             own = processor_of(broker, topic).own
             assert own is not None
             assert (own.stale_publish_s, own.dedup_window_ms) == (20.0, 400_000)
-            await broker.partitions.alter("clicks", TopicSettings(stale_publish_ms=1_000))
+            await broker.partitions.alter(broker.partitions.topic("clicks"), TopicSettings(stale_publish_ms=1_000))
             assert queue._log(ReadPartition(topic.name, topic.id, 0)).stale_publish_ms == 1_000
             assert (own.stale_publish_s, own.dedup_window_ms) == (20.0, 400_000), "until its next epoch"
             await client.close()

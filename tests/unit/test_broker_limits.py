@@ -109,10 +109,10 @@ def test_a_limit_that_is_altered_holds_on_open_streams() -> None:
             await broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
             async with producer_of(broker) as producer:
                 await (await producer.send("clicks", VALUE))
-                await broker.partitions.alter("clicks", limit_of("hard", limit_bytes_s=1))
+                await broker.partitions.alter(broker.partitions.topic("clicks"), limit_of("hard", limit_bytes_s=1))
                 outcomes = await asyncio.gather(*await send_all(producer), return_exceptions=True)
                 assert any(isinstance(each, OverLimitError) for each in outcomes)
-                await broker.partitions.alter("clicks", TopicSettings())
+                await broker.partitions.alter(broker.partitions.topic("clicks"), TopicSettings())
                 for delivery in await send_all(producer):
                     await delivery
 

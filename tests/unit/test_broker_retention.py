@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.broker import Broker
-from memq.broker.retention import expired, look_after, retire
+from memq.broker.retention import expired, look_after, retire, sweep
 from memq.clock import SystemClock
 from memq.cold.compaction import manifest_of
 from memq.cold.plan import ColdRule
-from memq.errors import StoreError
+from memq.errors import NotFoundError, StoreError
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.format.totals import contended_ms
 from memq.network import Runtime
@@ -253,7 +253,7 @@ def test_a_partition_is_left_alone_until_its_first_pointer_can_be_too_old() -> N
             broker.services.queue.span = counted  # type: ignore[method-assign]
             await retire(broker.services, broker.partitions)
             assert asked == 0
-            await broker.partitions.alter("clicks", TopicSettings(retention_ms=24 * HOUR_MS))
+            await broker.partitions.alter(broker.partitions.topic("clicks"), TopicSettings(retention_ms=24 * HOUR_MS))
             await retire(broker.services, broker.partitions)
             assert asked == 1, "other settings, another day"
             due, now_ms = broker.partitions.retention_due, SystemClock().wall_ms()
@@ -323,7 +323,9 @@ def test_retention_takes_the_cold_part_first_and_the_sweep_its_objects() -> None
             keys.append(await rig.batch())
             rule = ColdRule(age_ms=24 * HOUR_MS, object_bytes=1, rest=True)
             assert len(await parts.compact(partition, rig.topic.settings, rule)) == 6
-            await broker.partitions.alter("clicks", TopicSettings(retention_ms=7 * 24 * HOUR_MS))
+            await broker.partitions.alter(
+                broker.partitions.topic("clicks"), TopicSettings(retention_ms=7 * 24 * HOUR_MS)
+            )
             assert (await services.pointers.span(partition)).begin == 0
             await retire(services, broker.partitions)
             manifest = await manifest_of(services.cold, partition)
@@ -366,7 +368,7 @@ def test_objects_of_a_deleted_topic_go_after_the_safety_age() -> None:
         async with running_broker() as broker:
             rig = await Rig.make(broker)
             await rig.batch()
-            await broker.partitions.delete("clicks")
+            await broker.partitions.delete(broker.partitions.topic("clicks"))
             assert await sweep_twice(broker.services, HOUR_MS) == (0, 0)
             rig.age_objects(2 * HOUR_MS)
             assert (await sweep_twice(broker.services, HOUR_MS))[0] == 1
@@ -379,6 +381,34 @@ def test_objects_of_a_deleted_topic_go_after_the_safety_age() -> None:
     run(work())
 
 
+def test_a_deletion_that_came_to_no_end_is_ended_by_the_second_sweep() -> None:
+    """As after a broker died between the coordinator's deletion and the queue's."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            await broker.partitions.create("clicks", 2, TopicSettings(), exist_ok=False)
+            rig = await Rig.make(broker)
+            await rig.batch()
+            await broker.services.coordinator.delete_topic(rig.topic)
+            rig.age_objects(2 * HOUR_MS)
+            late = replace(broker.services, settings=replace(broker.services.settings, sweep_confirm_ms=0))
+            await sweep(late, HOUR_MS)
+            for partition in read_partitions(rig.topic):
+                await broker.services.queue.span(partition)  # one pass is one witness
+            await sweep(late, HOUR_MS)
+            for partition in read_partitions(rig.topic):
+                with pytest.raises(NotFoundError):
+                    await broker.services.queue.span(partition)
+            assert (await sweep_twice(broker.services, HOUR_MS))[0] == 1
+            await rig.client.close()
+
+    run(work())
+
+
+async def not_deleted(topic_id: str) -> bool:
+    return False
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_objects_of_a_topic_that_only_the_queue_knows_stay(caplog: pytest.LogCaptureFixture, *, shared: bool) -> None:
     """As after a coordinator was put back to a backup that is older than the topic, or lost everything."""
@@ -389,6 +419,7 @@ def test_objects_of_a_topic_that_only_the_queue_knows_stay(caplog: pytest.LogCap
             rig = await Rig.make(broker)
             await rig.batch()
             await broker.services.coordinator.delete_topic(rig.topic)
+            broker.services.coordinator.deleted = not_deleted  # type: ignore[method-assign]  # nor does it know that
             rig.age_objects(2 * HOUR_MS)
             with caplog.at_level(logging.WARNING, "memq"):
                 assert (await sweep_twice(broker.services, HOUR_MS))[0] == 0

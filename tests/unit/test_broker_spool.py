@@ -116,7 +116,7 @@ def test_an_altered_topic_goes_to_disk_at_once_and_back(tmp_path: Path) -> None:
             one = await cluster.start("one", spool=SpoolFiles(tmp_path))
             topic, client = await taken(one, settings=TopicSettings())
             for first, settings, spooled in ((2, ON_DISK, 1), (4, TopicSettings(), 1), (6, ON_DISK, 2)):
-                await one.partitions.alter("clicks", settings)
+                await one.partitions.alter(one.partitions.topic("clicks"), settings)
                 client.write(write_frame(block_of(topic, first, [b"a", b"b"])))
                 while (await client.frame()).argument < first + 2:
                     pass

@@ -136,7 +136,7 @@ def test_retention_takes_nothing_on_a_short_answer(lies: dict[str, Any], *, by_s
         async with running_broker() as broker:
             rig = await Rig.make(broker)
             settings = TopicSettings(retention_ms=0, retention_bytes=1) if by_size else TopicSettings()
-            await broker.partitions.alter("clicks", settings)
+            await broker.partitions.alter(broker.partitions.topic("clicks"), settings)
             keys = await old_batches(rig)
             pointers = await rig.pointers()
             await retire(lying(rig, **lies), broker.partitions)

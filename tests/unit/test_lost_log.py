@@ -177,7 +177,7 @@ def test_shared_objects_stay_that_a_lost_log_may_have_named() -> None:
             assert await opened(services, topic)
             await restore(services, topic)
             assert await opened(services, topic) == ""
-            await broker.partitions.delete("clicks")
+            await broker.partitions.delete(broker.partitions.topic("clicks"))
             await services.queue.drop(read_partitions(topic))  # as the broker has done with its own
             assert (await sweep_twice(services, 0))[0] == len(before), "nobody is left who could have named them"
 

@@ -48,7 +48,7 @@ def test_a_topic_that_the_coordinator_does_not_have_is_missing() -> None:
                 await behind.partitions.current_topic("views")
             with pytest.raises(NotFoundError, match="topic 'clicks' does not exist"):
                 await behind.partitions.current_topic("clicks", "f" * 32)
-            await cluster.brokers[0].partitions.delete("clicks")
+            await cluster.brokers[0].partitions.delete(cluster.brokers[0].partitions.topic("clicks"))
             with pytest.raises(NotFoundError, match="topic 'clicks' does not exist"):
                 await behind.partitions.current_topic("clicks", topic.id)
 

@@ -1,0 +1,86 @@
+"""Tells each checker what lands of its topics: one checks the topic that stays, the other those that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memq.format.report import AUDIT_TOPIC
+from memq.notification import Membership, Publication
+from memq.topic import Position, ReadPartition
+from tests.simulation.checker import Checker
+from tests.simulation.node import Node
+
+Places = list[tuple[ReadPartition, Position]]
+
+
+class Observers:
+    """See `cloud.Observer`. `exists` says whether a topic of this id is there; its log may not be dropped then."""
+
+    def __init__(
+        self,
+        topic_id: str,
+        lasting: Checker,
+        transient: Checker,
+        exists: Callable[[str], bool],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._topic_id = topic_id
+        self._lasting = lasting
+        self._transient = transient
+        self._exists = exists
+        self._fail = fail
+
+    def _of(self, partition: ReadPartition) -> Checker:
+        lasts = partition.topic_id == self._topic_id or partition.topic == AUDIT_TOPIC
+        return self._lasting if lasts else self._transient
+
+    def _split(self, positions: Places) -> list[tuple[Checker, Places]]:
+        both = (self._lasting, self._transient)
+        return [(each, [one for one in positions if self._of(one[0]) is each]) for each in both]
+
+    def stored(self, key: str) -> None:
+        """See `cloud.Observer`."""
+        self._lasting.stored(key)
+
+    def deleted(self, key: str) -> None:
+        """See `cloud.Observer`."""
+        self._lasting.deleted(key)
+        self._transient.deleted(key)
+
+    def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
+        """See `cloud.Observer`."""
+        self._of(publication.partition).published(publication, offset, node, read_to, handed_over_s)
+
+    def trimmed(self, partition: ReadPartition, before: int) -> None:
+        """See `cloud.Observer`."""
+        self._of(partition).trimmed(partition, before)
+
+    def dropped(self, partitions: Sequence[ReadPartition]) -> None:
+        """See `cloud.Observer`: a log goes with its topic, and never before."""
+        for partition in partitions:
+            if self._exists(partition.topic_id):
+                self._fail(f"the log of {partition} is dropped, and its topic exists")
+            self._of(partition).dropped(partition)
+
+    def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
+        """See `cloud.Observer`."""
+        self._of(partition).committed(group, partition, position)
+
+    def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
+        """See `cloud.Observer`."""
+        self._lasting.granted(group, member, membership, joined=joined)
+        self._transient.granted(group, member, membership, joined=joined)
+
+    def asked(self, group: str, member: str, positions: Places) -> None:
+        """See `cloud.Observer`."""
+        for checker, places in self._split(positions):
+            checker.asked(group, member, places)
+
+    def stored_by(self, group: str, member: str, generation: int, positions: Places) -> None:
+        """See `cloud.Observer`."""
+        for checker, places in self._split(positions):
+            checker.stored_by(group, member, generation, places)
+
+    def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
+        """See `cloud.Observer`."""
+        self._of(partition).fetched(group, partition, position)

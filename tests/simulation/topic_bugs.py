@@ -1,0 +1,24 @@
+"""Planted bugs in the life of topics: what is made, deleted, and made again under its name; see `planted`."""
+
+from __future__ import annotations
+
+from tests.simulation.bug import Planted
+
+TOPIC_BUGS = (
+    Planted(
+        "a broker that is behind answers for an older topic",
+        "memq.broker.partitions",
+        "Partitions.confirm",
+        "if name in self._topics and self._topics[name].id != known.get(name)",
+        "if False",
+        aspects=("churn",),
+    ),
+    Planted(
+        "logs go though the coordinator has refused the deletion",
+        "memq.broker.partitions",
+        "Partitions.delete",
+        "await self._services.coordinator.delete_topic(topic)",
+        "with suppress(MemqError):\n        await self._services.coordinator.delete_topic(topic)",
+        aspects=("churn",),
+    ),
+)

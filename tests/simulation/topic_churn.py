@@ -1,0 +1,158 @@
+"""Topics that come and go while another one stays: made, written, read and deleted again, under few names."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from memq.client.aio_admin import AsyncAdmin
+from memq.client.aio_producer import AsyncProducer
+from memq.client.delivery import AsyncDelivery
+from memq.errors import AlreadyExistsError, MemqError, NotFoundError
+from memq.network import Runtime
+from memq.topic import Topic, read_partitions
+from tests.simulation.cluster import PORT, SimCluster
+from tests.simulation.consumers import Reader
+from tests.simulation.node import Node
+
+NAMES = ("coming", "going")  # each is used again soon
+BLOCKS_MAX = 12
+PARTITIONS_MAX = 2
+PACE_S_MAX = 0.2
+RETRY_S_MAX = 0.5
+LOOK_S = 0.1
+WRITES_ON_RATE = 0.5  # how often records are sent while the topic is deleted
+SIZES = (0, 10, 300)
+
+
+class TopicChurn:
+    """One life of the process. While a topic exists, nobody may be told that it does not."""
+
+    def __init__(self, node: Node, runtime: Runtime, cluster: SimCluster, life: int) -> None:
+        self._node = node
+        self._draw = node.random
+        self._runtime = runtime
+        self._cluster = cluster
+        self._checker = cluster.transient
+        self._brokers = [f"{host}:{PORT}" for host, _port in cluster.addresses()]
+        self._life = f"{node.name}.{life}"
+        self._topics = 0
+        self._leaving: dict[str, None] = {}  # ids of topics whose deletion was asked for
+        self._sent = 0
+
+    async def run(self, topics: int) -> None:
+        """Let so many topics live and die, and return when the last one is gone."""
+        async with AsyncAdmin(self._brokers, runtime=self._runtime) as admin:
+            for number in range(topics):
+                await self._live(admin, NAMES[number % len(NAMES)])
+
+    async def _live(self, admin: AsyncAdmin, name: str) -> None:
+        self._topics += 1
+        topic = await self._made(admin, name)
+        producer = AsyncProducer(
+            self._brokers,
+            linger_ms=self._draw.choice([0, 5, 100]),
+            delivery_timeout_ms=topic.settings.delivery_timeout_ms,
+            runtime=self._runtime,
+        )
+        await self._write(producer, topic, self._draw.randint(1, BLOCKS_MAX))
+        reading = asyncio.create_task(self._read(topic), name="read")
+        while not self._is_drained(topic):  # noqa: ASYNC110  the checker knows it, and tells nobody
+            await asyncio.sleep(LOOK_S)
+        if self._draw.random() < 0.5:
+            reading.cancel()
+        writing = None
+        self._leaving[topic.id] = None
+        if self._draw.random() < WRITES_ON_RATE:
+            writing = asyncio.create_task(self._write(producer, topic, BLOCKS_MAX), name="write")
+        await self._delete(admin, name)
+        if writing is not None:
+            await writing
+        with suppress(MemqError):
+            await producer.close()
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    # ---- topics ----------------------------------------------------------------------------------
+
+    async def _made(self, admin: AsyncAdmin, name: str) -> Topic:
+        """Make the topic, and again when that may not have landed; one of an earlier life goes first."""
+        settings = msgspec.structs.asdict(self._cluster.shape.settings)
+        while True:
+            try:
+                partitions = self._draw.randint(1, PARTITIONS_MAX)
+                topic = await admin.create_topic(name, partitions=partitions, settings=settings)
+            except AlreadyExistsError:
+                await self._delete(admin, name)
+            except MemqError:
+                await self._rest()
+            else:
+                self._cluster.watch(topic)
+                return topic
+
+    async def _delete(self, admin: AsyncAdmin, name: str) -> None:
+        while True:
+            try:
+                await admin.delete_topic(name)
+            except NotFoundError:
+                return  # a try landed that was answered with an error
+            except MemqError:
+                await self._rest()
+
+    async def _rest(self) -> None:
+        await asyncio.sleep(self._draw.uniform(0.05, RETRY_S_MAX))
+
+    # ---- records ---------------------------------------------------------------------------------
+
+    async def _write(self, producer: AsyncProducer, topic: Topic, blocks: int) -> None:
+        """Send blocks and wait for what becomes of each."""
+        pending: list[tuple[bytes, AsyncDelivery]] = []
+        for _ in range(blocks):
+            partition = self._draw.randrange(len(topic.partitions))
+            stream = f"{self._life}.{self._topics}"
+            self._sent += 1
+            value = f"{stream} {partition} {self._sent} ".encode() + self._draw.randbytes(self._draw.choice(SIZES))
+            self._checker.sent(stream, partition, self._sent, value)
+            try:
+                pending.append((value, await producer.send(topic.name, value, partition=partition)))
+            except MemqError as error:
+                self._check_exists(error, topic)
+                self._checker.give_up(value)
+            await asyncio.sleep(self._draw.uniform(0, PACE_S_MAX))
+        for value, delivery in pending:
+            try:
+                await delivery
+            except MemqError as error:
+                self._check_exists(error, topic)
+                self._checker.give_up(value)
+            else:
+                self._checker.ack(value)
+
+    async def _read(self, topic: Topic) -> None:
+        """Read the topic for its name's group, which has read earlier topics of that name."""
+        life = 0
+        while True:
+            life += 1
+            name = f"{self._life}.{self._topics}#{self._node.index}.{life}"
+            group = _group_of(topic)
+            reader = Reader(name, group, self._node, self._cluster, self._checker, topic, wanders=False)
+            try:
+                await reader.run(self._runtime)
+            except MemqError as error:
+                self._check_exists(error, topic)
+                await self._rest()
+
+    def _is_drained(self, topic: Topic) -> bool:
+        groups, logs = self._checker.groups, self._checker.logs
+        known = [(partition, logs[partition]) for partition in read_partitions(topic) if partition in logs]
+        return all(groups.reached(_group_of(topic), partition) == len(log.stream) for partition, log in known)
+
+    def _check_exists(self, error: MemqError, topic: Topic) -> None:
+        if topic.id not in self._leaving and isinstance(error, NotFoundError):
+            self._cluster.world.fail(f"topic {topic.name} with id {topic.id} exists", error)
+
+
+def _group_of(topic: Topic) -> str:
+    return f"readers of {topic.name}".replace(" ", "-")

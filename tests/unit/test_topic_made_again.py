@@ -1,0 +1,213 @@
+"""Topics that are deleted, and made again under the same name, while brokers and clients learn of it late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from memq.broker.broker import Broker
+from memq.client.aio_admin import AsyncAdmin
+from memq.client.link_pool import LinkPool
+from memq.client.metadata import ClusterMetadata
+from memq.errors import NotFoundError, NotReadyError, QueueError, UnreachableError
+from memq.network import Runtime, parse_address
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import (
+    AdminAnswer,
+    AdminRequest,
+    AlterTopic,
+    DeleteTopic,
+    Metadata,
+    MetadataRequest,
+    TopicMetadata,
+    decode_message,
+)
+from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
+from tests.unit.test_broker_cluster import Rig, rig
+from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, toy_topic
+
+
+async def create(broker: Broker, name: str = "clicks") -> Topic:
+    return await broker.partitions.create(name, 1, TopicSettings(), exist_ok=False)
+
+
+async def made_again(cluster: Rig) -> tuple[Broker, Topic, Topic]:
+    """Return a broker that knows only the first topic of a name, with that one and the topic of the name now."""
+    one, behind = await cluster.start("one"), await cluster.start("behind")
+    first = await create(one)
+    await behind.partitions.refresh()
+    stale = await behind.services.coordinator.topics()
+
+    async def topics() -> Sequence[Topic]:
+        return stale
+
+    behind.services.coordinator.topics = topics  # type: ignore[method-assign]
+    await one.partitions.delete(first)
+    return behind, first, await create(one)
+
+
+def test_a_broker_confirms_what_its_client_does_not_know() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            behind, first, second = await made_again(cluster)
+            for known in ({}, {"clicks": second.id}):
+                with pytest.raises(NotReadyError, match="broker 'behind' has not read topic 'clicks'"):
+                    await behind.partitions.confirm(["clicks"], known)
+            assert await behind.partitions.confirm(["clicks"], {"clicks": first.id}) == []
+            assert await behind.partitions.confirm(["views"], {}) == [], "that one is read when it is looked for"
+            assert await cluster.brokers[0].partitions.confirm(["clicks"], {}) == []
+
+    asyncio.run(work())
+
+
+def test_a_broker_that_has_not_heard_of_a_deletion_contradicts_the_coordinator() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            behind, _, second = await made_again(cluster)
+            await cluster.brokers[0].partitions.delete(second)
+            with pytest.raises(NotReadyError):
+                await behind.partitions.confirm(["clicks"], {})
+
+    asyncio.run(work())
+
+
+def test_a_broker_says_what_its_coordinator_could_not_confirm() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            behind, _, _ = await made_again(cluster)
+
+            async def current_topic(name: str) -> Topic | None:
+                raise UnreachableError("ZooKeeper does not answer")
+
+            behind.services.coordinator.current_topic = current_topic  # type: ignore[method-assign]
+            assert await behind.partitions.confirm(["clicks"], {}) == ["clicks"]
+
+    asyncio.run(work())
+
+
+def test_who_asks_a_broker_that_is_behind_first_hears_of_the_topic_as_it_is_now() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            behind, _, second = await made_again(cluster)
+            runtime = Runtime()
+            pool = LinkPool(runtime, [parse_address(behind.address), parse_address(cluster.brokers[0].address)])
+            metadata = ClusterMetadata(runtime, pool)
+            assert (await metadata.topic("clicks")).topic.id == second.id
+            await metadata.close()
+            await pool.close()
+
+    asyncio.run(work())
+
+
+def test_a_request_that_comes_late_changes_no_later_topic() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            first = await create(one)
+            runtime = Runtime()
+            pool = LinkPool(runtime, [parse_address(one.address)])
+            link = (await pool.session(parse_address(one.address))).link
+            await one.partitions.delete(first)
+            second = await create(one)
+            late = (
+                DeleteTopic(name="clicks", topic_id=first.id),
+                AlterTopic(name="clicks", topic_id=first.id, settings={"ring_slots": 2}),
+            )
+            for ask in late:
+                with pytest.raises(NotFoundError, match="was deleted"):
+                    await link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=5)
+            assert one.partitions.topic("clicks") == second
+            await pool.close()
+
+    asyncio.run(work())
+
+
+def test_an_admin_names_the_topic_that_is_there_now() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            async with AsyncAdmin([one.address]) as admin:
+                first = await admin.create_topic("clicks")
+                assert (await admin.topic("clicks")).topic == first
+                await one.partitions.delete(first)
+                second = await create(one)
+                altered = await admin.alter_topic("clicks", settings={"ring_slots": 2})
+                assert (altered.id, altered.settings.ring_slots) == (second.id, 2)
+                await admin.delete_topic("clicks")
+                with pytest.raises(NotFoundError):
+                    await admin.delete_topic("clicks")
+
+    asyncio.run(work())
+
+
+def test_a_deletion_goes_on_while_the_queue_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memq.broker.partitions.DROP_RETRY_S", 0.001)
+    failures = 3
+
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await create(one)
+            drop = cluster.queue.drop
+
+            async def fails(partitions: Sequence[ReadPartition]) -> None:
+                nonlocal failures
+                failures -= 1
+                if failures >= 0:
+                    raise QueueError("the queue does not answer")
+                await drop(partitions)
+
+            cluster.queue.drop = fails  # type: ignore[method-assign]
+            await one.partitions.delete(topic)
+            assert failures == -1
+            for partition in read_partitions(topic):
+                with pytest.raises(NotFoundError):
+                    await cluster.queue.span(partition)
+
+    asyncio.run(work())
+
+
+# ---- clients -------------------------------------------------------------------------------------
+
+
+def answer(topic_id: str, *, confirmed: bool) -> Metadata:
+    found = TopicMetadata(topic=toy_topic(topic_id=topic_id))
+    return Metadata(cluster="toy", topics=[found], unconfirmed=[] if confirmed else ["clicks"])
+
+
+def test_what_no_coordinator_confirmed_replaces_no_other_topic_of_the_name() -> None:
+    answers = [
+        answer("aa" * 16, confirmed=False),
+        answer("bb" * 16, confirmed=True),
+        answer("aa" * 16, confirmed=False),
+    ]
+    known: list[dict[str, str]] = []
+
+    def script(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api != Api.METADATA:
+            return False
+        known.append(decode_message(frame.body, MetadataRequest).known)
+        connection.answer(frame, answers[len(known) - 1])
+        return True
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = script
+        runtime = Runtime()
+        pool = LinkPool(runtime, [address_of(broker)])
+        metadata = ClusterMetadata(runtime, pool)
+        seen = []
+        for _ in answers:
+            found = await metadata.refresh("clicks")
+            seen.append("" if found is None else found.topic.id[:2])
+        assert seen == ["aa", "bb", "bb"], "the first answer must do, since no broker knows better"
+        metadata.doubt("clicks", "aa" * 16)
+        assert metadata.known("clicks") is not None, "another one of that name is gone"
+        metadata.doubt("clicks", "bb" * 16)
+        assert metadata.known("clicks") is None
+        assert known == [{}, {"clicks": "aa" * 16}, {"clicks": "bb" * 16}]
+        await metadata.close()
+        await pool.close()
+
+    run(test)
