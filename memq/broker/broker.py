@@ -219,7 +219,7 @@ class Broker:
                     limit.reschedule(loop.time() + HAND_OVER_S)
                 least = min(least, at_work + len(held))
                 progress.reached(max(progress.total - at_work, 0))
-                if not self.partitions.heirs():
+                if not self.partitions.heirs:
                     if not leaves:
                         await self._enter(draining=False)
                     raise InvalidRequestError(
@@ -240,7 +240,7 @@ class Broker:
 
         Where there is nobody to take them, or it takes too long, they are drained and released here.
         """
-        if self.partitions.heirs():
+        if self.partitions.heirs:
             try:
                 await self.hand_over(leaves=True)
             except (MemqError, TimeoutError) as error:

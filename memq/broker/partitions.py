@@ -64,7 +64,7 @@ class Partitions:
         self._looking = asyncio.Lock()
         self._addresses: dict[str, str] = {}
         self._brokers: dict[str, str] = {}
-        self._heirs: list[str] = []
+        self.heirs: list[str] = []  # the other brokers that take partitions
         self._namesake: BrokerEntry | None = None
         self._looks = self._looks_taken = 0
         self._leaving = TaskOwner(self._leave_failed, services.events)
@@ -91,7 +91,7 @@ class Partitions:
         self._brokers = {broker.address: broker.zone for broker in brokers}
         others = [each for each in brokers if each.id == self._id and each.session != self._services.session]
         self._namesake = others[0] if others else None
-        self._heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
+        self.heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
         if assignments is not self._read:  # a coordinator may return what it read before, when nothing has changed
             self._read = assignments
             self._take(assignments)
@@ -116,10 +116,6 @@ class Partitions:
     def namesake(self) -> BrokerEntry | None:
         """Return the live broker that took this one's id, if there is one."""
         return self._namesake
-
-    def heirs(self) -> list[str]:
-        """Return the other brokers that take partitions."""
-        return self._heirs
 
     def held(self) -> list[tuple[str, int]]:
         """Return the partitions that are assigned to this broker, opened by it, or still at work here."""
@@ -324,7 +320,7 @@ class Partitions:
         entry = self._assignments.get((topic.id, partition))
         if entry is None:
             raise _deleted(topic)
-        if entry.broker not in self._addresses and self.draining and not self._heirs:
+        if entry.broker not in self._addresses and self.draining and not self.heirs:
             entry = await self._services.coordinator.set_assignment(msgspec.structs.replace(entry, broker=self._id))
             self._take_one(entry)
         if entry.broker == self._id:

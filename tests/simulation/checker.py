@@ -23,7 +23,7 @@ from memq.errors import MemqError
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC
-from memq.notification import Membership, Publication
+from memq.notification import Publication
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.cold_rules import ColdRules
 from tests.simulation.commit_rules import CommitRules
@@ -210,20 +210,6 @@ class Checker:
         """See `cloud.Observer`."""
         self.groups.committed(group, partition, position)
         self.reports.committed(group, partition, position)
-
-    def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
-        """See `cloud.Observer`."""
-        self.commits.granted(group, member, membership, joined=joined)
-
-    def asked(self, group: str, member: str, positions: list[tuple[ReadPartition, Position]]) -> None:
-        """See `cloud.Observer`."""
-        self.commits.asked(group, member, positions)
-
-    def stored_by(
-        self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]
-    ) -> None:
-        """See `cloud.Observer`."""
-        self.commits.stored(group, member, generation, positions)
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """See `cloud.Observer`."""

@@ -68,18 +68,18 @@ class Observers:
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
         """See `cloud.Observer`."""
-        self._lasting.granted(group, member, membership, joined=joined)
-        self._transient.granted(group, member, membership, joined=joined)
+        self._lasting.commits.granted(group, member, membership, joined=joined)
+        self._transient.commits.granted(group, member, membership, joined=joined)
 
     def asked(self, group: str, member: str, positions: Places) -> None:
         """See `cloud.Observer`."""
         for checker, places in self._split(positions):
-            checker.asked(group, member, places)
+            checker.commits.asked(group, member, places)
 
     def stored_by(self, group: str, member: str, generation: int, positions: Places) -> None:
         """See `cloud.Observer`."""
         for checker, places in self._split(positions):
-            checker.stored_by(group, member, generation, places)
+            checker.commits.stored(group, member, generation, places)
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """See `cloud.Observer`."""
