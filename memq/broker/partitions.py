@@ -176,7 +176,7 @@ class Partitions:
             processor.follow(self._topics.get(processor.topic.name, processor.topic))
 
     def _let_go(self, processor: TopicProcessor, work: Coroutine[Any, Any, None]) -> None:
-        task = self._leaving.start(work, f"leave {processor.topic.name}/{processor.partition}")
+        task = self._leaving.start(work, _leaving(processor))
         self._left[processor] = task
 
         def done(task: asyncio.Task[None]) -> None:
@@ -412,7 +412,10 @@ class Partitions:
         while self.processors or self._left or len(self.forwarder):
             at_work, left = dict(self.processors), list(self._left.values())
             progress = self.progress(len(at_work), "partitions are drained and closed")
-            works = (_drain(processor, progress) for processor in at_work.values())
+            works = [
+                asyncio.create_task(_drain(processor, progress), name=_leaving(processor))
+                for processor in at_work.values()
+            ]
             ends += await asyncio.gather(*works, return_exceptions=True)
             for key, processor in at_work.items():
                 if self.processors.get(key) is processor:
@@ -445,6 +448,11 @@ class Partitions:
 
 def _deleted(topic: Topic) -> NotFoundError:
     return NotFoundError(f"topic '{topic.name}' was deleted")
+
+
+def _leaving(processor: TopicProcessor) -> str:
+    """Return the name of the task in which a partition is drained and released."""
+    return f"leave {processor.topic.name}/{processor.partition}"
 
 
 async def _drain(processor: TopicProcessor, progress: Progress) -> None:

@@ -46,6 +46,7 @@ class Chaos:
     def end(self) -> None:
         """Let nothing new happen, heal links and doors, wake who is paused, and make all calls succeed."""
         self.running = False
+        self._cluster.healed = True
         faults = calm()
         names = list(self._world.nodes)
         for name in names:

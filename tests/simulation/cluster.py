@@ -93,6 +93,7 @@ class SimCluster:
         self.read_partitions = [ReadPartition("t", TOPIC_ID, number) for number in range(shape.partitions)]
         for number in range(WRITE_PARTITIONS_MAX):
             self._watch(ReadPartition("t", TOPIC_ID, number))
+        self.healed = False
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
         self.rounds = dict.fromkeys(self.brokers, 0)  # of retention and sweep that each broker has ended
         self.counters: list[Counters] = []  # of each life of a broker

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from memq.errors import QueueRefusedError
 from memq.format.pointer import decode_pointer
 from memq.notification import Entries, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
@@ -24,7 +25,7 @@ NO_TASK: Task = (-1, -1)
 PUBLISH_LIES = ("denied", "not-found", "denied-landed", "refused-landed")
 READ_LIES = ("denied", "not-found")
 GROUP_LIES = ("denied", "denied-landed")
-OWNERS_WORK = ("open", "publish", "forward")
+OWNERS_WORK = ("open", "publish", "forward", "leave")
 
 
 class QueueObserver(Protocol):
@@ -93,6 +94,7 @@ class SimQueue:
         publish = self._monitor.publishes(process, self._task(where), publication, pointer, world.now)
 
         async def land() -> int:
+            self._check_late_try(publication, world.now - publish.handed_over_s)
             offset = await self._queue.publish(publication)
             self._proven[where] = max(self._proven.get(where, 0), offset + 1)
             self._monitor.lands(publish, publication, offset, EPOCH_MS + world.now * 1000, world.now)
@@ -108,6 +110,16 @@ class SimQueue:
             raise
         self._monitor.answers(publish, offset, world.now)
         return offset
+
+    def _check_late_try(self, publication: Publication, late_s: float) -> None:
+        """Refuse an owner's own try that comes later than S, where the queue does not refuse by age.
+
+        SQLite is such a queue: it waits for its lock for 10 s, and writes nothing later. Totals rest on it.
+        """
+        log = self._monitor.log(publication.partition)
+        own = log.highest.get(publication.write_partition) == publication.epoch
+        if own and not self._queue.refuses_by_age and late_s > log.stale_s:
+            raise QueueRefusedError(f"the call came {late_s:.3f} s late, {log.stale_s:g} s are allowed")
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
