@@ -110,4 +110,6 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
         any_broker = AnyBroker(pool)
         queue = RemoteQueue(any_broker)
         reports = GroupReports(consumer, queue, found[AUDIT_TOPIC])
-        yield LiveAudit(reports, admin.topics, queue, any_broker.read, store, runtime, keep_ms)
+        audit = LiveAudit(reports, admin.topics, queue, any_broker.read, store, runtime, keep_ms)
+        stack.push_async_callback(audit.close)
+        yield audit

@@ -63,6 +63,11 @@ class Polled(msgspec.Struct, frozen=True):
     entries: Entries
     error: MemqError | None = None
 
+    @classmethod
+    def failed(cls, partition: ReadPartition, offset: int, error: MemqError) -> Polled:
+        """Return the answer of a partition whose log fails, asked from an offset on."""
+        return cls(partition, Span(0, 0), Entries((), offset), error)
+
 
 class RemoteQueue:
     """Reads pointers and joins groups through a broker: `PointerReader` and `Groups`."""
@@ -237,7 +242,7 @@ def _polled_of(part: PartitionEntries, asked: Mapping[ReadPartition, int]) -> Po
     """
     partition = partition_of(part.partition)
     if part.error is not None:
-        return Polled(partition, Span(0, 0), Entries((), asked.get(partition, 0)), error_of(part.error))
+        return Polled.failed(partition, asked.get(partition, 0), error_of(part.error))
     entries = [
         Entry(wire.offset, wire.time_ms, bytes(wire.pointer) if wire.damaged is None else wire.damaged)
         for wire in part.entries

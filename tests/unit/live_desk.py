@@ -105,11 +105,14 @@ class Desk:
 
     # ---- the judgement -------------------------------------------------------------------------------
 
-    def settle(self, later_ms: int = 0) -> None:
-        """Judge after some time, then stop and start again from the stored state."""
+    def settle(self, later_ms: int = 0, *, unread: bool = False) -> None:
+        """Judge after some time, or not while the queue is `unread`; then start again from the stored state."""
         self.now_ms += later_ms
         self.home.settle(self.now_ms)
-        self.audit.settle(self.now_ms)
+        if unread:
+            self.audit.hold(self.now_ms)
+        else:
+            self.audit.settle(self.now_ms)
         for minute, row in self.audit.take_rows().items():
             self.rows.setdefault(minute, Row()).add(row)
         for finding in self.audit.take_findings():

@@ -7,6 +7,7 @@ from itertools import permutations
 
 import pytest
 
+from memq.audit.live import partition
 from memq.audit.live.reading import MEMBERS_MAX
 from memq.audit.minutes import active_ms
 from memq.errors import CorruptDataError
@@ -413,3 +414,61 @@ def test_a_block_that_nobody_dates_is_of_its_pointers_minute_whenever_it_is_foun
         desk.settle(later_ms)
         minutes += [each.minute for each in desk.findings.values()]
     assert minutes == [MINUTE, MINUTE]
+
+
+# ---- a log that can't be read --------------------------------------------------------------------
+
+
+def test_while_the_queue_can_not_be_read_reports_wait_and_minutes_are_unknown() -> None:
+    desk = Desk()
+    desk.sent(span("sent", (0, 10)), span("acked", (0, 10)))
+    desk.queue((PRODUCER, 0, 10))
+    desk.settle()
+    assert desk.word() == "ok"
+    desk.sent(span("sent", (10, 20)), span("acked", (10, 20)), next_ms=desk.now_ms + 10**9)
+    desk.sent(span("sent", (20, 30), minute=MINUTE + 7), next_ms=desk.now_ms + 10**9)
+    for later_ms in (0, 60_000, LATE_MS):
+        desk.settle(later_ms, unread=True)
+        assert desk.found(grave=False) == []
+        assert [desk.word(minute=minute) for minute in (MINUTE, MINUTE + 7)] == ["unknown"] * 2
+    assert desk.word(minute=desk.now_ms // 60_000) == "unknown", "nothing is known of the time in which it was not read"
+    assert desk.rows[MINUTE].side("").counts["sent"] == 10
+    desk.queue((PRODUCER, 10, 20))
+    desk.settle()
+    assert (desk.found(), desk.word()) == ([], "ok")
+    assert desk.word(minute=desk.now_ms // 60_000) == "ok"
+    assert desk.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((20, 30),))]
+    assert desk.rows[MINUTE + 7].side("")["silent"] == 0
+
+
+def test_what_waits_for_the_queue_is_judged_once_it_was_read() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    desk.read(span("processed", (0, 5)), begin="0:0:0", committed="0:1:0")
+    desk.sent(span("sent", (0, 20)), span("acked", (0, 20)))
+    desk.settle(unread=True)
+    desk.settle(unread=True)
+    assert desk.found() == []
+    desk.settle()
+    assert desk.found() == [("lost", "consumer", GROUP, PRODUCER, ((5, 10),)), (*LOST, ((10, 20),))]
+
+
+def test_only_so_many_reports_wait_and_what_the_oldest_said_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "TOLD_MAX", 2)
+    desk = Desk()
+    for first in (0, 10, 20):
+        desk.queue((PRODUCER, first, first + 10))
+    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0")
+    desk.settle()
+    desk.read(span("processed", (10, 20), minute=MINUTE + 1))
+    desk.settle(unread=True)
+    for number in range(2):
+        desk.sent(span("sent", (20 + number, 21 + number), minute=MINUTE + 2))
+    desk.read(committed="0:3:0")
+    desk.settle(unread=True)
+    desk.settle()
+    assert desk.found() == [], "the report that is given up may have told of it"
+    assert {(kind, group) for kind, _, group, _, _ in desk.found(grave=False)} == {("unproven hole", GROUP)}
+    assert desk.rows[MINUTE + 1].side(GROUP)["silent"] == 1
+    assert desk.word(GROUP, MINUTE + 1) == "unknown"
+    assert desk.rows[MINUTE + 2].side("")["silent"] == 1

@@ -14,6 +14,7 @@ import pytest
 import memq
 from memq.audit.live.database import Database, SqliteDatabase
 from memq.audit.live.finding import LiveFinding
+from memq.audit.live.rows import Row
 from memq.audit.live.service import LiveAudit, Page
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.cli import main
@@ -23,12 +24,14 @@ from memq.cli.live_audit import GroupReports, live_audit
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.any_broker import AnyBroker
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.errors import FencedError, UnreachableError
+from memq.errors import FencedError, QueueError, UnreachableError
 from memq.format.report import AUDIT_TOPIC
 from memq.network import Runtime
+from memq.notification import Span
+from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue
 from memq.testing import Cluster
-from memq.topic import AUDIT_GROUP, Position
+from memq.topic import AUDIT_GROUP, Position, ReadPartition
 from tests.postgres import postgres_url
 from tests.unit.audited import TOPIC
 
@@ -257,6 +260,58 @@ def test_a_home_that_goes_to_another_auditor_while_its_state_is_read_is_let_go()
             await pool.close()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_log_that_fails_makes_the_minutes_of_its_partition_unknown_and_no_others(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    sick = asyncio.Event()
+    span = MemoryQueue.span
+
+    async def failing(queue: MemoryQueue, partition: ReadPartition) -> Span:
+        if sick.is_set() and (partition.topic, partition.partition) == ("clicks", 1):
+            raise QueueError("no leader")
+        return await span(queue, partition)
+
+    async def known(database: Database) -> dict[int, Row]:
+        found: dict[int, Row] = {0: Row(), 1: Row()}
+        for minute in await AuditView(database).minutes("clicks", 0, 1 << 40):
+            found[minute.partition].add(minute.row)
+        return found
+
+    async def work(database: Database) -> None:
+        async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+            await until([audit], database, all_of(RECORDS))
+            half = {number: row.side("")["committed"] for number, row in (await known(database)).items()}
+            assert all(half.values())
+            monkeypatch.setattr(MemoryQueue, "span", failing)
+            sick.set()
+            await asyncio.to_thread(produce, cluster)
+            rows = await known(database)
+            async with asyncio.timeout(WAIT_S):
+                wanted = [2 * half[0]] * 2
+                while [rows[0].side("")[name] for name in ("sent", "committed")] != wanted or rows[1].word("") == "ok":
+                    await audit.step()
+                    rows = await known(database)
+            assert (rows[0].word(""), rows[1].word("")) == ("ok", "unknown")
+            assert rows[1].side("")["committed"] == rows[1].side("")["sent"] == half[1]
+            if not restarts:
+                sick.clear()
+                await until([audit], database, lambda summary: counts(summary)[:2] == (2 * RECORDS,) * 2)
+        async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+            if restarts:
+                await audit.step()
+                assert (await known(database))[1].word("") == "unknown", "what was told is stored, and not judged"
+                sick.clear()
+            summary = await until([audit], database, lambda summary: counts(summary)[:2] == (2 * RECORDS,) * 2)
+        assert (summary.findings, summary.word()) == (0, "ok")
+
+    with cluster:
+        cluster.create_topic("clicks", partitions=2)
+        produce(cluster)
+        assert consume(cluster) == RECORDS
+        with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
 
 
 def test_several_auditors_share_one_state(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ from memq.audit.live.finding import LiveFinding
 from memq.audit.live.marks import Marks
 from memq.audit.totals import RunningTotals
 from memq.format.ranges import RangeSet
+from memq.format.report import Part
 
 NO_END_MS = 1 << 62
 
@@ -125,6 +126,21 @@ class Group:
         return [*self.members.values(), *([] if self.stream is None else [self.stream.reading])]
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A client's report on the write partition, received at `time_ms`.
+
+    Reports keep their order.
+    `group` is None for a producer and for a reader without a group; `kind` is as in `Report`.
+    """
+
+    client: int
+    group: str | None
+    part: Part
+    time_ms: int
+    kind: str = ""
+
+
 @dataclass(slots=True)
 class Books:
     """All that is known of one write partition.
@@ -134,6 +150,7 @@ class Books:
     until the first behind them came: what is not there can't be called lost. `expired` and `copies_ms` are as in
     `Evidence` and `Account`. `damaged` are offsets of pointers with a damaged block that does not say whose it is.
     `findings` are those that hold, by id. `objects` are the keys of the newest pointers' objects, by offset.
+    `told` are reports that count when the queue was read; while it can't be, the minutes in `unread` are unknown.
     """
 
     next_offset: int = 0
@@ -148,3 +165,5 @@ class Books:
     damaged: dict[int, bool] = field(default_factory=dict)
     findings: dict[str, LiveFinding] = field(default_factory=dict)
     objects: dict[int, str] = field(default_factory=dict)
+    told: list[Told] = field(default_factory=list)
+    unread: dict[int, bool] = field(default_factory=dict)

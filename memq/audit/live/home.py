@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memq.audit.live.partition import SPARK_READER, SPARK_TASK, PartitionAudit, Told
+from memq.audit.live.books import Told
+from memq.audit.live.partition import SPARK_READER, SPARK_TASK, PartitionAudit
 from memq.audit.minutes import MINUTE_MS
 from memq.format.report import Report
 

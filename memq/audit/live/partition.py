@@ -10,10 +10,11 @@ So whoever drives it calls `settle` when it has given all pointers up to such an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, apart, common
-from memq.audit.live.books import NO_END_MS, Books, Group, Stream
+from memq.audit.live.books import NO_END_MS, Books, Group, Stream, Told
 from memq.audit.live.dating import Dating
 from memq.audit.live.finding import IN_GROUP, IN_QUEUE, LiveFinding
 from memq.audit.live.open_findings import OpenFindings, Wrong
@@ -33,6 +34,7 @@ from memq.topic import Topic
 ALL = 2  # the ack level
 STREAMS_MAX = 20_000  # producers of one write partition; those that were seen longest ago are forgotten
 DAMAGED_MAX = 4_096
+TOLD_MAX = 4_096  # parts of reports that wait for the queue
 OBJECTS_MAX = 256  # newest pointers of a write partition whose objects a finding can name
 SPARK_READER, SPARK_TASK = "spark-reader", "spark-task"
 _HELD_MS = int(FORWARD_S_MAX * 1000)  # for how long a broker keeps what it took with 1 for the next owner
@@ -46,21 +48,6 @@ _PASSED_OVER = "committed beyond it, not processed"
 _UNPROVEN_MEMBER = "committed beyond it, and the report of that time is missing"
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A client's report on the write partition, received at `time_ms`.
-
-    Reports keep their order.
-    `group` is None for a producer and for a reader without a group; `kind` is as in `Report`.
-    """
-
-    client: int
-    group: str | None
-    part: Part
-    time_ms: int
-    kind: str = ""
-
-
 class PartitionAudit:
     """Audits one write partition. `books` is what an earlier one remembered."""
 
@@ -68,7 +55,6 @@ class PartitionAudit:
         self.topic = topic
         self.partition = partition
         self.books = books or Books()
-        self._pending: list[Told] = []
         self._dirty: dict[int, None] = dict.fromkeys(self.books.streams)
         self._rows: dict[int, Row] = {}
         self._changed = False
@@ -94,7 +80,8 @@ class PartitionAudit:
 
     def tell(self, told: Told) -> None:
         """Take what a client said; it counts when the queue was read."""
-        self._pending.append(told)
+        self.books.told.append(told)
+        self._changed = True
 
     def needs_blocks(self, pointer: Pointer) -> bool:
         """Whether the pointer alone does not say which of its blocks are new: ask the object's index."""
@@ -197,14 +184,41 @@ class PartitionAudit:
 
     def distrust(self, client: int, group: str, kind: str = "") -> None:
         """Hold nothing against a member up to its next commit: a report of it is missing."""
-        self._pending.append(Told(client, group, Part(topic="", topic_id="", partition=-1), 0, kind))
+        self.tell(Told(client, group, Part(topic="", topic_id="", partition=-1), 0, kind))
+
+    @property
+    def waits(self) -> bool:
+        """Whether something was told that counts when the queue was read."""
+        return bool(self.books.told)
+
+    def hold(self, now_ms: int) -> None:
+        """Judge nothing: the queue can't be read. The minutes that pass, and those that reports are about, are unknown.
+
+        Only so many reports wait. The word of the oldest is given up, and its minutes stay unknown.
+        """
+        books = self.books
+        told = {span.minute: None for each in books.told for span in each.part.spans}
+        for minute in (now_ms // MINUTE_MS, *told):
+            if minute not in books.unread:
+                books.unread[minute] = True
+                self.silence(None, (minute,), 1)
+                self._changed = True
+        over = len(books.told) - TOLD_MAX
+        for dropped in books.told[: max(over, 0)]:
+            self.silence(dropped.group, {span.minute: None for span in dropped.part.spans}, 1)
+            if dropped.group is not None:
+                lost = msgspec.structs.replace(dropped.part, partition=-1)
+                self._apply(Told(dropped.client, dropped.group, lost, dropped.time_ms, dropped.kind))
+        del books.told[: max(over, 0)]
 
     def settle(self, now_ms: int) -> None:
         """Judge, now that the queue was read up to an end that was asked for after all that was told."""
-        self._changed |= bool(self._pending)
-        for told in self._pending:
+        self._changed |= bool(self.books.told or self.books.unread)
+        self.silence(None, self.books.unread, -1)
+        self.books.unread.clear()
+        for told in self.books.told:
             self._apply(told)
-        self._pending.clear()
+        self.books.told.clear()
         for producer, stream in self.books.streams.items():
             if producer in self._dirty or stream.waiting or stream.unplaced:
                 Dating(stream).place(self._row, now_ms)

@@ -16,17 +16,16 @@ import msgspec
 
 from memq.audit.live.home import HomeAudit, Key
 from memq.audit.live.index import named, read_entries, read_headers
+from memq.audit.live.log_follower import LogFollower
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.store import AuditStore, Changes, Step
 from memq.client.fetcher import ReadRange
-from memq.errors import FencedError, MemqError, RetryableError, UnsupportedFormatError
+from memq.errors import FencedError, MemqError, RetryableError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.format.report import Damage, Part, Report, decode_report, home_of
-from memq.limits import POLL_BYTES_MAX
 from memq.logs import EventLog
 from memq.network import Runtime
-from memq.notification import Entry
 from memq.notification.remote import RemoteQueue
 from memq.topic import ReadPartition, Topic
 
@@ -35,6 +34,8 @@ PAGES_MAX = 200  # of reports in one round
 IDLE_ROUNDS = 5  # a write partition that nobody reports about is looked at once in so many
 TOPICS_EVERY_ROUNDS = 10
 PRUNE_EVERY_ROUNDS = 600
+SICK_HOME_ROUNDS = 30  # between two questions for the end of a home whose log does not answer
+NAME_TRIES = 3  # rounds in which the pointer of a damage is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class _Home:
     partitions: dict[Key, PartitionAudit] = field(default_factory=dict)
     saved: str = ""
     unsaved: Step | None = None
+    asked_from_round: int = 0  # whether all of its reports were heard
 
 
 class LiveAudit:
@@ -113,9 +115,11 @@ class LiveAudit:
         self._keep_ms = keep_ms
         self._owner = f"{runtime.random.getrandbits(64):016x}"
         self._events = EventLog(runtime.clock)
+        self._logs = LogFollower(queue, read, self._events)
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
         self._homes: dict[int, _Home] = {}
         self._page: Page | None = None  # what was heard last, until it is taken: when that fails, it is taken again
+        self._unnamed = 0  # how often a damage of this page could not be named
         self._touched: dict[Key, None] = {}  # that reports were heard about, and not yet judged behind them
         self._topics: dict[str, Topic] = {}
         self._round = 0
@@ -140,6 +144,10 @@ class LiveAudit:
                 self._outage.failed(str(error))
                 await asyncio.sleep(INTERVAL_S)
 
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._logs.close()
+
     async def step(self) -> None:
         """Do one round."""
         for home in self._homes.values():
@@ -150,10 +158,13 @@ class LiveAudit:
         await self._follow(self._touched)
         now_ms = self._clock.wall_ms()
         for number, home in self._homes.items():
-            if quiet and await self._reports.caught_up(number):
+            if quiet and await self._caught_up(number, home):
                 home.audit.settle(now_ms)
             for audit in home.partitions.values():
-                audit.settle(now_ms)
+                if self._logs.lacks(_log_of(audit)):
+                    audit.hold(now_ms)
+                else:
+                    audit.settle(now_ms)
             step = self._step_of(number, home)
             if step.changes or home.position != home.saved:
                 home.unsaved = step
@@ -177,8 +188,18 @@ class LiveAudit:
             home = self._homes.get(page.home)
             if home is not None and self._page is not None:
                 await self._take_page(home, page)
-            self._page = None
+            self._page, self._unnamed = None, 0
         return False
+
+    async def _caught_up(self, number: int, home: _Home) -> bool:
+        """Whether all reports of a home were heard; not known, for some rounds, while its log does not answer."""
+        if self._round < home.asked_from_round:
+            return False
+        try:
+            return await self._reports.caught_up(number)
+        except RetryableError:
+            home.asked_from_round = self._round + SICK_HOME_ROUNDS
+            return False
 
     async def _take_homes(self) -> None:
         """Let homes go that are another's now, and begin with new ones where they were left."""
@@ -251,7 +272,13 @@ class LiveAudit:
             return ()
 
     async def _pointer_at(self, topic: Topic, partition: int, offset: int) -> Pointer | None:
-        entries = await self._queue.read(topic.read_partition_of(partition), offset, 1)
+        try:
+            entries = await self._queue.read(topic.read_partition_of(partition), offset, 1)
+        except RetryableError:
+            self._unnamed += 1
+            if self._unnamed >= NAME_TRIES:
+                return None  # all other reports wait for this one
+            raise
         if not entries or entries[0].offset != offset:
             return None
         try:
@@ -288,66 +315,13 @@ class LiveAudit:
         """
         idle = self._round % IDLE_ROUNDS == 0
         audits: dict[ReadPartition, list[PartitionAudit]] = {}
+        due: dict[ReadPartition, None] = {}
         for home in self._homes.values():
             for key, audit in home.partitions.items():
-                if idle or key in touched:
-                    audits.setdefault(audit.topic.read_partition_of(audit.partition), []).append(audit)
-        ends: dict[ReadPartition, int] = {}
-        open_ = dict(audits)
-        while open_:
-            offsets = {place: min(each.books.next_offset for each in found) for place, found in open_.items()}
-            polled = await self._queue.poll(offsets, 0, POLL_BYTES_MAX)
-            for part in polled:
-                if part.error is not None:
-                    raise part.error
-                ends.setdefault(part.partition, part.span.end)
-                for audit in audits[part.partition]:
-                    audit.begin_at(part.span.begin)
-                    await self._take_entries(audit, part.entries)
-            if not any(part.entries for part in polled):  # offsets need not be dense: these ends are reached
-                for place, found in open_.items():
-                    for audit in found:
-                        audit.books.next_offset = max(audit.books.next_offset, ends.get(place, 0))
-                return
-            open_ = {
-                place: found
-                for place, found in open_.items()
-                if min(each.books.next_offset for each in found) < ends.get(place, 0)
-            }
-
-    async def _take_entries(self, audit: PartitionAudit, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            if entry.offset < audit.books.next_offset:
-                continue
-            try:
-                pointer = decode_pointer(entry.body)
-            except UnsupportedFormatError as error:
-                audit.pass_blindly(entry.offset, entry.time_ms, error)
-                continue
-            except MemqError as error:
-                audit.take_unreadable(entry.offset, entry.time_ms, error)
-                continue
-            blocks = await self._blocks(audit, entry, pointer) if audit.needs_blocks(pointer) else None
-            audit.take_pointer(entry.offset, entry.time_ms, pointer, blocks)
-
-    async def _blocks(self, audit: PartitionAudit, entry: Entry, pointer: Pointer) -> Sequence[tuple[int, int, int]]:
-        """Return the blocks of a batch by its index.
-
-        Without one, those that the pointer names and nobody has seen.
-        """
-        try:
-            entries = await read_entries(self._read, pointer.locations[0])
-        except RetryableError:
-            raise
-        except MemqError as error:
-            audit.pass_blindly(entry.offset, entry.time_ms, error)
-            return audit.unseen(pointer)
-        skip = frozenset(pointer.skip)
-        return [
-            (block.producer_id, block.first_sequence, block.next_sequence)
-            for number, block in enumerate(entries)
-            if number not in skip
-        ]
+                audits.setdefault(_log_of(audit), []).append(audit)
+                if idle or key in touched or audit.waits:
+                    due[_log_of(audit)] = None
+        await self._logs.follow(audits, due)
 
     # ---- the state -----------------------------------------------------------------------------------
 
@@ -363,3 +337,7 @@ class LiveAudit:
         if home.unsaved is not None:
             await self._store.save(home.unsaved)
             home.saved, home.unsaved = home.unsaved.position, None
+
+
+def _log_of(audit: PartitionAudit) -> ReadPartition:
+    return audit.topic.read_partition_of(audit.partition)

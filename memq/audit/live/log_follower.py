@@ -1,0 +1,162 @@
+"""Reads the pointers of all audited partitions up to their ends; a log that fails delays no other. A shell.
+
+A round asks for all of them in one request. A log that fails, or whose objects do, is left out of the next rounds and
+asked apart, at the same time, until it answers. Until it was read up to an end again, nothing may be judged of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from memq.audit.live.index import read_entries
+from memq.audit.live.partition import PartitionAudit
+from memq.client.fetcher import ReadRange
+from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, RetryableError, UnsupportedFormatError
+from memq.format.pointer import Pointer, decode_pointer
+from memq.limits import KIB, POLL_BYTES_MAX
+from memq.logs import EventLog
+from memq.notification import Entry
+from memq.notification.remote import Polled, RemoteQueue
+from memq.tasks import TaskOwner
+from memq.topic import ReadPartition
+
+LOG_BYTES = 64 * KIB  # of pointers of a log that is asked apart
+Audits = Mapping[ReadPartition, Sequence[PartitionAudit]]
+
+
+class LogFollower:
+    """Gives pointers to audits. `read` reads objects, for indexes."""
+
+    def __init__(self, queue: RemoteQueue, read: ReadRange, events: EventLog) -> None:
+        self._queue = queue
+        self._read = read
+        self._events = events
+        self._tasks = TaskOwner(self._probe_died, events)
+        self._died: BaseException | None = None
+        self._sick: dict[ReadPartition, int] = {}  # logs that are left out, with the offset to ask for
+        self._healed: dict[ReadPartition, None] = {}  # logs that answered again, and are still to be read to their ends
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._tasks.stop()
+
+    def lacks(self, log: ReadPartition) -> bool:
+        """Whether pointers of a log are missing that were there when it was to be read last."""
+        return log in self._sick or log in self._healed
+
+    async def follow(self, audits: Audits, due: Iterable[ReadPartition]) -> None:
+        """Read the logs that are `due`, and those that answer again, up to the ends as they are now.
+
+        Raises: RetryableError when no broker answers; what ended the task that asks apart.
+        """
+        if self._died is not None:
+            raise self._died
+        for known in (self._sick, self._healed):
+            for gone in [log for log in known if log not in audits]:
+                del known[gone]
+        open_ = {log: audits[log] for log in [*due, *self._healed] if log not in self._sick}
+        ends: dict[ReadPartition, int] = {}
+        while open_:
+            offsets = {log: _next_of(found) for log, found in open_.items()}
+            advanced = False
+            for polled in await self._poll(offsets):
+                log, offset = polled.partition, offsets[polled.partition]
+                error = polled.error or await self._take(audits[log], polled, ends.setdefault(log, polled.span.end))
+                if error is not None:
+                    self._set_apart(log, _next_of(audits[log]), error)
+                advanced = advanced or error is not None or _next_of(audits[log]) > offset
+                if error is not None or _next_of(audits[log]) >= ends[log]:
+                    del open_[log]
+                    self._healed.pop(log, None)
+            if not advanced and open_:
+                for log in list(open_):
+                    self._set_apart(log, offsets[log], QueueError("an answer had nothing of it"))
+                break
+        if self._sick and not len(self._tasks):
+            self._tasks.start(self._ask_apart(), "audit asks sick logs")
+
+    # ---- inside --------------------------------------------------------------------------------------
+
+    async def _poll(self, offsets: dict[ReadPartition, int]) -> list[Polled]:
+        """Ask for several logs; when all of them fail, each has the error."""
+        try:
+            return await self._queue.poll(offsets, 0, POLL_BYTES_MAX)
+        except (QueueError, DeniedError, NotFoundError) as error:
+            return [Polled.failed(log, offset, error) for log, offset in offsets.items()]
+
+    async def _take(self, audits: Sequence[PartitionAudit], polled: Polled, end: int) -> RetryableError | None:
+        """Take what an answer has; return the error of an object that it needs."""
+        try:
+            for audit in audits:
+                audit.begin_at(polled.span.begin)
+                await self._take_entries(audit, polled.entries)
+        except RetryableError as error:
+            return error
+        if not polled.entries and polled.entries.next >= end:  # offsets need not be dense: this end is reached
+            for audit in audits:
+                audit.books.next_offset = max(audit.books.next_offset, end)
+        return None
+
+    async def _take_entries(self, audit: PartitionAudit, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry.offset < audit.books.next_offset:
+                continue
+            try:
+                pointer = decode_pointer(entry.body)
+            except UnsupportedFormatError as error:
+                audit.pass_blindly(entry.offset, entry.time_ms, error)
+                continue
+            except MemqError as error:
+                audit.take_unreadable(entry.offset, entry.time_ms, error)
+                continue
+            blocks = await self._blocks(audit, entry, pointer) if audit.needs_blocks(pointer) else None
+            audit.take_pointer(entry.offset, entry.time_ms, pointer, blocks)
+
+    async def _blocks(self, audit: PartitionAudit, entry: Entry, pointer: Pointer) -> Sequence[tuple[int, int, int]]:
+        """Return the blocks of a batch by its index.
+
+        Without one, those that the pointer names and nobody has seen.
+        """
+        try:
+            entries = await read_entries(self._read, pointer.locations[0])
+        except RetryableError:
+            raise
+        except MemqError as error:
+            audit.pass_blindly(entry.offset, entry.time_ms, error)
+            return audit.unseen(pointer)
+        skip = frozenset(pointer.skip)
+        return [
+            (block.producer_id, block.first_sequence, block.next_sequence)
+            for number, block in enumerate(entries)
+            if number not in skip
+        ]
+
+    # ---- sick logs -----------------------------------------------------------------------------------
+
+    def _set_apart(self, log: ReadPartition, offset: int, error: MemqError) -> None:
+        self._sick[log] = offset
+        self._healed.pop(log, None)
+        self._events.warning("audit.log-failed", f"partition {log.partition} of topic '{log.topic}': {error}")
+
+    async def _ask_apart(self) -> None:
+        """Ask all sick logs once; those that failed again come last the next time, for an answer has limited time."""
+        asked = dict(self._sick)
+        try:
+            answer = await self._queue.poll(asked, 0, min(LOG_BYTES * len(asked), POLL_BYTES_MAX))
+        except MemqError:
+            return
+        for polled in answer:
+            log, offset = polled.partition, asked[polled.partition]
+            if log in self._sick and polled.error is not None:
+                self._sick[log] = self._sick.pop(log)
+            elif log in self._sick and (polled.entries or max(offset, polled.entries.next) >= polled.span.end):
+                del self._sick[log]
+                self._healed[log] = None
+                self._events.info("audit.log-answers", f"partition {log.partition} of topic '{log.topic}'")
+
+    def _probe_died(self, error: BaseException) -> None:
+        self._died = error
+
+
+def _next_of(audits: Sequence[PartitionAudit]) -> int:
+    return min(audit.books.next_offset for audit in audits)

@@ -1,0 +1,180 @@
+"""The live audit's way to pointers: a log that fails, hangs or gets no room in an answer delays no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from memq.audit.live.log_follower import LogFollower
+from memq.audit.live.partition import PartitionAudit
+from memq.broker.group_requests import LOG_S_MAX, LOGS_S_MAX
+from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, StoreError
+from memq.format.block import Buffer
+from memq.format.pointer import encode_pointer
+from memq.logs import EventLog
+from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots
+from tests.contract.lent_queue import LentQueue
+from tests.contract.manual_clock import ManualClock
+from tests.contract.queues import STALE_MS, publication
+from tests.skipping_loop import run_skipping, skip
+from tests.unit.audited import data_pointer
+from tests.unit.test_broker_polls import SickQueue
+
+LOGS = 6
+TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=0, settings=TopicSettings(), partitions=equal_slots(LOGS))
+
+
+class Followed:
+    """Audits of the partitions of a topic whose logs may be sick; `store` is raised where objects are read."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.sick = SickQueue(self.clock)
+        self.lent = LentQueue(self.sick, self.clock)
+        self.store: MemqError | None = None
+        self.follower = LogFollower(self.lent, self.read, EventLog(self.clock))
+        self.logs = [TOPIC.read_partition_of(number) for number in range(LOGS)]
+        self.audits = {log: [PartitionAudit(TOPIC, log.partition)] for log in self.logs}
+        self.published = 0
+
+    async def read(self, store: str, key: str, offset: int, length: int) -> Buffer:
+        assert self.store is not None, "no index is needed"
+        raise self.store
+
+    async def start(self) -> None:
+        await self.lent.create(self.logs, STALE_MS)
+        await self.publish()
+
+    async def publish(self, producers: Callable[[int], int] = lambda number: 100 + number) -> None:
+        """Publish one batch of ten records in each log; those of one producer follow on each other."""
+        first = 10 * self.published
+        self.published += 1
+        for log in self.logs:
+            run = (producers(log.partition), first, first + 10)
+            totals = Totals(first, self.published)
+            body = encode_pointer(data_pointer([run], partition=log.partition, totals=totals))
+            await self.lent.publish(publication(self.clock, body, partition=log))
+
+    async def follow(self, due: list[ReadPartition] | None = None) -> float:
+        """Follow the logs, let what is asked apart get on for a moment, and return how long it took."""
+        begin_s = asyncio.get_running_loop().time()
+        await self.follower.follow(self.audits, self.logs if due is None else due)
+        return asyncio.get_running_loop().time() - begin_s
+
+    def nexts(self) -> list[int]:
+        """Return the next pointer of each log."""
+        return [self.audits[log][0].books.next_offset for log in self.logs]
+
+    def lacking(self) -> list[int]:
+        return [log.partition for log in self.logs if self.follower.lacks(log)]
+
+
+@pytest.mark.parametrize("error", [QueueError("no leader"), DeniedError("not you"), NotFoundError("no such log")])
+def test_a_log_that_fails_is_read_when_it_answers_again(error: MemqError) -> None:
+    async def work() -> None:
+        world = Followed()
+        await world.start()
+        world.sick.failing = {1: error, 4: error}
+        await world.follow()
+        assert (world.nexts(), world.lacking()) == ([1, 0, 1, 1, 0, 1], [1, 4])
+        await skip(1)
+        await world.publish()
+        await world.follow()
+        assert (world.nexts(), world.lacking()) == ([2, 0, 2, 2, 0, 2], [1, 4])
+        await skip(1)
+        del world.sick.failing[4]
+        await world.follow()
+        await skip(1)
+        assert world.lacking() == [1, 4], "it answers, and is not read yet"
+        await world.follow([])
+        assert (world.nexts(), world.lacking()) == ([2, 0, 2, 2, 2, 2], [1])
+        await world.follower.close()
+
+    run_skipping(work())
+
+
+def test_a_log_that_fails_alone_is_no_failure_of_the_round() -> None:
+    async def work() -> None:
+        world = Followed()
+        await world.start()
+        world.sick.failing = {1: QueueError("no leader")}
+        await world.follow(world.logs[1:2])
+        assert world.lacking() == [1]
+        await world.follow()
+        assert world.nexts() == [1, 0, 1, 1, 1, 1]
+        await world.follower.close()
+
+    run_skipping(work())
+
+
+def test_a_log_that_hangs_delays_one_round_and_no_other() -> None:
+    async def work() -> None:
+        world = Followed()
+        await world.start()
+        world.sick.silent = {2}
+        assert await world.follow() < 1.5 * LOG_S_MAX
+        assert (world.nexts(), world.lacking()) == ([1, 1, 0, 1, 1, 1], [2])
+        for number in range(2, 20):
+            await world.publish()
+            assert await world.follow() == 0.0, "the others do not wait for it"
+            assert world.nexts() == [number, number, 0, number, number, number]
+            await skip(1)
+        world.sick.silent.clear()
+        await skip(LOG_S_MAX)
+        await world.follow()
+        await skip(1)
+        await world.follow()
+        assert (world.nexts(), world.lacking()) == ([19] * LOGS, [])
+        await world.follower.close()
+
+    run_skipping(work())
+
+
+def test_a_log_that_had_no_room_in_an_answer_is_not_taken_for_read() -> None:
+    async def work() -> None:
+        world = Followed()
+        await world.start()
+        world.sick.slow = {0, 1, 2}  # together they take longer than one answer may
+        assert await world.follow() < 2 * LOGS_S_MAX + 2 * LOG_S_MAX
+        assert (world.nexts(), world.lacking()) == ([0, 0, 0, 1, 1, 1], [0, 1, 2])
+        assert [world.audits[log][0].books.totals is None for log in world.logs] == [True] * 3 + [False] * 3
+        await world.follower.close()
+
+    run_skipping(work())
+
+
+def test_a_log_of_a_topic_that_is_gone_is_not_asked_for_any_more() -> None:
+    async def work() -> None:
+        world = Followed()
+        await world.start()
+        world.sick.failing = {5: NotFoundError("deleted")}
+        await world.follow()
+        assert world.lacking() == [5]
+        del world.audits[world.logs[5]]
+        await world.follow(world.logs[:5])
+        assert world.lacking() == []
+        await world.follower.close()
+
+    run_skipping(work())
+
+
+def test_an_object_that_can_not_be_read_sets_its_partition_apart() -> None:
+    async def work() -> None:
+        world = Followed()
+        await world.start()
+        await world.follow()
+        await world.publish()
+        world.published = 0
+        await world.publish(lambda number: 103)  # known in the log of partition 3 alone: the index says what is new
+        world.store = StoreError("the store is down")
+        await world.follow()
+        assert (world.nexts(), world.lacking()) == ([3, 3, 3, 2, 3, 3], [3])
+        world.store = NotFoundError("no such object")
+        await skip(1)
+        await world.follow([])
+        assert (world.nexts(), world.lacking()) == ([3] * LOGS, [])
+        await world.follower.close()
+
+    run_skipping(work())
