@@ -83,11 +83,15 @@ class Library:
     topics: dict[str, list[Log]] = field(default_factory=dict)
     offsets: deque[int | KafkaError | None] = field(default_factory=deque)  # for the next offsets; None: the right one
     eof_early: int = 0  # how many reads meet an end at once, wherever they begin
+    rewinds: int = 0  # how many reads begin again behind two records: a false OFFSET_OUT_OF_RANGE
     visible: int | None = None  # a replica that lags shows records below this offset alone
     reports: deque[Callable[[Report, Message], None]] = field(default_factory=deque)  # in place of the next reports
     lost: deque[bool] = field(default_factory=deque)  # whether the next records do not land
     stuck: threading.Event | None = None  # what ends a client does not return before this is set
     unknown: int = 0  # how many times topics are not shown
+    short: int = 0  # how many answers about topics lack them
+    narrow: int = 0  # how many times topics are shown without their last partition
+    fatal: deque[KafkaError] = field(default_factory=deque)  # raised by the next polls of producers, before reports
     asked: int = 0  # how many offsets were asked for
 
     def log(self, place: Place) -> Log:
@@ -114,13 +118,19 @@ class FakeAdmin:
 
     def describe_topics(self, topics: TopicCollection, request_timeout: float) -> dict[str, Future[Any]]:
         names: Any = topics.topic_names
+        if self._library.short > 0:
+            self._library.short -= 1
+            wrong = RuntimeError(f"Results length 0 is different from future-map length {len(names)}")
+            return {name: _done(wrong) for name in names}
         return {name: self._described(name) for name in names}
 
     def _described(self, name: str) -> Future[Any]:
         if name not in self._library.topics or self._library.unknown > 0:
             self._library.unknown -= 1
             return _done(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
-        parts = [SimpleNamespace(id=number, leader=1) for number in range(len(self._library.topics[name]))]
+        count = len(self._library.topics[name]) - (self._library.narrow > 0)
+        self._library.narrow -= 1
+        parts = [SimpleNamespace(id=number, leader=1) for number in range(count)]
         return _done(SimpleNamespace(partitions=parts))
 
     def list_offsets(self, asked: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
@@ -166,6 +176,9 @@ class FakeConsumer:
         shown = log.end if self._library.visible is None else min(log.end, self._library.visible)
         first = offset if log.begin <= offset <= log.end else log.begin  # out of range: auto.offset.reset = earliest
         records = [record for record in log.records if first <= record.offset < shown]
+        if self._library.rewinds > 0:
+            self._library.rewinds -= 1
+            records = records[:2] + [record for record in log.records if record.offset >= log.begin]
         found = [Message(place, record.offset, record, None) for record in records]
         return [*found, Message(place, max(shown, first), None, eof)]
 
@@ -207,6 +220,8 @@ class FakeProducer:
         self._reports.append(lambda: wrong(on_delivery, message) if wrong else on_delivery(None, message))
 
     def poll(self, timeout_s: float) -> int:
+        if self._reports and self._library.fatal:
+            raise KafkaException(self._library.fatal.popleft())
         while self._reports:
             self._reports.popleft()()
         return 0

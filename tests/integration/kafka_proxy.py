@@ -13,6 +13,7 @@ from localstack.ports import HOST, free_ports
 from localstack.servers import Server
 from tests.integration.framed_proxy import FramedProxy, Outcome
 from tests.integration.kafka import running_kafka
+from tests.integration.kafka_answers import Lie, pinned
 
 LATE_S = 2.5  # longer than a request of the tests may take
 
@@ -52,19 +53,17 @@ class Phase(Enum):
     MIDDLE = "the connection ends in the middle of the answer"
     LATE = "the answer comes after the request has timed out"
     SHORT = "the answer is well framed, and its second half is missing"
-    FALSE = "the answer has other values: offsets of LIST_OFFSETS and their errors"
+    FALSE = "the answer says something else"
 
 
 @dataclass
 class Fault:
-    """What befalls the next `times` requests of a kind; FALSE puts an error's number, or adds to offsets."""
+    """What befalls the next `times` requests of a kind; with FALSE their answers are those of the lie."""
 
     key: ApiKey
     phase: Phase
     times: int
-    error: int = 0
-    offset: int | None = None  # in place of each
-    offset_more: int = 0
+    lie: Lie | None = None
 
 
 class KafkaProxy(FramedProxy):
@@ -81,6 +80,11 @@ class KafkaProxy(FramedProxy):
         self.met.clear()
         self.seen.clear()
         self._fault = fault
+
+    @property
+    def lies(self) -> bool:
+        """Whether answers will be false, for which clients have to choose versions that have no compact fields."""
+        return self._fault is not None and self._fault.lie is not None
 
     def conversation(self) -> _Conversation:
         """See `FramedProxy.conversation`."""
@@ -100,21 +104,21 @@ class KafkaProxy(FramedProxy):
 class _Conversation:
     def __init__(self, proxy: KafkaProxy) -> None:
         self._proxy = proxy
-        self._under_way: dict[bytes, tuple[Fault, int]] = {}  # by the id of a request: its fault, and its version
+        self._under_way: dict[bytes, tuple[Fault | None, bytes]] = {}  # requests by their ids, and their faults
 
     def request(self, body: bytes) -> Outcome:
-        key, version = int.from_bytes(body[:2]), int.from_bytes(body[2:4])
+        key = int.from_bytes(body[:2])
         fault = self._proxy.fault_of(key)
         if fault is not None and fault.phase is Phase.BEFORE:
             return Outcome(ends=True)
-        if fault is not None:
-            self._under_way[body[4:8]] = fault, version
+        if fault is not None or (key == ApiKey.API_VERSIONS.value and self._proxy.lies):
+            self._under_way[body[4:8]] = fault, body
         return Outcome((body,))
 
     def answer(self, body: bytes) -> Outcome:
-        fault, version = self._under_way.pop(body[:4], (None, 0))
+        fault, request = self._under_way.pop(body[:4], (None, b""))
         if fault is None:
-            return Outcome((body,))
+            return Outcome((pinned(body, int.from_bytes(request[2:4])) if request else body,))
         if fault.phase is Phase.AFTER:
             return Outcome(ends=True)
         if fault.phase is Phase.MIDDLE:
@@ -123,42 +127,7 @@ class _Conversation:
             return Outcome((body,), wait_s=LATE_S)
         if fault.phase is Phase.SHORT:
             return Outcome((body[: max(4, len(body) // 2)],))
-        return Outcome((falsified_offsets(body, version, fault),))
-
-
-def falsified_offsets(body: bytes, version: int, fault: Fault) -> bytes:
-    """Return an answer to LIST_OFFSETS, of version 1 or more, with other errors and offsets."""
-    changed, flexible = bytearray(body), version >= 6
-    at = 4 + (1 if flexible else 0) + (4 if version >= 2 else 0)  # behind the id, its tags, and the throttle time
-
-    def count(*, size_bytes: int = 4) -> int:
-        nonlocal at
-        if flexible:
-            found, shift = 0, 0
-            while True:
-                byte = changed[at]
-                at += 1
-                found |= (byte & 0x7F) << shift
-                shift += 7
-                if byte < 0x80:
-                    return found - 1
-        at += size_bytes
-        return int.from_bytes(changed[at - size_bytes : at])
-
-    for _ in range(count()):
-        length = count(size_bytes=2)
-        at += length
-        for _ in range(count()):
-            code, offset = at + 4, at + 14  # behind the partition's number; behind that and a time
-            if fault.error:
-                changed[code : code + 2] = fault.error.to_bytes(2, signed=True)
-            else:
-                true = int.from_bytes(changed[offset : offset + 8], signed=True)
-                said = true + fault.offset_more if fault.offset is None else fault.offset
-                changed[offset : offset + 8] = said.to_bytes(8, signed=True)
-            at += 22 + (4 if version >= 4 else 0) + (1 if flexible else 0)
-        at += 1 if flexible else 0
-    return bytes(changed)
+        return Outcome((fault.lie(request, body) if fault.lie is not None else body,))
 
 
 @contextmanager

@@ -8,20 +8,22 @@ all kinds, phases and scenarios of the contract suite.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from itertools import cycle, product
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
+from itertools import count, cycle, product
 
 import pytest
 
 from memq.clock import SystemClock
-from memq.errors import DeniedError, GenerationFencedError, NotFoundError
+from memq.errors import DeniedError, GenerationFencedError, RetryableError
 from memq.notification import Membership, NotificationQueue, Span
-from memq.notification.kafka import offsets
+from memq.notification.kafka import looks, offsets, queue
 from memq.notification.log_reader import all_entries
 from tests.contract import test_queue_log
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, Scenario, committed, part, publication, scenarios_of
 from tests.integration.kafka import kafka_queue
+from tests.integration.kafka_answers import Described, Fetched, Lie, Offsets, Older, Produced
 from tests.integration.kafka_proxy import ApiKey, Fault, KafkaProxy, Phase, kafka_behind_proxy
 from tests.integration.patient_queue import PatientQueue
 from tests.soak import SOAKING
@@ -38,13 +40,34 @@ ERRORS = {"unknown-topic": 3, "not-leader": 6, "timed-out": 7, "denied": 29, "of
     "storage": 56,
     "server": -1,
 }
-OFFSETS = {
-    "none": {"offset": -1},
-    "library": {"offset": -1001},
-    "lower": {"offset_more": -2},
-    "higher": {"offset_more": 5},
+FETCH_ERRORS = ("unknown-topic", "not-leader", "offset-out-of-range", "fenced", "storage", "server")
+PRODUCE_ERRORS = (0, 3, 6, 7, 10, 19, 32, 45, 46, 47, 56, 59, 87, -1)
+REPEATED = 59  # UNKNOWN_PRODUCER_ID: the library sends again what has landed, under a new id
+OFFSETS = {name: Offsets(error=code) for name, code in ERRORS.items()} | {
+    "none": Offsets(value=-1),
+    "library": Offsets(value=-1001),
+    "lower": Offsets(more=-2),
+    "higher": Offsets(more=5),
 }
-VALUES = [*({"error": code} for code in ERRORS.values()), *OFFSETS.values()]
+LIES = {
+    **{f"fetch-{name}": (ApiKey.FETCH, Fetched(error=ERRORS[name])) for name in FETCH_ERRORS},
+    "fetch-older": (ApiKey.FETCH, Fetched(older=2)),
+    "fetch-empty": (ApiKey.FETCH, Fetched(empty=True)),
+    **{f"metadata-{name}": (ApiKey.METADATA, Described(error=ERRORS[name])) for name in ("unknown-topic", "server")},
+    "metadata-without-topics": (ApiKey.METADATA, Described(absence=True)),
+    "metadata-fewer-partitions": (ApiKey.METADATA, Described(fewer=True)),
+    "metadata-no-leader": (ApiKey.METADATA, Described(leader=-1)),
+    "metadata-other-leader": (ApiKey.METADATA, Described(leader=77)),
+    "metadata-older": (ApiKey.METADATA, Older()),
+    **{f"produce-{code}": (ApiKey.PRODUCE, Produced(code)) for code in PRODUCE_ERRORS if code != REPEATED},
+}
+NUMBERS = count()
+EVER = 1 << 30
+READING = {name: each for name, each in LIES.items() if each[0] is not ApiKey.PRODUCE}
+FALSE = [(*each, times) for each in READING.values() for times in (1, EVER)]
+if not SOAKING:
+    FALSE = [*FALSE[::2], (*LIES["fetch-empty"], EVER), (*LIES["metadata-unknown-topic"], EVER)]
+SAMPLE_LIES = [LIES["fetch-older"]]
 SCENARIOS = scenarios_of(test_queue_log, without=SLOW)[:: 1 if SOAKING else 6]
 LOST = (ApiKey.LIST_OFFSETS, Phase.BEFORE)  # librdkafka answers offset -1001
 OTHERS = [each for each in ALL if each not in SAMPLE] if SOAKING else [LOST]
@@ -99,30 +122,43 @@ async def joined(queue: NotificationQueue) -> Membership:
 
 def over(proxy: KafkaProxy, fault: Fault, scenario: Scenario) -> None:
     async def run() -> None:
-        clock = ManualClock(SystemClock().wall_ms() - BEHIND_MS)
-        queue = PatientQueue(kafka_queue(proxy.address, request_timeout_ms=1_500, publish_timeout_ms=8_000))
-        try:
-            async with asyncio.timeout(HANG_S):
-                await scenario(queue, clock)
-        finally:
-            await queue.close()
+        async with opened(proxy) as queue:
+            await scenario(PatientQueue(queue), behind())
 
+    struck(proxy, fault, run())
+
+
+def behind() -> ManualClock:
+    return ManualClock(SystemClock().wall_ms() - BEHIND_MS)
+
+
+@asynccontextmanager
+async def opened(proxy: KafkaProxy, **section: object) -> AsyncIterator[NotificationQueue]:
+    queue = kafka_queue(proxy.address, **{"request_timeout_ms": 1_500, "publish_timeout_ms": 8_000, **section})
+    try:
+        yield queue
+    finally:
+        await queue.close()
+
+
+def struck(proxy: KafkaProxy, fault: Fault, work: Coroutine[None, None, None]) -> None:
+    """Run this while the fault befalls requests."""
     proxy.arm(fault)
     try:
-        asyncio.run(run())
+        asyncio.run(asyncio.wait_for(work, HANG_S))
     finally:
         proxy.arm(None)
 
 
 @pytest.mark.parametrize(("key", "phase"), SAMPLE, ids=lambda each: each.name.lower())
 def test_a_life_with_a_spoiled_request(proxy: KafkaProxy, key: ApiKey, phase: Phase) -> None:
-    spoiled(proxy, key, phase)
+    spoiled(proxy, Fault(key, phase, TIMES))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("key", "phase"), OTHERS, ids=lambda each: each.name.lower())
 def test_a_life_with_each_request_spoiled_in_each_phase(proxy: KafkaProxy, key: ApiKey, phase: Phase) -> None:
-    spoiled(proxy, key, phase)
+    spoiled(proxy, Fault(key, phase, TIMES))
 
 
 @pytest.mark.soak
@@ -138,13 +174,103 @@ def test_the_contract_with_each_request_spoiled(
     over(proxy, Fault(key, phase, TIMES), scenario)
 
 
-@pytest.mark.parametrize("values", VALUES, ids=[*ERRORS, *OFFSETS])
-def test_a_life_with_false_offsets(proxy: KafkaProxy, values: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lie", OFFSETS.values(), ids=OFFSETS)
+def test_a_life_with_false_offsets(proxy: KafkaProxy, lie: Offsets, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever error or offset replaces the true one: an error, or the truth; the next answer is believed again."""
     monkeypatch.setattr(offsets, "SAID_S", 0.2)
-    fault = Fault(ApiKey.LIST_OFFSETS, Phase.FALSE, 1, **values)
+    fault = Fault(ApiKey.LIST_OFFSETS, Phase.FALSE, 1, lie)
     over(proxy, fault, lambda queue, clock: false_life(queue, clock, fault))
     assert not fault.times
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("key", "lie"), LIES.values(), ids=LIES)
+def test_a_life_with_false_answers(proxy: KafkaProxy, key: ApiKey, lie: Lie) -> None:
+    spoiled(proxy, Fault(key, Phase.FALSE, TIMES, lie))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("key", "lie"), LIES.values() if SOAKING else SAMPLE_LIES, ids=str)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_the_contract_with_false_answers(proxy: KafkaProxy, key: ApiKey, lie: Lie, scenario: Scenario) -> None:
+    over(proxy, Fault(key, Phase.FALSE, TIMES, lie), scenario)
+
+
+@pytest.mark.parametrize(("key", "lie", "times"), FALSE, ids=str)
+def test_a_reader_of_false_answers(
+    proxy: KafkaProxy, key: ApiKey, lie: Lie, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that was seen is neither gone nor shorter: each question is answered rightly, or fails for now."""
+    monkeypatch.setattr(looks, "FRESH_S", -1.0)  # each question looks at the topic
+    monkeypatch.setattr(queue, "LEADERLESS_S_MAX", 0.2)
+    fault = Fault(key, Phase.FALSE, 0, lie)
+    struck(proxy, fault, lied_to(proxy, fault, times))
+
+
+async def lied_to(proxy: KafkaProxy, fault: Fault, times: int) -> None:
+    """Ask everything of a queue that knows the topic, while one kind of answers is false."""
+    clock, prefix = behind(), f"lied{next(NUMBERS)}."
+    async with opened(proxy, prefix=prefix) as writer:
+        await writer.create([part(0)], STALE_MS)
+        for number in range(4):
+            assert await writer.publish(publication(clock, b"%d" % number)) == number
+    async with opened(proxy, prefix=prefix, request_timeout_ms=700) as reader:
+        assert await reader.span(part()) == Span(0, 4)
+        for ask, right in questions(reader, clock.wall_ms()).items():
+            fault.times = times
+            with suppress(RetryableError):
+                assert await ask() in right
+            fault.times = 0
+            assert await patiently(ask) in right
+
+
+def questions(reader: NotificationQueue, time_ms: int) -> dict[Callable[[], Awaitable[object]], list[object]]:
+    """Return what is asked of a log of four, and the right answers."""
+
+    async def pages() -> list[bytes]:
+        return [entry.body async for page in all_entries(reader, part()) for entry in page]
+
+    async def rest() -> list[bytes]:
+        return [entry.body for entry in await reader.read(part(), 2, 1 << 20)]
+
+    return {
+        pages: [[b"0", b"1", b"2", b"3"]],
+        rest: [[b"2", b"3"], [b"2"]],
+        lambda: reader.span(part()): [Span(0, 4)],
+        lambda: reader.seek_time(part(), time_ms): [0, 4],
+    }
+
+
+async def patiently(ask: Callable[[], Awaitable[object]]) -> object:
+    """Ask until the answer is no error that may pass."""
+    while True:
+        with suppress(RetryableError):
+            return await ask()
+
+
+@pytest.mark.parametrize("code", PRODUCE_ERRORS if SOAKING else PRODUCE_ERRORS[::3])
+def test_what_landed_and_was_refused_is_no_loss_of_the_queue(proxy: KafkaProxy, code: int) -> None:
+    """Neither a false offset nor an end of the queue: the next publishes are answered with the place where they lie."""
+
+    async def scenario(queue: NotificationQueue, clock: ManualClock) -> None:
+        await queue.create([part(0)], STALE_MS)
+        for number in range(3):
+            offset = await queue.publish(publication(clock, b"%d" % number))
+            assert [entry.body for entry in await queue.read(part(), offset, 1)] == [b"%d" % number]
+
+    over(proxy, Fault(ApiKey.PRODUCE, Phase.FALSE, TIMES, Produced(code)), scenario)
+
+
+def test_what_was_refused_is_not_published_when_kafka_says_so(proxy: KafkaProxy) -> None:
+    async def scenario() -> None:
+        clock = behind()
+        async with opened(proxy) as queue:
+            await queue.create([part(0)], STALE_MS)
+            with pytest.raises(RetryableError):
+                await queue.publish(publication(clock, age_ms=10 * STALE_MS))
+            assert await queue.span(part()) == Span(0, 0)
+
+    struck(proxy, Fault(ApiKey.PRODUCE, Phase.FALSE, TIMES, Produced(0)), scenario())
 
 
 async def false_life(queue: NotificationQueue, clock: ManualClock, fault: Fault) -> None:
@@ -158,14 +284,13 @@ async def false_life(queue: NotificationQueue, clock: ManualClock, fault: Fault)
         try:
             pages = [entry.body async for page in all_entries(queue, part()) for entry in page]
             span = await queue.span(part())
-        except (DeniedError, NotFoundError):
-            assert fault.error, "a value is no denial"
+        except DeniedError:
+            assert fault.lie == OFFSETS["denied"], "only a denial is one"
             continue
         break
     assert (pages, span.end) == ([b"0", b"1", b"2", b"3"], 4)
 
 
-def spoiled(proxy: KafkaProxy, key: ApiKey, phase: Phase) -> None:
-    fault = Fault(key, phase, TIMES)
+def spoiled(proxy: KafkaProxy, fault: Fault) -> None:
     over(proxy, fault, life)
-    assert fault.times < TIMES, f"no {key.name} request was met"
+    assert fault.times < TIMES, f"no {fault.key.name} request was met"

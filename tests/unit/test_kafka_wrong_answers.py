@@ -6,12 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from memq.errors import DeniedError, MemqError, QueueError, QueueRefusedError
+from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, QueueRefusedError
 from memq.network import Runtime
 from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
@@ -218,6 +219,58 @@ def test_a_log_that_was_cut_at_its_end_is_not_read_from_its_beginning(library: L
     over(work)
 
 
+def test_a_read_that_begins_again_in_its_middle_shows_no_record_twice(library: Library) -> None:
+    """Librdkafka begins where the log begins when Kafka says that an offset is out of range, truly or not."""
+
+    async def work(queue: KafkaQueue) -> None:
+        library.rewinds = 1
+        pages = [entry.offset async for page in all_entries(queue, PARTITION) for entry in page]
+        assert pages == list(range(RECORDS))
+
+    over(work)
+
+
+# ---- metadata --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lie", ["unknown", "narrow", "short"])
+def test_a_topic_that_was_seen_is_not_gone_by_wrong_metadata(library: Library, lie: str) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.topics[TOPIC].append(Log())
+        last = replace(PARTITION, partition=1)
+        assert await queue.span(last) == Span(0, 0)
+        setattr(library, lie, 4)
+        library.offsets.extend([KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)] * 2)
+        with pytest.raises(QueueError):
+            await queue.span(last)
+        setattr(library, lie, 0)
+        library.offsets.clear()
+        assert await queue.span(last) == Span(0, 0)
+
+    over(work)
+
+
+def test_a_topic_that_was_never_seen_is_absent_by_two_answers(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.unknown = 1
+        assert await queue.span(PARTITION) == Span(0, RECORDS)
+        with pytest.raises(NotFoundError):
+            await queue.span(replace(PARTITION, topic="other"))
+
+    over(work)
+
+
+def test_a_partition_that_metadata_show_is_not_missing_when_offsets_say_so(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.offsets.extend([KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)] * 4)
+        with pytest.raises(QueueError):
+            await queue.span(PARTITION)
+        library.offsets.clear()
+        assert await queue.span(PARTITION) == Span(0, RECORDS)
+
+    over(work)
+
+
 def test_an_end_behind_a_record_of_the_queue_itself_is_reached(library: Library) -> None:
     """Kafka's own records use offsets and are never shown: what counts is where the consumer came to."""
 
@@ -240,6 +293,30 @@ def test_a_record_that_is_refused_may_have_landed(library: Library) -> None:
         with pytest.raises(QueueRefusedError):
             await queue.publish(publication(b"there"))
         assert [entry.body for entry in await queue.read(PARTITION, RECORDS, ALL)] == [b"there"]
+
+    over(work)
+
+
+def test_a_pointer_is_not_too_large_because_kafka_says_so(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.reports.append(refused(KafkaError.MSG_SIZE_TOO_LARGE))
+        with pytest.raises(QueueError, match="too large"):
+            await queue.publish(publication(b"there"))
+        assert [entry.body for entry in await queue.read(PARTITION, RECORDS, ALL)] == [b"there"]
+
+    over(work)
+
+
+def test_a_producer_that_the_library_has_given_up_is_replaced(library: Library) -> None:
+    """A fatal error is raised where reports are handed over, before them, and again while the producer is ended."""
+
+    async def work(queue: KafkaQueue) -> None:
+        broken = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "out of order", fatal=True)
+        library.fatal.extend([broken] * 2)
+        library.reports.append(refused(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER))
+        with pytest.raises(QueueError, match="out of order"):
+            await queue.publish(publication(b"there"))
+        assert await queue.publish(publication(b"next")) == RECORDS + 1
 
     over(work)
 

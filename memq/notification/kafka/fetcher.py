@@ -50,7 +50,7 @@ class _Read:
 
     def take(self, entry: Entry) -> Entries | QueueError | None:
         """Take the next entry; return the answer when that is all."""
-        if entry.offset < self.offset:
+        if entry.offset < (self.found[-1].offset + 1 if self.found else self.offset):
             return self._so_far() or QueueError(f"{self}: its log was cut, it shows offset {entry.offset}", hint=_CUT)
         self.bytes += len(entry.body)
         if self.found and self.bytes > self.bytes_max:

@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from memq.notification.kafka.library import answered
 from memq.notification.kafka.topics import Topics
 from memq.process_end import keep_for_ever, keep_to_end
 
@@ -90,7 +91,7 @@ class GroupRequests:
         used = self._admin
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await asyncio.wrap_future(answer)
+                found = await answered(answer)
         except KafkaException as error:
             if error.args[0].code() == KafkaError._TRANSPORT:
                 self._renew(used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -54,6 +55,17 @@ def consumer_of(settings: Mapping[str, Any], complain: Complain) -> Consumer:
 def producer_of(settings: Mapping[str, Any], complain: Complain) -> Producer:
     """Return a producer. Raises: InvalidSettingError."""
     return _client(Producer, settings, complain)
+
+
+async def answered(answer: Any) -> Any:
+    """Return what Kafka answers to a request of an admin client. Raises: KafkaException.
+
+    An answer that lacks what was asked for, or names something else, is a RuntimeError of the library.
+    """
+    try:
+        return await asyncio.wrap_future(answer)
+    except RuntimeError as error:
+        raise KafkaException(KafkaError(KafkaError._BAD_MSG, f"Kafka's answer is not whole: {error}")) from error
 
 
 async def end_threads(pool: ThreadPool, last: Callable[[], object] | None = None) -> None:

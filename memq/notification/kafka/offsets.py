@@ -11,7 +11,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from memq.errors import MemqError, NotFoundError, QueueError
 from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.failures import is_not_there
 from memq.notification.kafka.joined import Joined, settle
+from memq.notification.kafka.library import answered
 from memq.notification.kafka.looks import Looks
 from memq.tasks import TaskOwner
 
@@ -96,8 +98,8 @@ class Offsets:
         if unknown:
             for place, cause in (
                 await self._list(await self._there({place: asked[place] for place in unknown}))
-            ).items():
-                settle(asked[place][1], self._complaints.failure(cause, _doing(place)))
+            ).items():  # not NotFoundError: the topic was shown with this partition
+                settle(asked[place][1], QueueError(f"{_doing(place)}: {cause.str().lower()}"))
 
     def _is_known(self, place: Place) -> bool:
         shown = self._looks.known(place[0])
@@ -115,6 +117,8 @@ class Offsets:
         for place, (kind, waiting) in asked.items():
             found = shown[place[0]]
             if isinstance(found, MemqError):
+                if isinstance(found, NotFoundError):
+                    self.forget(*place)
                 settle(waiting, found)
             elif isinstance(found, BaseException):
                 raise found
@@ -151,10 +155,10 @@ class Offsets:
     async def _found(self, answer: Any, kind: int | str, place: Place) -> int | KafkaError | MemqError:
         """Return the offset, an error that says that the partition is not known, or any other error."""
         try:
-            offset = int((await asyncio.wrap_future(answer)).offset)
+            offset = int((await answered(answer)).offset)
         except KafkaException as error:
             self._admin.poll(0)  # hands over what the connection complained of
-            if error.args[0].code() in _NOT_KNOWN:
+            if error.args[0].code() in _NOT_KNOWN or is_not_there(error.args[0]):
                 cause: KafkaError = error.args[0]
                 return cause
             self._looks.forget(place[0])

@@ -118,7 +118,12 @@ class KafkaQueue:
         end = await self._offsets.end(topic, number)
         if offset >= end:
             return Entries((), offset)
-        entries = await self._fetcher.fetch(topic, number, max(offset, 0), end, bytes_max)
+        try:
+            entries = await self._fetcher.fetch(topic, number, max(offset, 0), end, bytes_max)
+        except NotFoundError as error:
+            if number >= await self._topics.count(topic):
+                raise
+            raise QueueError(f"{error}, but Kafka shows it to others", hint=error.hint) from error
         self._offsets.prove(topic, number, entries.next)
         return entries
 
@@ -188,9 +193,8 @@ class KafkaQueue:
             self._note(partition, entry)
 
     def _gone(self, place: Place) -> None:
-        """A partition was deleted by another process: who waits for it looks, and learns it."""
+        """Kafka does not show a partition: who waits for it looks, and learns whether it was deleted."""
         self._topics.forget(place[0])
-        self._offsets.forget(*place)
         partition = self._names.read_partition(*place)
         if partition is not None:
             self._cache.drop(partition)

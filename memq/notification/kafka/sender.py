@@ -10,7 +10,7 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from memq.errors import ClosedError, MemqError, QueueError, QueueRefusedError
+from memq.errors import ClosedError, MemqError, QueueError, QueueRefusedError, TooLargeError
 from memq.notification import Publication
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.library import end_threads, producer_of
@@ -20,6 +20,8 @@ from memq.tasks import TaskOwner
 from memq.threads import ThreadPool
 
 POLL_S = 0.1
+DISCARD_TRIES = 3
+_SMALL = "check max.message.bytes of the Kafka topic and message.max.bytes of Kafka's brokers"
 Report = asyncio.Future[int | MemqError]
 LaneKey = tuple[str, int, int]  # Kafka topic, partition, write partition
 
@@ -110,7 +112,7 @@ class Sender:
                 key=str(publication.write_partition).encode(),
                 partition=publication.partition.partition,
                 timestamp=publication.time_ms,
-                on_delivery=partial(self._delivered, asyncio.get_running_loop(), report, key),
+                on_delivery=partial(self._delivered, asyncio.get_running_loop(), report, key, self._producer),
             )
         except BaseException as error:
             lane.free.release()
@@ -139,13 +141,13 @@ class Sender:
             )
         if not isinstance(error, KafkaException):
             return error
-        self._renew_after(error.args[0])
+        self._renew_after(error.args[0], self._producer)
         return self._complaints.failure(error, _doing(key))
 
-    def _renew_after(self, error: KafkaError) -> None:
-        """Go on with a new producer when the library has given up the old one."""
-        if error.fatal() or error.code() == KafkaError._FATAL:
-            self._retired.append(self._producer)
+    def _renew_after(self, error: KafkaError, producer: Producer) -> None:
+        """Go on with a new producer when the library has given up this one, which several reports may say."""
+        if producer is self._producer and (error.fatal() or error.code() == KafkaError._FATAL):
+            self._retired.append(producer)
             self._producer = producer_of(self._settings.producer(), self._complaints.note)
 
     # ---- reports -----------------------------------------------------------------------------
@@ -155,17 +157,22 @@ class Sender:
         loop: asyncio.AbstractEventLoop,
         report: Report,
         key: LaneKey,
+        producer: Producer,
         error: KafkaError | None,
         message: Message,
     ) -> None:
         """Take a report, in the polling thread. Offset and time of a message that failed mean nothing."""
         offset = None if error is not None else message.offset()
-        loop.call_soon_threadsafe(self._settle, report, key, error, offset)
+        loop.call_soon_threadsafe(self._settle, report, key, producer, error, offset)
 
-    def _settle(self, report: Report, key: LaneKey, error: KafkaError | None, offset: int | None) -> None:
+    def _settle(
+        self, report: Report, key: LaneKey, producer: Producer, error: KafkaError | None, offset: int | None
+    ) -> None:
         if error is not None:
-            self._renew_after(error)
-            report.set_result(self._complaints.failure(error, _doing(key)))
+            self._renew_after(error, producer)
+            found = self._complaints.failure(error, _doing(key))
+            # Not too large for memq, which was checked: Kafka is set otherwise, or says so of what it has taken.
+            report.set_result(QueueError(str(found), hint=_SMALL) if isinstance(found, TooLargeError) else found)
         elif offset is None or offset < 0:
             report.set_result(QueueError(f"{_doing(key)}: the report has no offset"))
         else:
@@ -177,11 +184,15 @@ class Sender:
     def _start(self) -> None:
         if not self._started:
             self._started = True
-            self._tasks.start(self._pool.run(self._serve), "kafka sender")
+            self._tasks.start(self._pool.run(self._serve, asyncio.get_running_loop()), "kafka sender")
 
-    def _serve(self) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stopping:
-            self._producer.poll(POLL_S)
+            producer = self._producer
+            try:
+                producer.poll(POLL_S)
+            except KafkaException as error:  # what is fatal is raised, too, and maybe before the reports
+                loop.call_soon_threadsafe(self._renew_after, error.args[0], producer)
             if self._retired:
                 _discard(self._retired.popleft())
         while self._retired:
@@ -208,8 +219,10 @@ def _discard(producer: Producer) -> None:
     A broken producer reports it once more.
     """
     producer.purge()
-    with suppress(KafkaException):
-        producer.flush(1.0)
+    for _ in range(DISCARD_TRIES):
+        with suppress(KafkaException):
+            producer.flush(1.0)
+            return
 
 
 def _doing(key: LaneKey) -> str:

@@ -7,7 +7,6 @@ forget. Records of transactions that were aborted are never shown.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -28,7 +27,7 @@ from memq.clock import Clock
 from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.fetcher import PASSING
-from memq.notification.kafka.library import admin_of, consumer_of, end_threads
+from memq.notification.kafka.library import admin_of, answered, consumer_of, end_threads
 from memq.notification.kafka.positions import Positions
 from memq.notification.kafka.settings import KafkaSettings
 from memq.process_end import keep_to_end
@@ -260,7 +259,7 @@ class KafkaSource:
 
     async def _ask(self, answer: Any, doing: str) -> Any:
         try:
-            return await asyncio.wrap_future(answer)
+            return await answered(answer)
         except KafkaException as error:
             raise self._failure(error, doing) from error
 

@@ -24,7 +24,7 @@ from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundErr
 from memq.limits import POINTER_BYTES_MAX
 from memq.notification.kafka.complaints import Complaints
 from memq.notification.kafka.joined import Joined, settle
-from memq.notification.kafka.library import end_threads
+from memq.notification.kafka.library import answered, end_threads
 from memq.notification.kafka.looks import Looks
 from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.settings import KafkaSettings
@@ -96,7 +96,7 @@ class Topics:
     async def _answered(self, answer: Any, doing: str) -> None:
         """Wait for an answer about a topic, whatever it says of it."""
         try:
-            await asyncio.wrap_future(answer)
+            await answered(answer)
         except KafkaException as error:
             if error.args[0].code() not in _ABOUT_TOPIC:
                 raise self.failure(error, doing) from error
@@ -168,8 +168,10 @@ class Topics:
             try:
                 await self.ask(answer, f"deleting Kafka topic '{topic}'")
             except NotFoundError:
-                continue
-            await self._until_gone(topic)
+                pass
+            else:
+                await self._until_gone(topic)
+            self._looks.drop(topic)
 
     async def trim(self, topic: str, number: int, before: int) -> None:
         """Delete entries below an offset, which is not negative nor behind the end: Kafka takes -1 for that.
@@ -191,7 +193,7 @@ class Topics:
     async def ask(self, answer: Any, doing: str) -> Any:
         """Return what Kafka answers to a request of the admin client."""
         try:
-            found = await asyncio.wrap_future(answer)
+            found = await answered(answer)
         except KafkaException as error:
             raise self.failure(error, doing) from error
         self._complaints.settled()
@@ -224,7 +226,7 @@ class Topics:
         new = NewTopic(topic, partitions, self._settings.replication_factor, config=settings)
         answer = self._admin.create_topics([new], request_timeout=self._timeout_s)[topic]
         try:
-            await asyncio.wrap_future(answer)
+            await answered(answer)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 return False
