@@ -10,7 +10,7 @@ import msgspec
 from memq.broker.batch import producer_ranges
 from memq.broker.object_index import read_batch_entries
 from memq.broker.services import Services
-from memq.errors import CorruptDataError, MemqError, RetryableError
+from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError
 from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entries, Entry
@@ -42,7 +42,8 @@ class WholePointers:
     async def pointer(self, entry: Entry) -> Pointer | None:
         """Return the pointer of an entry with all its producers, None when it is damaged.
 
-        Raises: RetryableError: without what may be read later, a block that is sent again would pass for new.
+        Raises: RetryableError and DeniedError, for a store that rotates its keys denies for a while: without what may
+        be read later, a block that is sent again would pass for new.
         """
         try:
             pointer = decode_pointer(entry.body)
@@ -60,7 +61,7 @@ class WholePointers:
 
         try:
             blocks = await ConfirmedReads(self._services.events).read([Way(f"object '{place.key}'", read)])
-        except RetryableError:
+        except (RetryableError, DeniedError):
             raise
         except (MemqError, KeyError) as error:
             self._services.events.error("index-unread", f"{self._name} object {place.key}: {error}")

@@ -137,7 +137,7 @@ class Fetcher:
 
         try:
             return await self._confirmed.read(self._ways(pointer, fetch_runs), is_whole, _same_pieces)
-        except (CorruptDataError, NotFoundError):
+        except CorruptDataError:
             return await self.fetch(pointer)  # what is damaged is told by who reads all of it
 
     async def fetch_records(self, pointer: Pointer, low: int, high: int) -> Part:

@@ -94,7 +94,7 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
         stores = TaskStores(urls, runtime)
         queue = RemoteQueue(ask)
         place = CompactorPlace(metadata.cluster, metadata.stores[0].name, queue)
-        confirmed = ConfirmedReads(EventLog(runtime.clock))
+        confirmed = ConfirmedReads(EventLog(runtime.clock), missing_s=options.missing_s)
         yield Access(
             queue, topics, urls, Fetcher("auto", ask.read, stores.open_here, confirmed), queue, runtime, place, pool
         )
@@ -134,7 +134,7 @@ async def _through_queue(options: ReadOptions, runtime: Runtime) -> AsyncIterato
         cluster = await _cluster_of(queue, topics.values())
         files = ColdFiles(cluster, stores.open(ANY)) if cluster else None
         pointers = ColdReader(queue, files, runtime.clock) if files is not None else queue
-        yield Access(pointers, topics, urls, stores.fetcher(), queue, runtime)
+        yield Access(pointers, topics, urls, stores.fetcher(options.missing_s), queue, runtime)
     finally:
         await stores.close()
         await queue.close()

@@ -19,6 +19,7 @@ from memq.spark.given import read_choice, read_given
 from memq.topic import Position, check_name
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MISSING_S = 30  # as long as a consumer that passes over damage asks
 _PLACED = re.compile(r"(?:(?P<topic>[^=,]+)=)?(?P<position>\d+:\d+:\d+)\Z")
 
 DESCRIPTIONS = {
@@ -37,6 +38,7 @@ DESCRIPTIONS = {
     "avroschema": "the schema that values were written with, as JSON, for avro",
     "onmalformed": "a value that is not what schema says: fail, or null in all its fields",
     "ondamaged": "a block that is damaged, cut or missing: fail, or skip: all others are read",
+    "missingseconds": "how long to ask for an object that a pointer names and the store lacks, before it is damage",
     "dedup": "on: what was sent again is read once; raw: all that is stored",
     "partitionbytes": "stored bytes of one Spark partition, about",
     "prefetchbytes": "stored bytes that a task holds ahead",
@@ -46,7 +48,7 @@ DESCRIPTIONS = {
     "auditname": "name by which a stream reports to the live audit, as a group; else it does not",
 }
 _SPELLED: tuple[str, ...] = ("valueFormat", "avroSchema", "onMalformed", "onDamaged", "partitionBytes", "prefetchBytes")
-_SPELLED += ("maxBytesPerTrigger", "maxRecordsPerTrigger", "onExpired", "auditName")
+_SPELLED += ("missingSeconds", "maxBytesPerTrigger", "maxRecordsPerTrigger", "onExpired", "auditName")
 SPELLING = {name: name for name in DESCRIPTIONS} | {name.lower(): name for name in _SPELLED}  # for people
 Kind = Literal["batch", "streaming"]
 _NOT_FOR: dict[Kind, tuple[str, ...]] = {
@@ -79,6 +81,7 @@ class ReadOptions:
     avro_schema: str = field(default="", repr=False)
     fail_malformed: bool = True
     skip_damaged: bool = False
+    missing_s: int = MISSING_S
     dedup: bool = True
     partition_bytes: int = 128 * MIB
     prefetch_bytes: int = 64 * MIB
@@ -117,6 +120,7 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
         avro_schema=told.get("avroschema", ""),
         fail_malformed=_choice(told, "onmalformed", ("fail", "null")) == "fail",
         skip_damaged=_choice(told, "ondamaged", ("fail", "skip")) == "skip",
+        missing_s=_bounded(told, "missingseconds", MISSING_S, 0, _whole, "a whole number"),
         dedup=_choice(told, "dedup", ("on", "raw")) == "on",
         partition_bytes=_size(told, "partitionbytes", 128 * MIB, 64 * KIB),
         prefetch_bytes=_size(told, "prefetchbytes", 64 * MIB, 64 * KIB),
@@ -199,7 +203,11 @@ def _size(told: Mapping[str, str], name: str, default: int, low: int) -> int:
 
 
 def _number(told: Mapping[str, str], name: str) -> int:
-    return _bounded(told, name, 0, 1, lambda text: int(text) if text.isdigit() else None, "a whole number")
+    return _bounded(told, name, 0, 1, _whole, "a whole number")
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
 
 
 def _bounded(

@@ -70,6 +70,7 @@ class TaskSettings:
     prefetch_bytes: int
     skip_damaged: bool
     dedup: bool
+    missing_s: float
 
 
 class Split(InputPartition):

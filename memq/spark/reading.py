@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def settings_of(options: ReadOptions, urls: StoreUrls, wanted: Wanted) -> TaskSettings:
     """Return the settings of tasks."""
-    return TaskSettings(urls, wanted, options.prefetch_bytes, options.skip_damaged, options.dedup)
+    prefetch, skip, missing_s = options.prefetch_bytes, options.skip_damaged, options.missing_s
+    return TaskSettings(urls, wanted, prefetch, skip, options.dedup, missing_s)
 
 
 def splits_of(parts: Sequence[Part], options: ReadOptions, settings: TaskSettings) -> list[Split]:

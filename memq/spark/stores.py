@@ -48,9 +48,10 @@ class TaskStores:
         self._runtime = runtime
         self._opened: dict[str, StorageHandler] = {}
 
-    def fetcher(self) -> Fetcher:
-        """Return what brings batches straight from the stores."""
-        return Fetcher("direct", _no_broker, self.open, ConfirmedReads(EventLog(self._runtime.clock)))
+    def fetcher(self, missing_s: float) -> Fetcher:
+        """Return what brings batches straight from the stores; it asks for missing objects for `missing_s`."""
+        confirmed = ConfirmedReads(EventLog(self._runtime.clock), missing_s=missing_s)
+        return Fetcher("direct", _no_broker, self.open, confirmed)
 
     def open(self, store: str) -> StorageHandler:
         """Return a store. Raises: DeniedError when it is not known or not here; MemqError of its settings."""

@@ -46,7 +46,7 @@ def read_split(split: Split, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
     thread = io_thread()
     stores = TaskStores(settings.urls, Runtime())
     report = thread.run(_report_of(split.audit)) if split.audit is not None else None
-    ahead = _Ahead(stores.fetcher(), split.parts, settings)
+    ahead = _Ahead(stores.fetcher(settings.missing_s), split.parts, settings)
     whole = False
     try:
         while (found := thread.run(_next(ahead, report))) is not None:
@@ -234,6 +234,9 @@ def _damaged(
             f"block {piece.number} of object '{place.object}' at {at} of topic '{place.topic}': {cause}",
             hint="run memq verify; with onDamaged = skip all others are read",
         ) from cause
+    where = f"topic '{place.topic}' at {Position(part.partition, part.offset, piece.first)}, object '{place.object}'"
+    events = EventLog(Runtime().clock)
+    events.error("spark.damage-skipped", f"{where}, block {piece.number}: {cause}")
     told = rows.damage(place, piece.number, piece.records, cause)
     if told is not None:
         yield told

@@ -10,8 +10,8 @@ an answer                          what follows
 =================================  =======================================================================
 whole                              it is returned; doubtful answers before it were changed on the way
 damaged, or short                  fetched again; two equal answers from one place are what is stored
-missing                            fetched again; it is missing when all ways said so `MISSING_ROUNDS` times. A consumer
-                                   that would pass over it asks for 30 s more (`memq.client.reading`)
+missing                            fetched again; it is missing when all ways said so `MISSING_ROUNDS` times, and for
+                                   `missing_s`. A consumer that would pass over it asks for 30 s (`memq.client.reading`)
 an error of another kind           the way counts in this round for nothing
 other each time                    after `ROUNDS_MAX` rounds StoreError: nothing is known, it may pass
 =================================  =======================================================================
@@ -73,12 +73,13 @@ class ConfirmedReads:
     """Fetches again what seems to be damaged.
 
     `transit_errors` counts answers that another fetch has contradicted.
-    Each is logged where `events` are given.
+    Each is logged where `events` are given. What is missing is asked for again until pauses of `missing_s` are over.
     """
 
-    def __init__(self, events: EventLog | None = None) -> None:
+    def __init__(self, events: EventLog | None = None, *, missing_s: float = 0.0) -> None:
         self.transit_errors = 0
         self._events = events
+        self._missing_s = missing_s
 
     async def read(
         self,
@@ -92,11 +93,14 @@ class ConfirmedReads:
         missing; StoreError when answers differ each time; what the ways raise when there is no other answer.
         """
         doubts: list[_Doubt[T]] = []
-        failures: list[MemqError] = []
-        for number in range(ROUNDS_MAX):
+        number, waited_s, left_s = 0, 0.0, 0.0
+        while number < ROUNDS_MAX or left_s > 0:
             if number:
-                await asyncio.sleep(PAUSE_S * _PAUSE_GROWTH ** (number - 1))
-            failures = []
+                pause_s = PAUSE_S * _PAUSE_GROWTH ** (min(number, ROUNDS_MAX - 1) - 1)
+                pause_s = min(pause_s, left_s) if left_s > 0 else pause_s
+                await asyncio.sleep(pause_s)
+                waited_s += pause_s
+            failures: list[MemqError] = []
             for way in ways:
                 try:
                     value = await way.read()
@@ -112,8 +116,13 @@ class ConfirmedReads:
             if not doubts:
                 raise worst(failures)
             found = _settled(doubts, number, same)
-            if found is not None:
+            awaited = found is not None and found.missing and not failures
+            if awaited and left_s == 0 and waited_s < self._missing_s:
+                self._note_missing(found)
+            left_s = max(0.0, self._missing_s - waited_s) if awaited else 0.0
+            if found is not None and not left_s:
                 return self._result(found, doubts, failures, same)
+            number += 1
         text = "; ".join(dict.fromkeys(_text_of(doubt) for doubt in doubts))
         raise StoreError(
             f"{doubts[0].way.place} came in {len(doubts)} fetches without two that agree: {text[:300]}",
@@ -135,6 +144,10 @@ class ConfirmedReads:
             raise found.error
         assert found.value is not None
         return found.value
+
+    def _note_missing(self, found: _Doubt[T] | None) -> None:
+        if found is not None and self._events is not None:
+            self._events.warning("object-missing", f"{found.error}; asking again for {self._missing_s:g} s")
 
     def _note(self, contradicted: Sequence[_Doubt[T]]) -> None:
         if contradicted:

@@ -21,7 +21,7 @@ from memq.broker.services import Services
 from memq.broker.slabs import SlabPool
 from memq.broker.topic_processor import TopicProcessor
 from memq.clock import SystemClock
-from memq.errors import QueueError, StoreError
+from memq.errors import DeniedError, MemqError, QueueError, StoreError
 from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB, POINTER_RANGES_MAX
@@ -47,6 +47,7 @@ class Store(MemoryHandler):
         super().__init__(clock)
         self.gate = asyncio.Event()
         self.failing_reads = 0
+        self.read_error: MemqError = StoreError("not now")
         self.failing_ranges = 0
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
@@ -56,7 +57,7 @@ class Store(MemoryHandler):
     async def get(self, key: str, *, checked: bool = True) -> bytes:
         if self.failing_reads:
             self.failing_reads -= 1
-            raise StoreError("not now")
+            raise self.read_error
         return await super().get(key, checked=checked)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
@@ -454,7 +455,8 @@ def test_nothing_is_handed_over_when_the_object_has_grown_old() -> None:
 # ---- what an owner knows --------------------------------------------------------------------------
 
 
-def test_a_block_of_a_producer_that_its_pointer_does_not_name_is_known() -> None:
+@pytest.mark.parametrize("error", [StoreError("not now"), DeniedError("403")])
+def test_a_block_of_a_producer_that_its_pointer_does_not_name_is_known(error: MemqError) -> None:
     producers = range(1, POINTER_RANGES_MAX + 3)
 
     async def work() -> None:
@@ -478,8 +480,8 @@ def test_a_block_of_a_producer_that_its_pointer_does_not_name_is_known() -> None
             assert (await client.frame()).argument == 1
             assert broker.services.counters.duplicate_blocks == 1
             assert (await pointers(broker, topic))[-1] == large
-            # The next owner reads it out of the object, and waits for a store that does not answer.
-            store.failing_reads = 2
+            # The next owner reads it out of the object, and waits for a store that does not answer, or denies.
+            store.failing_reads, store.read_error = 2, error
             await broker.services.queue.publish(control(topic, "opened", 7))
             client.write(write_frame(block_of(topic, 1, [b"v"], producer=producers[-1]), stream=2_000))
             while (await client.frame()).api != Api.REDIRECT:

@@ -179,11 +179,11 @@ def scripted(place: str, *answers: bytes | Exception) -> Way[bytes]:
     return Way(place, read)
 
 
-def outcome(*ways: Way[bytes]) -> tuple[object, float, int]:
+def outcome(*ways: Way[bytes], missing_s: float = 0.0) -> tuple[object, float, int]:
     """Return what a read returns or raises, its virtual seconds, and how many answers were contradicted."""
 
     async def main() -> tuple[object, float, int]:
-        confirmed = ConfirmedReads()
+        confirmed = ConfirmedReads(missing_s=missing_s)
         result: bytes | MemqError
         try:
             result = await confirmed.read(ways, lambda value: value.startswith(b"ok"))
@@ -235,6 +235,35 @@ ONE, TWO, THREE = 0.05, 0.2, 0.65  # virtual seconds at which the second, third 
 def test_what_follows_from_answers(ways: list[list[bytes | Exception]], expected: tuple[object, float, int]) -> None:
     """Each way leads to a place of its own."""
     assert outcome(*(scripted(f"place {at}", *answers) for at, answers in enumerate(ways))) == expected
+
+
+def hiding(hidden_s: float, then: bytes | MemqError = b"ok") -> Way[bytes]:
+    """Return a way to an object that is not there for so long."""
+
+    async def read() -> bytes:
+        if LoopClock().monotonic() < hidden_s:
+            raise MISSING
+        if isinstance(then, MemqError):
+            raise then
+        return then
+
+    return Way("object 'key'", read)
+
+
+def test_what_is_missing_is_asked_for_as_long_as_the_caller_says() -> None:
+    assert outcome(hiding(5.0)) == (MISSING, TWO, 0)
+    assert outcome(hiding(5.0), missing_s=30.0) == (b"ok", 6.05, 5)
+    assert outcome(hiding(29.0), missing_s=30.0) == (b"ok", 30.0, 11)
+    assert outcome(hiding(31.0), missing_s=30.0) == (MISSING, 30.0, 0)
+    assert outcome(hiding(31.0), missing_s=0.1) == (MISSING, TWO, 0)
+    assert outcome(hiding(31.0), missing_s=0.3) == (MISSING, 0.3, 0)
+
+
+def test_who_asks_for_what_is_missing_believes_no_other_answer_sooner() -> None:
+    assert outcome(hiding(5.0, SICK), missing_s=30.0) == (SICK, 6.05, 0)
+    assert outcome(hiding(0.5, b"bad"), missing_s=30.0) == (b"bad", 2.0, 3)
+    assert outcome(hiding(5.0, b"bad"), missing_s=30.0)[0].__class__ is StoreError, "it may pass, and is no absence"
+    assert outcome(hiding(60.0), scripted("object 'key'", SICK), missing_s=30.0) == (SICK, TWO, 0)
 
 
 def test_only_the_same_place_contradicts_damage_and_only_the_same_way_an_absence() -> None:

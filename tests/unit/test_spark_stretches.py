@@ -11,7 +11,7 @@ from memq.spark.stores import StoreUrls
 from memq.spark.stretches import ReadPlace, stretches_of
 from memq.topic import Position, ReadPartition
 
-SETTINGS = TaskSettings(StoreUrls({}), Wanted(), 0, skip_damaged=False, dedup=True)
+SETTINGS = TaskSettings(StoreUrls({}), Wanted(), 0, skip_damaged=False, dedup=True, missing_s=0.0)
 
 
 def place_of(number: int, topic: str) -> ReadPlace:
