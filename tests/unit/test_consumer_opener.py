@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 import pytest
 from msgspec import Struct
@@ -40,14 +40,14 @@ class NoBroker:
 
 
 class Answers(RemoteQueue):
-    """What brokers answer: `stored` of the group, and spans; those of `waiting` come when `slow` is set."""
+    """What brokers answer: `stored` of the group, and spans; those of `waiting` come when `there` is set."""
 
     def __init__(self) -> None:
         super().__init__(NoBroker())
         self.stored: dict[ReadPartition, Committed] = {}
         self.outdated: list[dict[ReadPartition, Committed] | Exception] = []  # answered first, one at a time
-        self.slow = asyncio.Event()
-        self.waiting = [SLOW]
+        self.there = asyncio.Event()
+        self.waiting: list[ReadPartition] = []
         self.asked = 0
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
@@ -59,7 +59,7 @@ class Answers(RemoteQueue):
 
     async def span(self, partition: ReadPartition) -> Span:
         if partition in self.waiting:
-            await self.slow.wait()
+            await self.there.wait()
         return Span(0, 1_000)
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
@@ -125,13 +125,51 @@ def committed_at(pointer_offset: int) -> Committed:
     return Committed(Position(1, pointer_offset), Totals())
 
 
+BOTH = Membership(1, (SLOW, MOVED))
 AWAY_AND_BACK = (Membership(2, (SLOW,), (MOVED,)), Membership(3, (SLOW,)), Membership(4, (SLOW, MOVED)))
 
 
-def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used() -> None:
-    async def work() -> None:
-        member = Member(end="end")
-        member.answers.waiting = [SLOW, MOVED]
+class Run(Protocol):
+    """Runs `work` with a member of which group and logs are as the arguments say."""
+
+    def __call__(self, work: Callable[[Member], Awaitable[None]], **arguments: Any) -> None:
+        """See `run`."""
+
+
+@pytest.fixture
+def run() -> Run:
+    """Give a member `granted`, with settings, one second before the test's own steps, and stop it behind them.
+
+    `stored` is the group's position of MOVED, `outdated` what comes instead at first, `waiting` has the logs that hang.
+    """
+
+    def run_with(
+        work: Callable[[Member], Awaitable[None]],
+        *,
+        granted: Membership | None = BOTH,
+        stored: int | None = None,
+        outdated: Sequence[dict[ReadPartition, Committed] | Exception] = (),
+        waiting: Sequence[ReadPartition] = (),
+        **settings: Any,
+    ) -> None:
+        async def whole() -> None:
+            member = Member(**settings)
+            member.answers.outdated, member.answers.waiting = list(outdated), list(waiting)
+            if stored is not None:
+                member.store(stored)
+            if granted is not None:
+                member.heard(granted)
+                await skip(1)
+            await work(member)
+            await member.tasks.stop()
+
+        run_skipping(whole())
+
+    return run_with
+
+
+def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used(run: Run) -> None:
+    async def work(member: Member) -> None:
         opened, add = list[Position](), member.reading.add
 
         def noted(flow: PartitionFlow, topic: Topic, grant: int = 0) -> Assigned:
@@ -139,43 +177,33 @@ def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used() -
             return add(flow, topic, grant)
 
         member.reading.add = noted  # type: ignore[method-assign]  # what is read, if only for a moment
-        member.store(100)
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
         assert (member.answers.asked, list(member.reading.assigned)) == (1, []), "they wait for their ends"
         member.heard(*AWAY_AND_BACK)
         member.store(200)  # another member had it meanwhile
-        member.answers.slow.set()
+        member.answers.there.set()
         await skip(1)
         assert member.position == Position(1, 200)
         assert Position(1, 100) not in opened
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, stored=100, waiting=[SLOW, MOVED], end="end")
 
 
-def test_a_partition_that_can_not_be_opened_delays_no_other() -> None:
-    async def work() -> None:
-        member = Member(start="end")
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
+def test_a_partition_that_can_not_be_opened_delays_no_other(run: Run) -> None:
+    async def work(member: Member) -> None:
         assert list(member.reading.assigned) == [MOVED]
         member.heard(Membership(2, (SLOW,), (MOVED,)), Membership(3, (SLOW,)))
         await skip(1)
         assert list(member.reading.assigned) == []
-        member.answers.slow.set()
+        member.answers.there.set()
         await skip(1)
         assert list(member.reading.assigned) == [SLOW]
         assert member.answers.asked == 1, "what is being opened is not asked for again"
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, waiting=[SLOW], start="end")
 
 
-def test_a_log_that_refuses_is_asked_again_while_others_are_opened() -> None:
-    async def work() -> None:
-        member = Member(start="end")
-        member.answers.slow.set()
+def test_a_log_that_refuses_is_asked_again_while_others_are_opened(run: Run) -> None:
+    async def work(member: Member) -> None:
         refusals: list[MemqError] = [DeniedError("not you"), QueueError("away")]
         span = member.answers.span
 
@@ -185,25 +213,19 @@ def test_a_log_that_refuses_is_asked_again_while_others_are_opened() -> None:
             return await span(partition)
 
         member.answers.span = refused  # type: ignore[method-assign]  # for the first answers
-        member.heard(Membership(1, (SLOW, MOVED)))
+        member.heard(BOTH)
         await skip(0.1)
         assert list(member.reading.assigned) == [MOVED]
         assert isinstance(member.opener.failure, DeniedError), "the user sees what does not pass by itself"
         await skip(1)
         assert list(member.reading.assigned) == [MOVED, SLOW]
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, granted=None, start="end")
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_what_is_read_of_a_partition_ends_when_it_goes_though_it_comes_back_at_once(told: bool) -> None:
-    async def work() -> None:
-        member = Member()
-        member.answers.slow.set()
-        member.store(100)
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
+def test_what_is_read_of_a_partition_ends_when_it_goes_though_it_comes_back_at_once(run: Run, *, told: bool) -> None:
+    async def work(member: Member) -> None:
         before = member.reading.assigned[MOVED]
         if told:
             member.state.told_assigned(MOVED)
@@ -215,37 +237,25 @@ def test_what_is_read_of_a_partition_ends_when_it_goes_though_it_comes_back_at_o
         assert before.removed, "what was prefetched of it could still be delivered"
         await skip(1)
         assert member.position == Position(1, 200)
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, stored=100)
 
 
 @pytest.mark.parametrize("outdated", [{}, {MOVED: committed_at(40)}, NotFoundError("no such group")])
 def test_an_answer_behind_what_this_member_has_stored_is_asked_for_again(
-    outdated: dict[ReadPartition, Committed] | Exception,
+    run: Run, outdated: dict[ReadPartition, Committed] | Exception
 ) -> None:
-    async def work() -> None:
-        member = Member()
-        member.answers.slow.set()
-        member.store(100)
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
+    async def work(member: Member) -> None:
         member.answers.outdated = [outdated] * 3
         member.heard(*AWAY_AND_BACK)
         await skip(5)
         assert (member.position, member.answers.asked) == (Position(1, 100), 5)
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, stored=100)
 
 
-def test_a_position_that_stays_back_is_one_of_a_reset(caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
-        member = Member()
-        member.answers.slow.set()
-        member.store(100)
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
+def test_a_position_that_stays_back_is_one_of_a_reset(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(member: Member) -> None:
         member.store(40)
         member.heard(*AWAY_AND_BACK)
         await skip(8.9)
@@ -257,56 +267,41 @@ def test_a_position_that_stays_back_is_one_of_a_reset(caplog: pytest.LogCaptureF
         member.heard(Membership(5, (SLOW,), (MOVED,)), Membership(6, (SLOW,)), Membership(7, (SLOW, MOVED)))
         await skip(0.1)
         assert (member.position, member.answers.asked) == (Position(1, 40), before + 1), "the same is not behind"
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, stored=100)
     (line,) = [record.getMessage() for record in caplog.records if "consumer.position-back" in record.getMessage()]
     assert "group 'g' in topic 't': 1:100:0 was stored, now it is 1:40:0" in line
 
 
-def test_a_seek_does_not_take_back_what_went_while_its_place_was_looked_for() -> None:
-    async def work() -> None:
-        member = Member()
-        member.answers.slow.set()
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
-        member.answers.slow.clear()
+def test_a_seek_does_not_take_back_what_went_while_its_place_was_looked_for(run: Run) -> None:
+    async def work(member: Member) -> None:
+        member.answers.waiting = [SLOW]
         seek = asyncio.create_task(member.opener.seek(SLOW, "end"))
         await skip(1)
         member.heard(Membership(2, (MOVED,), (SLOW,)))
         member.state.fenced()
         member.reading.keep(member.state.granted)
-        member.answers.slow.set()
+        member.answers.there.set()
         with pytest.raises(InvalidRequestError, match="was taken from this consumer meanwhile"):
             await seek
         assert SLOW not in member.reading.assigned
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work)
 
 
-def test_an_error_is_no_answer() -> None:
-    async def work() -> None:
-        member = Member()
-        member.answers.slow.set()
-        member.store(100)
-        member.answers.outdated = [QueueError("the queue is away")]
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
+def test_an_error_is_no_answer(run: Run) -> None:
+    async def work(member: Member) -> None:
         assert member.position == Position(1, 100)
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, stored=100, outdated=[QueueError("the queue is away")])
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_what_stands_in_the_way_is_tried_again_five_times_a_second(*, passes: bool) -> None:
-    async def work() -> None:
-        member = Member()
-        member.answers.slow.set()
-        error = QueueError("away") if passes else DeniedError("not you")
-        member.answers.outdated = [error] * 9
-        member.heard(Membership(1, (SLOW, MOVED)))
+def test_what_stands_in_the_way_is_tried_again_five_times_a_second(run: Run, *, passes: bool) -> None:
+    error = QueueError("away") if passes else DeniedError("not you")
+
+    async def work(member: Member) -> None:
+        member.heard(BOTH)
         before = member.changes
         await skip(1.0)
         assert 4 <= member.answers.asked <= 6
@@ -314,34 +309,24 @@ def test_what_stands_in_the_way_is_tried_again_five_times_a_second(*, passes: bo
         assert member.opener.failure is (None if passes else error)
         await skip(2.0)
         assert list(member.reading.assigned) == [SLOW, MOVED]
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, granted=None, outdated=[error] * 9)
 
 
-def test_a_partition_that_is_paused_stays_paused_over_a_seek() -> None:
-    async def work() -> None:
-        member = Member()
-        member.answers.slow.set()
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
+def test_a_partition_that_is_paused_stays_paused_over_a_seek(run: Run) -> None:
+    async def work(member: Member) -> None:
         assert member.position == Position(1, 0)
         for paused in (True, False):
             member.reading.pause(MOVED, paused=paused)
             await member.opener.seek(MOVED, Position(1, 70, 3))
             assert member.position == Position(1, 70, 3)
             assert member.reading.assigned[MOVED].flow.paused is paused
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work)
 
 
-def test_the_end_is_that_of_the_first_opening_and_policies_are_passed_on() -> None:
-    async def work() -> None:
-        member = Member(end="end", start="end", on_damaged="skip", on_expired="skip")
-        member.answers.slow.set()
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
+def test_the_end_is_that_of_the_first_opening_and_policies_are_passed_on(run: Run) -> None:
+    async def work(member: Member) -> None:
         flow = member.reading.assigned[MOVED].flow
         assert (flow.position, flow.end) == (Position(1, 1_000), Position(1, 1_000))
         assert member.reading.ended
@@ -349,55 +334,40 @@ def test_the_end_is_that_of_the_first_opening_and_policies_are_passed_on() -> No
         await skip(1)
         assert member.reading.assigned[MOVED].flow.end == Position(1, 1_000)
         assert member.reading.assigned[MOVED].grant != 0
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, end="end", start="end", on_damaged="skip", on_expired="skip")
 
 
-def test_a_stored_position_is_known_to_be_stored() -> None:
-    async def work() -> None:
-        member = Member()
-        member.answers.slow.set()
-        member.store(100)
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
+def test_a_stored_position_is_known_to_be_stored(run: Run) -> None:
+    async def work(member: Member) -> None:
         assigned = member.reading.assigned
         assert assigned[MOVED].ledger.is_stored(Position(1, 100))
         assert not assigned[MOVED].ledger.is_stored(Position(1, 101))
         assert not assigned[SLOW].ledger.is_stored(Position(0, 1))
         assert list(member.reading.stored) == [MOVED]
         assert (assigned[SLOW].flow.position, member.position) == (Position(0, 0), Position(1, 100))
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, stored=100)
 
 
-def test_waiters_are_notified_of_each_round_and_each_failure_before_the_next_begins() -> None:
-    async def work() -> None:
-        member = Member()
-        member.answers.slow.set()
+def test_waiters_are_notified_of_each_round_and_each_failure_before_the_next_begins(run: Run) -> None:
+    async def work(member: Member) -> None:
         await skip(0.1)
         assert member.changes == 1, "nothing is wanted, and that is known"
         member.answers.outdated = [DeniedError("not you")]
-        member.heard(Membership(1, (SLOW, MOVED)))
+        member.heard(BOTH)
         await skip(0.1)
         assert (member.changes, member.opener.failure is None) == (2, False)
         await skip(0.2)
         assert list(member.reading.assigned) == [SLOW, MOVED]
         assert member.changes == 5, "one for the round, and one for each partition"
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, granted=None)
 
 
 @pytest.mark.parametrize("skips", [True, False])
-def test_a_start_that_retention_took_is_an_error_unless_it_may_be_skipped(*, skips: bool) -> None:
-    async def work() -> None:
-        member = Member(on_expired="skip" if skips else "fail")
-        member.answers.slow.set()
-        member.heard(Membership(1, (SLOW, MOVED)))
-        await skip(1)
-
+def test_a_start_that_retention_took_is_an_error_unless_it_may_be_skipped(run: Run, *, skips: bool) -> None:
+    async def work(member: Member) -> None:
         async def moved(partition: ReadPartition) -> Span:
             return Span(500, 1_000)
 
@@ -409,6 +379,5 @@ def test_a_start_that_retention_took_is_an_error_unless_it_may_be_skipped(*, ski
             with pytest.raises(PositionExpiredError):
                 await member.opener.seek(MOVED, Position(1, 70))
             assert member.position == Position(1, 0)
-        await member.tasks.stop()
 
-    run_skipping(work())
+    run(work, on_expired="skip" if skips else "fail")
