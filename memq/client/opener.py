@@ -28,7 +28,7 @@ _STALE_RETRY_S_MAX = 2.0
 
 
 class Opener:
-    """Brings what is read in line with `wanted`, in the background, whenever it is kicked.
+    """Reads what is `wanted` and is not read yet, in the background, whenever it is kicked.
 
     A partition starts at the position of its group, else at the start that was asked for. Its end is fixed when it is
     opened first. Each partition is opened by a task of its own: a log that fails delays no other.
@@ -105,11 +105,9 @@ class Opener:
             self._reading.pause(partition, paused=True)
 
     async def _open_missing(self) -> None:
-        wanted = self._wanted()
-        self._reading.keep(wanted)
         missing = {
             partition: grant
-            for partition, grant in wanted.items()
+            for partition, grant in self._wanted().items()
             if partition not in self._reading.assigned and self._opening.get(partition) != grant
         }
         if not missing:

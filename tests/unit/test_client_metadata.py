@@ -270,6 +270,25 @@ def test_a_broker_that_leaves_is_replaced_by_another_and_the_question_asked_agai
     run(test)
 
 
+def test_all_questions_that_a_lost_connection_leaves_open_are_asked_again() -> None:
+    async def test(broker: ToyBroker) -> None:
+        counted = Counted()
+        broker.script = counted
+        pool = pool_of(broker)
+        anyone = AnyBroker(pool)
+        await ask_any(anyone)
+        counted.silent = True
+        waiting = asyncio.gather(ask_any(anyone), ask_any(anyone))
+        await broker.until(lambda: counted.asked[broker.address] == 3)
+        counted.silent = False
+        broker.cut()
+        assert [answer.cluster for answer in await waiting] == ["toy", "toy"]
+        assert (counted.asked[broker.address], len(broker.connections)) == (5, 1)
+        await pool.close()
+
+    run(test)
+
+
 def test_a_silent_connection_is_dropped_and_the_next_question_gets_a_fresh_one() -> None:
     async def test(broker: ToyBroker) -> None:
         counted = Counted()

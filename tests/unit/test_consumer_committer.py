@@ -19,6 +19,7 @@ from memq.logs import EventLog
 from memq.network import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock
+from tests.skipping_loop import run_skipping, skip
 
 HERE = ReadPartition("clicks", "0" * 32, 0)
 THERE = ReadPartition("clicks", "0" * 32, 1)
@@ -59,15 +60,22 @@ class Parts:
         self.assigned[partition].ledger.passed(behind)
         return behind
 
-    def committer(self) -> Committer:
+    def committer(self, chance: random.Random | None = None) -> Committer:
         clock = ManualClock()
         return Committer(
             cast(Reading, self),
             cast(GroupSession, self),
             cast(Handouts, self),
-            Runtime(clock, random.Random(1)),
+            Runtime(clock, chance or random.Random(1)),
             EventLog(clock),
         )
+
+
+class Longest(random.Random):
+    """Draws the longest wait that is allowed."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
 
 
 def test_all_partitions_go_with_one_request_and_nothing_that_is_stored_goes_again() -> None:
@@ -125,3 +133,24 @@ def test_commits_go_one_after_another() -> None:
         assert parts.stored == {HERE: second}
 
     asyncio.run(work())
+
+
+def test_a_commit_that_the_user_waits_for_is_tried_again_after_waits_that_double_up_to_a_second(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        parts = Parts()
+        committer, here = parts.committer(Longest()), parts.done(HERE, 5)
+        parts.fails = True
+        waiting = asyncio.create_task(committer.commit_surely())
+        tries = []
+        for _ in range(300):
+            await skip(0.01)
+            tries.append(len(parts.requests))
+        assert [tries.index(count) for count in range(1, 7)] == pytest.approx([0, 10, 30, 70, 150, 250], abs=1)
+        parts.fails = False
+        await waiting
+        assert parts.stored == {HERE: here}
+
+    run_skipping(work())
+    assert "QueueError: not now; trying again" in caplog.text

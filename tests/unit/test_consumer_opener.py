@@ -16,6 +16,8 @@ from memq.client.flow import PartitionFlow
 from memq.client.membership import MemberState
 from memq.client.opener import Opener
 from memq.client.reading import Reading
+from memq.client.reporter import Named, Reporter
+from memq.client.tally import PartTally, Tally
 from memq.clock import SystemClock
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, PositionExpiredError, QueueError
 from memq.format.block import Buffer
@@ -77,10 +79,23 @@ async def no_read(store: str, key: str, offset: int, length: int) -> Buffer:
     raise AssertionError("no pointer came, so nothing is fetched")
 
 
+class Reports:
+    """A reporter that sends nothing: its notes are in `tally`."""
+
+    def __init__(self) -> None:
+        self.tally = Tally(7, "consumer", "g", "host", 1_000, lambda: None)
+
+    def wanted(self, topic: Named) -> bool:
+        return True
+
+    def part(self, topic: Named, partition: int) -> PartTally:
+        return self.tally.part(topic.name, topic.id, partition, 0)
+
+
 class Member:
     """A member of a group with its opener, which runs in the background."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, reporter: Reporter | None = None, **settings: Any) -> None:
         runtime = skipping_runtime()
         self.answers, self.state = Answers(), MemberState()
         events = EventLog(runtime.clock)
@@ -97,7 +112,7 @@ class Member:
             {"t": TOPIC},
             wanted,
             self._changed,
-            reporter=None,
+            reporter=reporter,
             tasks=self.tasks,
             events=events,
         )
@@ -381,3 +396,15 @@ def test_a_start_that_retention_took_is_an_error_unless_it_may_be_skipped(run: R
             assert member.position == Position(1, 0)
 
     run(work, on_expired="skip" if skips else "fail")
+
+
+def test_the_audit_learns_where_reading_begins_and_why(run: Run) -> None:
+    reports = Reports()
+
+    async def work(member: Member) -> None:
+        await member.opener.seek(MOVED, Position(1, 70, 3))
+
+    run(work, stored=100, reporter=reports)
+    parts = [part for _, report in reports.tally.take(0, 1) for part in report.parts]
+    begins = {(part.partition, begin.at, begin.reason) for part in parts for begin in part.begins}
+    assert begins >= {(0, "0:0:0", "start"), (1, "1:100:0", "stored"), (1, "1:70:3", "seek")}

@@ -1,6 +1,8 @@
-"""The end of a producer's window: what a draining broker still takes, and what CLOSE reports."""
+"""The end of a producer's streams: what an ack then starts again, what a draining broker takes, what CLOSE reports."""
 
 from __future__ import annotations
+
+import pytest
 
 from memq.client.window_events import (
     Acked,
@@ -13,6 +15,7 @@ from memq.client.window_events import (
     Opened,
     OpenFailed,
     OpenStream,
+    Refused,
     Room,
     Sealed,
     Settle,
@@ -20,7 +23,7 @@ from memq.client.window_events import (
 )
 from memq.client.window_states import State
 from memq.errors import TimedOutError, TooLargeError
-from tests.unit.test_producer_window import LOST, D, block, new_window, opened
+from tests.unit.test_producer_window import LOST, D, block, moved, new_window, opened
 
 
 def test_a_draining_broker_that_owes_nothing_is_left_at_once() -> None:
@@ -56,6 +59,25 @@ def test_an_ack_before_anything_was_written_settles_nothing() -> None:
     assert window.handle(Acked(1)) == []
     window.handle(OpenFailed(LOST, 0.0))
     assert window.handle(Acked(1)) == []
+
+
+def test_an_ack_of_a_connection_that_was_lost_settles_nothing() -> None:
+    window = opened(block(0, 1))
+    window.handle(Lost(LOST, 1.0))
+    assert window.handle(Acked(1)) == [], "a block of one record, the least that an ack can cover"
+
+
+@pytest.mark.parametrize("wants_acks", [True, False])
+def test_after_a_success_the_next_redirect_is_followed_at_once_again(*, wants_acks: bool) -> None:
+    window = opened(wants_acks=wants_acks)
+    window.handle(Refused(moved("h:1"), 1.0))
+    window.handle(Sealed(block(10)))
+    window.handle(Opened())
+    while window.handle(Room(2.0)):
+        pass
+    window.handle(Acked(20))
+    window.handle(Sealed(block(20)))
+    assert window.handle(Refused(moved("h:2"), 3.0)) == [OpenStream(20, "h:2", False)]
 
 
 def test_the_end_is_reported_with_what_was_burned() -> None:
