@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import mmap
 import multiprocessing
 import os
 import random
@@ -128,6 +129,42 @@ def test_a_disk_that_fills_up_in_the_midst_of_a_direct_write_leaves_nothing(
     assert temporary_files(tmp_path) == []
 
 
+@DIRECT
+def test_writes_one_after_another_share_the_memory_of_one(
+    store: FilesystemHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    real = mmap.mmap
+
+    def counted(handle: int, length: int) -> mmap.mmap:
+        made.append(length)
+        return real(handle, length)
+
+    monkeypatch.setattr(mmap, "mmap", counted)
+    for number in range(3):
+        asyncio.run(put(store, str(number), bytes(2 << 20)))
+    assert len(made) == 1
+
+
+@DIRECT
+def test_a_direct_write_that_is_refused_behind_its_first_chunk_is_an_error(
+    store: FilesystemHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+
+    def write(handle: int, data: memoryview, offset: int) -> int:
+        if offset:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(handle, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(StoreError):
+        asyncio.run(put(store, "a", bytes(3 << 20)))
+    assert temporary_files(tmp_path) == []
+    with pytest.raises(NotFoundError):
+        asyncio.run(store.get("a"))
+
+
 # ---- durability ------------------------------------------------------------------------------
 
 
@@ -176,6 +213,25 @@ def test_a_new_handler_trusts_no_folder_that_it_finds(tmp_path: Path, monkeypatc
     asyncio.run(put(store, "a/one", b"1"))
     asyncio.run(store.close())
     assert len(calls) == 3  # the file, the root for `a`, `a` for the name
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what is synced")
+def test_folders_that_are_known_to_be_durable_are_forgotten_at_their_bound(
+    store: FilesystemHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memq.storage_handlers.folders.KNOWN_FOLDERS_MAX", 2)
+    synced: list[str] = []
+    real = os.fsync
+
+    def spy(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        synced.append(str(path.relative_to(tmp_path / "objects")) if path.is_dir() else "file")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    for folder in ("a", "b", "a", "c", "c", "a"):
+        asyncio.run(put(store, f"{folder}/{len(synced)}", b"1"))
+    assert [each for each in synced if each != "file"] == ["a", ".", "b", ".", "a", "c", ".", "c", "a", "."]
 
 
 # ---- torn and cancelled puts -----------------------------------------------------------------
@@ -416,6 +472,28 @@ def test_each_refusal_has_its_kind(
     with pytest.raises(kind, match="object 'a' not stored: ") as caught:
         asyncio.run(put(store, "a", b"1"))
     assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, StoreError), (errno.EACCES, DeniedError)])
+def test_what_can_not_be_listed_or_deleted_is_an_error_and_not_nothing(
+    store: FilesystemHandler, number: int, kind: type[MemqError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keys() -> list[str]:
+        return [entry.key async for entry in store.list("a/")]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    asyncio.run(put(store, "a/b", b"1"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        with pytest.raises(kind):
+            asyncio.run(keys())
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        with pytest.raises(kind):
+            asyncio.run(store.delete("a/b"))
+    assert asyncio.run(keys()) == ["a/b"]
 
 
 def test_a_store_whose_folder_went_says_so(store: FilesystemHandler, tmp_path: Path) -> None:

@@ -1,12 +1,60 @@
-"""Retention that was faster than a compaction: what is older than what it took is gone, though a manifest names it."""
+"""Retention that was faster than a compaction: what it took is gone, though a manifest names it. Parts in memory."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
+from awscrt.checksums import crc32c
+
 from memq.cold.compaction import manifest_of
+from memq.cold.files import ColdFiles
+from memq.cold.plan import cold_spans
+from memq.errors import NotReadyError
+from memq.format.cold import ColdEntry, ColdPart, PartRef, encode_cold_part
 from memq.notification import Span
-from tests.unit.test_cold_compaction import OLD, PARTITION, World, replace_rule
+from memq.storage_handlers.memory import MemoryHandler
+from tests.contract.manual_clock import ManualClock
+from tests.unit.test_cold_compaction import OLD, PARTITION, RULE, TOPIC, World, replace_rule
+
+TIMES = {"greatest_ms": 1_700_000_000_000, "created_ms": 1_700_000_000_000}
+
+
+class CountingStore(MemoryHandler):
+    """Notes each object that is read as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.gets: list[str] = []
+
+    async def get(self, key: str, *, checked: bool = True) -> bytes:
+        self.gets.append(key)
+        return await super().get(key, checked=checked)
+
+
+@pytest.mark.parametrize(("bytes_max", "read"), [(250, "abacab"), (150, "ababbc"), (50, "aab")])
+def test_the_parts_that_were_read_last_are_kept_as_far_as_they_fit(
+    bytes_max: int, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memq.cold.files.PARTS_BYTES_MAX", bytes_max)
+    kept: list[str] = []
+    missed: list[str] = []
+    for each in read:
+        missed += [] if each in kept else [each]
+        kept = [*(name for name in kept if name != each), each][-max(1, bytes_max // 100) :]
+
+    async def work() -> None:
+        store = CountingStore()
+        files = ColdFiles("memq", store)
+        for name in "abc":
+            data = encode_cold_part(ColdPart((ColdEntry(0, 0, bytes(100)),), ("o",)))
+            await store.put(name, [data], crc32c(data))
+        for name in read:
+            part = await files.part(PartRef(key=name, first=0, next=1, entries=1, bytes=100, objects=("o",), **TIMES))
+            assert part.entries[0].body == bytes(100)
+        assert store.gets == missed
+
+    asyncio.run(work())
 
 
 def test_nobody_reads_what_lies_before_a_hole_and_the_next_compaction_leaves_it_out() -> None:
@@ -33,5 +81,49 @@ def test_nobody_reads_what_lies_before_a_hole_and_the_next_compaction_leaves_it_
         for reader in (early, world.reader()):
             assert await reader.span(PARTITION) == Span(first, end)
             assert (await reader.read(PARTITION, 0, 1))[0].offset == first
+
+    asyncio.run(work())
+
+
+def test_a_missing_batch_is_told_unless_retention_took_it() -> None:
+    async def work() -> None:
+        world = await World.made()
+        key = world.expected[3][1].locations[0].key
+        del world.store.objects[key]
+        done = await world.parts().compact(PARTITION, TOPIC.settings, RULE)
+        assert [found for each in done for found, _ in each.findings] == [key]
+
+        other = await World.made()
+        parts = other.parts()
+        spans = [
+            span async for span in cold_spans(parts.queue, PARTITION, 0, TOPIC.settings, RULE, other.clock.wall_ms())
+        ]
+        await other.queue.trim(PARTITION, 4)
+        with pytest.raises(NotReadyError, match="retention"):
+            await parts.copier.copy(PARTITION, spans[0])
+        gone = next(pointer for _, pointer, _ in other.expected[spans[1].begin :] if pointer.locations)
+        del other.store.objects[gone.locations[0].key]
+        await other.queue.trim(PARTITION, spans[1].end)
+        with pytest.raises(NotReadyError, match="retention"):
+            await parts.copier.copy(PARTITION, Span(spans[1].end - 1, spans[1].end))
+
+    asyncio.run(work())
+
+
+def test_a_batch_that_goes_with_its_pointer_while_it_is_copied_is_no_damage() -> None:
+    async def work() -> None:
+        world = await World.made()
+        gone = world.expected[4][1].locations[0].key
+        get_range = world.store.get_range
+
+        async def taken(key: str, offset: int, length: int) -> bytes:
+            if key == gone:
+                await world.queue.trim(PARTITION, 5)
+                world.store.objects.pop(gone, None)
+            return await get_range(key, offset, length)
+
+        world.store.get_range = taken  # type: ignore[method-assign]  # retention comes in the midst
+        with pytest.raises(NotReadyError, match="retention took the pointer at offset 4"):
+            await world.parts().copier.copy(PARTITION, Span(1, 8))
 
     asyncio.run(work())

@@ -16,10 +16,10 @@ from memq.broker.sweep import Sweep
 from memq.client.fetcher import Fetcher
 from memq.clock import SystemClock
 from memq.cold.compaction import leave_queue, manifest_of
-from memq.cold.plan import ColdRule, cold_spans, following, without
+from memq.cold.plan import ColdRule, following, without
 from memq.cold.reader import ColdReader
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotReadyError
-from memq.format.block import scope_of
+from memq.format.block import check_block, scope_of
 from memq.format.key import cold_prefix, is_cold_object, object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, decode_pointer, encode_pointer
@@ -133,12 +133,18 @@ class World:
     async def batch(self, number: int, time_ms: int) -> None:
         rows = [(b"%d-%d" % (number, row) * 20, None, (), None, None) for row in range(3)]
         scope = scope_of(TOPIC.id_bytes, 0)
-        block = seal(build(rows), producer_id=7, first_sequence=3 * number, scope=scope)
+        blocks = [  # every other batch has two
+            seal(build(part), producer_id=7, first_sequence=3 * number + first, scope=scope)
+            for first, part in (((0, rows[:1]), (1, rows[1:])) if number % 2 else ((0, rows),))
+        ]
+        data = b"".join(bytes(block.data) for block in blocks)
+        starts = [0, len(blocks[0].data)]
+        listed = [BlockEntry.from_header(block.header, at) for block, at in zip(blocks, starts, strict=False)]
         key = object_key(CLUSTER, TOPIC.name, TOPIC.id, 0, 1, number, time_ms)
-        size = len(block.data)
-        entry = BatchEntry(0, size, time_ms, number, 3, 0, 1, 0, 1)
+        size = len(data)
+        entry = BatchEntry(0, size, time_ms, number, 3, 0, len(blocks), 0, 1)
         meta = ObjectMeta(cluster=CLUSTER, broker="b", topics=(ObjectTopic(TOPIC.name, TOPIC.id),), created_ms=time_ms)
-        body = block.data + encode_index(meta, [entry], [BlockEntry.from_header(block.header, 0)], size)
+        body = data + encode_index(meta, [entry], listed, size)
         await MemoryHandler.put(self.store, key, [body], crc32c(body))
         await self.publish(
             time_ms,
@@ -148,10 +154,10 @@ class World:
             records=3,
             stored_bytes=size,
             producers=(ProducerRanges(7, ((3 * number, 3 * number + 3),)),),
-            checksum=crc32c(block.data),
+            checksum=crc32c(data),
             sealed_ms=time_ms,
             named=NAMED if number == 3 else (),
-            body=bytes(block.data),
+            body=data,
         )
         self.totals = self.totals.plus(3, size)
 
@@ -207,10 +213,12 @@ class World:
         assert now == replace(pointer, locations=now.locations)
         for place in now.locations:
             assert await MemoryHandler.get_range(self.store, place.key, place.offset, place.length) == body
-            index = open_object(await self.store.get(place.key))
-            assert [block.first_sequence for block in index.blocks_in(place.offset, place.length)] == [
-                pointer.producers[0].ranges[0][0]
-            ]
+            whole = await self.store.get(place.key)
+            blocks = open_object(whole).blocks_in(place.offset, place.length)
+            assert (blocks[0].first_sequence, blocks[-1].next_sequence) == pointer.producers[0].ranges[0]
+            for block in blocks:
+                header = check_block(memoryview(whole)[block.offset : block.offset + block.length])
+                assert header.first_sequence == block.first_sequence
 
     def keys(self, *, cold: bool) -> list[str]:
         return [key for key in self.store.objects if (is_cold_object(key) if cold else not key.startswith(COLD_PREFIX))]
@@ -428,30 +436,6 @@ def test_a_damaged_batch_stays_as_it_is_and_is_told() -> None:
     asyncio.run(work())
 
 
-def test_a_missing_batch_is_told_unless_retention_took_it() -> None:
-    async def work() -> None:
-        world = await World.made()
-        key = world.expected[3][1].locations[0].key
-        del world.store.objects[key]
-        done = await world.parts().compact(PARTITION, TOPIC.settings, RULE)
-        assert [found for each in done for found, _ in each.findings] == [key]
-
-        other = await World.made()
-        parts = other.parts()
-        spans = [
-            span async for span in cold_spans(parts.queue, PARTITION, 0, TOPIC.settings, RULE, other.clock.wall_ms())
-        ]
-        await other.queue.trim(PARTITION, 4)
-        with pytest.raises(NotReadyError, match="retention"):
-            await parts.copier.copy(PARTITION, spans[0])
-        del other.store.objects[other.expected[spans[1].begin + 1][1].locations[0].key]
-        await other.queue.trim(PARTITION, spans[1].end)
-        with pytest.raises(NotReadyError, match="retention"):
-            await parts.copier.copy(PARTITION, Span(spans[1].end - 1, spans[1].end))
-
-    asyncio.run(work())
-
-
 def test_a_store_of_another_cluster_is_refused() -> None:
     async def work() -> None:
         world = await World.made()
@@ -552,7 +536,12 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
         asyncio.run(work(swept=swept))
 
 
-def test_neighbours_in_a_large_object_are_fetched_by_one_request() -> None:
+@pytest.mark.parametrize("indexes_kept", [1, 4])
+def test_neighbours_in_a_large_object_are_fetched_by_one_request(
+    indexes_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memq.client.fetcher.INDEXES_MAX", indexes_kept)
+
     async def work() -> None:
         world = await World.made()
         objects = await world.compact()
@@ -563,7 +552,9 @@ def test_neighbours_in_a_large_object_are_fetched_by_one_request() -> None:
         batches = [pointer for pointer in pointers if pointer.kind == "data"]
         world.store.reads = 0
         found = await asyncio.gather(*(fetcher.fetch(pointer) for pointer in batches))
-        assert [bytes(pieces[0].data) for pieces in found] == [body for _, _, body in world.expected if body]
+        assert [b"".join(piece.data for piece in pieces) for pieces in found] == [
+            body for _, _, body in world.expected if body
+        ]
         assert world.store.reads == objects + YOUNG
         world.store.reads = 0
         for pointer in batches:

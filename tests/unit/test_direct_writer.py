@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import pytest
 
 from memq.client.aio_consumer import AsyncConsumer
+from memq.client.delivery import AsyncDelivery
 from memq.client.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter
 from memq.client.import_plan import BLOCK_BYTES_MAX
-from memq.errors import IdentityConflictError, MovedError, TooLargeError
+from memq.errors import IdentityConflictError, MovedError, OutcomeUnknownError, TooLargeError
 from memq.topic import TopicSettings
 from tests.brokers import running_broker
 
@@ -62,6 +64,8 @@ def test_every_part_of_an_identity_makes_another_producer() -> None:
     numbers = [identity.producer_id(order) for identity in identities for order in (0, 1)]
     assert len(set(numbers)) == len(numbers)
     assert numbers == [identity.producer_id(order) for identity in identities for order in (0, 1)]
+    kept = [DirectIdentity("w", "s", 1, 2).producer_id(order) for order in (0, 1)]
+    assert kept == [6079348571829214892, 9194601301387826910], "a task may run again with another version of memq"
 
 
 @pytest.mark.parametrize("keys", KEYS)
@@ -179,6 +183,28 @@ def test_another_run_of_a_writer_with_the_same_batch_and_task_loses_nothing() ->
 
     asyncio.run(work("second"))
     asyncio.run(work("first"))
+
+
+def test_a_block_whose_outcome_is_unknown_is_not_sent_under_another_identity() -> None:
+    """Only a conflict of identities shows that none of a block is there."""
+
+    async def work() -> None:
+        async with asyncio.timeout(END_S), running_broker() as broker:
+            await broker.partitions.create(TOPIC, 1, TopicSettings(), exist_ok=False)
+            writer = DirectWriter(broker.address, DirectIdentity("w", "", 1, 0))
+            for row in LARGE:
+                await writer.add(TOPIC, row)
+            unknown: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            unknown.set_exception(OutcomeUnknownError("sent and not acked"))
+            sent = writer._pending[0]
+            writer._pending[0] = sent._replace(delivery=cast(AsyncDelivery, unknown))
+            with pytest.raises(OutcomeUnknownError):
+                await writer.finish()
+            await writer.abandon()
+            found = await values_of(broker.address)
+        assert len(found) == len(set(found))
+
+    asyncio.run(work())
 
 
 def test_more_orders_than_there_are_identities_fail_by_name() -> None:
