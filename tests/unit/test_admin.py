@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -88,6 +90,15 @@ def test_mistakes_get_their_own_errors(admin: memq.Admin) -> None:
         admin.create_topic("clicks", settings={"dedup_window_ms": 5_000})
     with pytest.raises(InvalidRequestError):
         admin.create_topic("clicks", partitions=0)
+
+
+def test_an_admin_that_is_forgotten_is_warned_of(cluster: Cluster) -> None:
+    admin = memq.Admin(cluster.address)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        del admin
+        gc.collect()
+    assert ["memq.Admin" in str(each.message) for each in warned if each.category is ResourceWarning] == [True]
 
 
 def test_groups_are_shown_reset_and_deleted(cluster: Cluster, admin: memq.Admin) -> None:

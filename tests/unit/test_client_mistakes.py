@@ -17,7 +17,7 @@ import pytest
 import memq
 from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer import Producer
-from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
+from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.testing import Cluster
 
 HERE = "127.0.0.1:1"
@@ -145,6 +145,8 @@ def test_a_position_belongs_to_its_partition() -> None:
         (lambda admin: admin.ends(["t"]), TypeError, "a topic is a memq.topic.Topic, as `topics` returns them"),
         (lambda admin: admin.end_totals("t"), TypeError, "a topic is a memq.topic.Topic, as `topics` returns them"),
         (lambda admin: admin.reset_group("g", 5, "end"), TypeError, "topic is of type str, not int"),
+        (lambda admin: admin.reset_group("a b", "t", "end"), InvalidNameError, "a b"),
+        (lambda admin: admin.drain_broker("a b"), InvalidNameError, "a b"),
         (lambda admin: admin.reset_group("g", "t", "end", dry_run="no"), TypeError, "dry_run is of type bool"),
     ],
 )

@@ -59,6 +59,7 @@ def test_a_part_of_a_block_is_the_same_part_every_way() -> None:
     assert batch.values() == [record.value for record in batch] == expected
     assert batch.arrow().column("value").to_pylist() == expected
     assert [record.position.record_index for record in batch] == [1, 2, 3, 4]
+    assert len(batch) == 4
 
 
 def test_it_is_finished_when_all_was_read() -> None:

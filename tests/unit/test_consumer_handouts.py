@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -116,6 +117,17 @@ def test_what_is_at_hand_is_small_beside_the_budget(cluster: Cluster) -> None:
             ahead = consumer._core._handouts._ahead
             held = sum(len(part.piece.data) for handout in ahead for part in handout.batch._slices)
             assert held <= 1 * MIB // AHEAD_SHARE + 512
+
+
+def test_batches_that_are_done_are_not_kept(cluster: Cluster) -> None:
+    send_apart(cluster, 40)
+    with memq.Consumer(cluster.address, "clicks") as consumer:
+        for _ in range(40):
+            take(consumer)
+        assert consumer.poll(0) is None
+        gc.collect()
+        kept = [each for each in gc.get_objects() if isinstance(each, Batch)]
+        assert len(kept) <= 2, "without a group no commit takes them away"
 
 
 # ---- the machine alone -----------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from memq.client.flow import PartitionFlow
 from memq.client.places import Places, late_ms, window_ms
 from memq.client.progress import Progress
+from memq.clock import SystemClock
 from memq.errors import InvalidRequestError, QueueError
 from memq.format.pointer import Adopted, decode_pointer, encode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entries, Entry, Span
-from memq.topic import Position, ReadPartition, TopicSettings, Totals, equal_slots
+from memq.topic import Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.unit.queue_model import PARTITION, Block, Log
 
 SETTINGS = TopicSettings()
@@ -274,6 +275,51 @@ def test_a_look_back_after_a_stretch_without_entries_reads_little_of_it() -> Non
     ask(Places(reader).look_back(flow, SETTINGS, [0], no_index))
     assert flow.progress.totals.records == 27
     assert reader.reads < 60
+
+
+def test_the_time_at_an_end_without_entries_is_found_from_the_last_ones_before_it() -> None:
+    log = Log()
+    for number in range(500):
+        log.batch(Block(1, 3 * number), time_ms=number * window_ms(SETTINGS))
+    log.next_offset = 510
+    reader = CountingReader(log)
+    flow = PartitionFlow(PARTITION, Position(0, 510), window_ms=window_ms(SETTINGS))
+    ask(Places(reader, 16).look_back(flow, SETTINGS, [0], no_index))
+    assert flow.progress.totals.records == 1_500
+    assert reader.reads < 100
+
+
+def test_what_lies_before_a_place_of_a_whole_log_is_not_looked_for_behind_it() -> None:
+    log = Log()
+    for number in range(200):
+        log.batch(Block(1, 3 * number), time_ms=number * CONTENDED_MS)
+    reader = CountingReader(log)
+    assert ask(Places(reader, 16).totals_before(PARTITION, 20, SETTINGS, [0, 1])).records == 60
+    assert reader.reads == 16 + 20, "nothing was taken, so a writer that is not there before has nothing there"
+
+
+def test_totals_pass_over_a_pointer_that_can_not_be_read() -> None:
+    log = Log()
+    for number in range(6):
+        log.batch(Block(1, 3 * number))
+    log.entries[2] = Entry(2, log.entries[2].time_ms, b"garbage")
+    assert ask(Places(LogReader(log)).end_totals(PARTITION, SETTINGS, [0])) == Totals(log.records, log.stored)
+
+
+def test_a_lag_of_which_nothing_can_be_read_has_no_age() -> None:
+    class Lagging(LogReader):
+        """A replica that has the end, and not what comes before it."""
+
+        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            return Entries([], offset + 1) if offset == 2 else await super().read(partition, offset, bytes_max)
+
+    log = Log()
+    for number in range(5):
+        log.batch(Block(1, 3 * number))
+    here = folded(log, 2)
+    topic = Topic(name=PARTITION.topic, id=PARTITION.topic_id, created_ms=0, partitions=equal_slots(1))
+    found = ask(Places(Lagging(log)).lag(topic, PARTITION, Position(0, 2), here, SystemClock()))
+    assert (found.records, found.seconds) == (9, 0.0)
 
 
 def test_totals_before_a_reader_that_looks_back_are_asked_of_the_queue() -> None:

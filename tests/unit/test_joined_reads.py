@@ -58,6 +58,9 @@ def test_a_run_is_bounded() -> None:
     half = READ_BYTES_MAX // 2
     asyncio.run(read(reader, (0, half), (half, half), (2 * half, half)))
     assert sorted(reader.reads) == [(0, 2 * half), (2 * half, half)]
+    reader, far = Reader(), 3 * READ_BYTES_MAX
+    asyncio.run(read(reader, (far, half), (far + half, half)))
+    assert reader.reads == [(far, 2 * half)], "its place in the object is not its size"
 
 
 def test_what_fails_together_is_read_apart() -> None:

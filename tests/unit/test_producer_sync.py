@@ -307,6 +307,24 @@ def test_at_exit_what_waits_is_flushed_with_a_warning(server: Server) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_at_exit_a_client_that_fails_leaves_the_others_their_flush(server: Server) -> None:
+    code = (
+        "import memq\n"
+        "from memq.client.io_thread import io_thread\n"
+        "class Broken:\n"
+        "    async def at_exit(self):\n"
+        "        raise OSError('it broke')\n"
+        "    def forked(self):\n"
+        "        pass\n"
+        "io_thread().enter(Broken())\n"
+        f"producer = memq.Producer({server.broker.address!r})\n"
+        "producer.send('clicks', b'last words')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert server.broker.values() == [b"last words"]
+    assert "Traceback" not in done.stderr
+
+
 def test_the_io_thread_is_one_and_a_daemon() -> None:
     assert io_thread() is io_thread()
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "memq-io"]
