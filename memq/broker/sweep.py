@@ -285,9 +285,9 @@ class Sweep:
 
     async def _strike_cold(self, topic: Topic, keys: dict[str, ObjectEntry]) -> bool:
         """Take what the manifests of a topic name out of `keys`; False when they can't all be read."""
-        numbers = await self._cold.highest_numbers(topic.name, topic.id)
+        numbers = await self._cold.partitions(topic.name, topic.id)
         try:
-            for number in sorted(numbers):
+            for number in numbers:
                 for key in await self._cold_keys(ReadPartition(topic.name, topic.id, number)):
                     keys.pop(key, None)
         except CorruptDataError as error:

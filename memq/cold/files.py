@@ -48,13 +48,10 @@ class ColdFiles:
         numbers = [cold_manifest_number(entry.key)[1] async for entry in self.store.list(prefix)]
         return max(numbers, default=0)
 
-    async def highest_numbers(self, topic: str, topic_id: str) -> dict[int, int]:
-        """Return the numbers of the manifests that hold of a topic, by read partition, of those that have one."""
-        found: dict[int, int] = {}
-        async for entry in self.store.list(cold_manifests_prefix(self.cluster, topic, topic_id)):
-            partition, number = cold_manifest_number(entry.key)
-            found[partition] = max(number, found.get(partition, 0))
-        return found
+    async def partitions(self, topic: str, topic_id: str) -> list[int]:
+        """Return the read partitions of a topic that have a manifest, in order."""
+        keys = [entry.key async for entry in self.store.list(cold_manifests_prefix(self.cluster, topic, topic_id))]
+        return sorted({cold_manifest_number(key)[0] for key in keys})
 
     async def highest(self, partition: ReadPartition, known: ColdManifest | None = None) -> ColdManifest | None:
         """Return the manifest that holds, which may be `known`; None when nothing was ever compacted."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 from awscrt.checksums import crc32c
@@ -12,11 +14,17 @@ from memq.cold.files import ColdFiles
 from memq.cold.plan import cold_spans
 from memq.errors import NotReadyError
 from memq.format.cold import ColdEntry, ColdPart, PartRef, encode_cold_part
+from memq.format.object import open_object
 from memq.notification import Span
+from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import ReadPartition
 from tests.contract.manual_clock import ManualClock
+from tests.skipping_loop import run_skipping
 from tests.unit.test_cold_compaction import OLD, PARTITION, RULE, TOPIC, World, replace_rule
+from tests.unit.test_cold_format import ID, manifest, ref
 
+CLICKS = ReadPartition("clicks", ID, 1)
 TIMES = {"greatest_ms": 1_700_000_000_000, "created_ms": 1_700_000_000_000}
 
 
@@ -53,6 +61,71 @@ def test_the_parts_that_were_read_last_are_kept_as_far_as_they_fit(
             part = await files.part(PartRef(key=name, first=0, next=1, entries=1, bytes=100, objects=("o",), **TIMES))
             assert part.entries[0].body == bytes(100)
         assert store.gets == missed
+
+    asyncio.run(work())
+
+
+class SweptStore(MemoryHandler):
+    """When the first manifest is read, a successor has come, and a sweep has taken the first one."""
+
+    def __init__(self, files: Callable[[MemoryHandler], ColdFiles]) -> None:
+        super().__init__(ManualClock())
+        self.files = files(self)
+        self.listed = 0
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+        self.listed += 1
+        async for entry in super().list(prefix):
+            yield entry
+
+    async def get(self, key: str, *, checked: bool = True) -> bytes:
+        if self.objects.pop(self.files.manifest_key(CLICKS, 1), None) is not None:
+            await self.files.publish(manifest(ref(3, 9), ref(9, 12), number=2))
+        return await super().get(key, checked=checked)
+
+
+def test_a_manifest_that_was_swept_before_it_was_read_has_a_successor() -> None:
+    async def work() -> None:
+        store = SweptStore(partial(ColdFiles, "c"))
+        assert await store.files.publish(manifest(ref(3, 9), number=1))
+        found = await store.files.highest(CLICKS)
+        assert found is not None
+        assert (found.number, found.next) == (2, 12)
+        assert await store.files.partitions("clicks", ID) == [1]
+
+    run_skipping(work())
+
+
+def test_a_manifest_is_looked_for_again_when_it_is_older_than_allowed() -> None:
+    async def work() -> None:
+        world = await World.made()
+        await world.compact()
+        listed: list[str] = []
+        walk = world.store.list
+
+        def noted(prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            listed.append(prefix)
+            return walk(prefix)
+
+        world.store.list = noted  # type: ignore[method-assign]  # to count
+        reader = world.reader()
+        for later_ms, count in ((0, 1), (0, 1), (59_000, 1), (1_000, 2), (0, 2)):
+            world.clock.advance(later_ms)
+            assert await reader.manifest(PARTITION, 0, 60.0) is not None
+            assert len(listed) == count
+
+    asyncio.run(work())
+
+
+def test_a_large_object_has_at_most_as_many_blocks_as_its_index_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memq.cold.copying.COLD_BLOCKS_MAX", 4)  # less than the bytes of any block
+
+    async def work() -> None:
+        world = await World.made()
+        assert await world.compact() > 0
+        await world.check()
+        indexes = [open_object(world.store.objects[key]) for key in world.keys(cold=True)]
+        assert {len(index.blocks) for index in indexes} <= {3, 4}
 
     asyncio.run(work())
 
