@@ -12,7 +12,7 @@ import resource
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -33,6 +33,7 @@ from memq.errors import (
     ObjectExistsError,
     StoreError,
 )
+from memq.storage_handlers import files
 from memq.storage_handlers.direct_files import DIRECT_BYTES_MIN
 from memq.storage_handlers.filesystem import FilesystemHandler, TempSweep
 from tests.contract.stores import open_filesystem
@@ -475,7 +476,7 @@ def test_each_refusal_has_its_kind(
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EIO, StoreError), (errno.EACCES, DeniedError)])
-def test_what_can_not_be_listed_or_deleted_is_an_error_and_not_nothing(
+def test_what_can_not_be_listed_read_or_deleted_is_an_error_and_not_nothing(
     store: FilesystemHandler, number: int, kind: type[MemqError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def keys() -> list[str]:
@@ -484,15 +485,19 @@ def test_what_can_not_be_listed_or_deleted_is_an_error_and_not_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
+    calls: list[tuple[object, str, Callable[[], Coroutine[Any, Any, object]]]] = [
+        (os, "scandir", keys),
+        (Path, "unlink", lambda: store.delete("a/b")),
+        (Path, "stat", lambda: store.size("a/b")),
+        (files, "FileIO", lambda: store.get("a/b")),
+        (files, "FileIO", lambda: store.get_range("a/b", 0, 1)),
+    ]
     asyncio.run(put(store, "a/b", b"1"))
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "scandir", refuse)
-        with pytest.raises(kind):
-            asyncio.run(keys())
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", refuse)
-        with pytest.raises(kind):
-            asyncio.run(store.delete("a/b"))
+    for owner, name, call in calls:
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, refuse)
+            with pytest.raises(kind):
+                asyncio.run(call())
     assert asyncio.run(keys()) == ["a/b"]
 
 

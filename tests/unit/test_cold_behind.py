@@ -113,6 +113,9 @@ def test_a_manifest_is_looked_for_again_when_it_is_older_than_allowed() -> None:
             world.clock.advance(later_ms)
             assert await reader.manifest(PARTITION, 0, 60.0) is not None
             assert len(listed) == count
+        reader.forget(PARTITION)
+        await reader.manifest(PARTITION, 0, 60.0)
+        assert len(listed) == 3, "a newer one is known to be there"
 
     asyncio.run(work())
 

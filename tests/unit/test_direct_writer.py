@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from memq.client.aio_consumer import AsyncConsumer
 from memq.client.delivery import AsyncDelivery
 from memq.client.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter
 from memq.client.import_plan import BLOCK_BYTES_MAX
+from memq.client.producer_core import ProducerCore
 from memq.errors import IdentityConflictError, MovedError, OutcomeUnknownError, TooLargeError
 from memq.topic import TopicSettings
 from tests.brokers import running_broker
@@ -203,6 +204,33 @@ def test_a_block_whose_outcome_is_unknown_is_not_sent_under_another_identity() -
             await writer.abandon()
             found = await values_of(broker.address)
         assert len(found) == len(set(found))
+
+    asyncio.run(work())
+
+
+def test_the_producers_of_all_orders_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ProducerCore] = []
+    closed: list[ProducerCore] = []
+
+    class Noted(ProducerCore):
+        """Notes that it is made, and that it is closed."""
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            made.append(self)
+
+        async def close(self, timeout_s: float | None = None) -> None:
+            await super().close(timeout_s)
+            closed.append(self)
+
+    monkeypatch.setattr("memq.client.direct_writer.ProducerCore", Noted)
+
+    async def work() -> None:
+        async with asyncio.timeout(END_S), running_broker() as broker:
+            await broker.partitions.create(TOPIC, 1, TopicSettings(), exist_ok=False)
+            for row in (b"a", b"b", b"c"):
+                await run_task(broker.address, [row], DirectIdentity("w", "", 1, 0))
+        assert (len(made), closed) == (1 + 2 + 3, made)
 
     asyncio.run(work())
 

@@ -30,5 +30,9 @@ def test_a_key_that_comes_twice_in_a_page_is_dropped() -> None:
     assert listed([["a", "b", "b", "a"], ["b", "c"]]) == ["a", "b", "c"]
 
 
+def test_a_page_that_comes_again_behind_the_next_one_is_dropped() -> None:
+    assert listed([["a", "b"], ["c"], ["a", "b"], ["d"]]) == ["a", "b", "c", "d"]
+
+
 def test_servers_that_list_folder_by_folder_are_believed() -> None:
     assert listed([["a/y/2", "a/y.z"], ["a/y.z", "b"]]) == ["a/y/2", "a/y.z", "b"]
