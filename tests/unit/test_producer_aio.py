@@ -168,6 +168,7 @@ def test_a_full_buffer_raises_or_waits() -> None:
         await waiting.flush(10)
         assert all(delivery.done() for delivery in deliveries)
         assert waiting.stats().pending_bytes == 0
+        assert waiting._buffer.waiting == 0, "else each block that is acked looks for waiters"
         await producer.close()
         await waiting.close()
 

@@ -158,6 +158,7 @@ def test_a_full_buffer_blocks_until_there_is_room_or_raises(server: Server) -> N
         server.call(server.ack_all)
         filler.join(20)
         assert not filler.is_alive()
+        assert patient._buffer.waiting == 0, "else each block that is acked wakes threads that do not wait"
         assert all(delivery.result(20) for delivery in deliveries)
     assert server.broker.values().count(b"y" * 1_000) == 300
 
