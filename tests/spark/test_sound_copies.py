@@ -18,7 +18,7 @@ def test_the_sound_one_of_two_copies_is_read(spark: SparkSession, broker: DevSer
     path = publish_again(broker.data, "copied", copied=True)
 
     def found() -> list[int]:
-        return values_of(read(spark, broker.address, "copied", onDamaged="skip"))
+        return values_of(read(spark, broker.address, "copied", onDamaged="skip", missingSeconds="1"))
 
     assert found() == list(range(300))
     body = bytearray(path.read_bytes())

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,7 +25,7 @@ from memq.client.aio_consumer import AsyncConsumer
 from memq.client.any_broker import AnyBroker
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import FencedError, QueueError, UnreachableError
-from memq.format.report import AUDIT_TOPIC
+from memq.format.report import AUDIT_TOPIC, home_of
 from memq.network import Runtime
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
@@ -312,6 +312,66 @@ def test_a_log_that_fails_makes_the_minutes_of_its_partition_unknown_and_no_othe
         produce(cluster)
         assert consume(cluster) == RECORDS
         with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
+
+
+def test_a_home_whose_log_fails_delays_the_partitions_of_no_other_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(audit=True, audit_interval_ms=100, audit_partitions=2)
+    sick = asyncio.Event()
+    span = MemoryQueue.span
+
+    async def failing(queue: MemoryQueue, partition: ReadPartition) -> Span:
+        if sick.is_set() and (partition.topic, partition.partition) == (AUDIT_TOPIC, 1):
+            raise QueueError("no leader")
+        return await span(queue, partition)
+
+    async def work(database: Database) -> None:
+        async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+            await until([audit], database, all_of(RECORDS))
+            before = await committed(database)
+            homes = {number: home_of(topic_id, number, 2) for topic_id, number in before}
+            assert set(homes.values()) == {0, 1}
+            monkeypatch.setattr(MemoryQueue, "span", failing)
+            sick.set()
+            await asyncio.to_thread(produce, cluster)
+            wanted = {key: 2 * records for key, records in before.items() if homes[key[1]] == 0}
+            async with asyncio.timeout(WAIT_S):
+                while wanted.items() - (await committed(database)).items():
+                    await audit.step()
+            sick.clear()
+            await until([audit], database, lambda summary: counts(summary)[:2] == (2 * RECORDS,) * 2)
+
+    async def committed(database: Database) -> dict[tuple[str, int], int]:
+        found: dict[tuple[str, int], int] = {}
+        for minute in await AuditView(database).minutes("clicks", 0, 1 << 40):
+            key = (minute.topic_id, minute.partition)
+            found[key] = found.get(key, 0) + minute.row.side("")["committed"]
+        return found
+
+    with cluster:
+        cluster.create_topic("clicks", partitions=6)
+        produce(cluster)
+        assert consume(cluster) == RECORDS
+        with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
+
+
+def test_a_damage_whose_pointer_can_not_be_read_stops_the_reports_for_three_rounds_alone() -> None:
+    class Failing:
+        async def read(self, *_: Any) -> Any:
+            raise QueueError("no leader")
+
+    async def work() -> None:
+        nothing = cast("Any", None)
+        queue = cast("Any", Failing())
+        audit = LiveAudit(nothing, nothing, queue, nothing, nothing, Runtime(), KEEP_MS)
+        for _ in range(2):
+            with pytest.raises(QueueError):
+                await audit._pointer_at(TOPIC, 0, 7)
+        assert await audit._pointer_at(TOPIC, 0, 7) is None
+        await audit.close()
+
+    asyncio.run(work())
 
 
 def test_several_auditors_share_one_state(cluster: Cluster) -> None:
