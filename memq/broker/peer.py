@@ -87,9 +87,9 @@ class Peer(asyncio.BufferedProtocol):
     async def _ask(self, api: Api, number: int, buffers: list[bytes | memoryview], timeout_s: float) -> Frame:
         if self._failure is not None or self._transport is None:
             raise self._failure or UnreachableError(f"{self.address} is not connected")
+        self._conversation.said(Side.CLIENT, api)
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._answers[number] = future
-        self._conversation.said(Side.CLIENT, api)
         for buffer in buffers:  # not joined: that would copy the block
             self._transport.write(buffer)
         try:
@@ -127,7 +127,6 @@ class Peer(asyncio.BufferedProtocol):
 
     def _fail(self, error: MemqError) -> None:
         self._failure = self._failure or error
-        self._conversation.close()
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(self._failure)

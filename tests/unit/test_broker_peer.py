@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,11 +13,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from memq import __version__
 from memq.broker.peer import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, Peer, connect_peer
 from memq.errors import DeniedError, MemqError, MovedError, ProtocolError, TimedOutError, UnreachableError
 from memq.protocol.forward import decode_forward
-from memq.protocol.frames import HELLO_MAGIC, Api, Frame, FrameReader, encode_frame
-from memq.protocol.messages import Done, Draining, HelloAnswer, encode_message, nack_of
+from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
+from memq.protocol.messages import Done, Draining, Hello, HelloAnswer, decode_message, encode_message, nack_of
 from memq.topic import Topic, equal_slots
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 
@@ -91,6 +94,9 @@ def test_a_connection_begins_with_hello() -> None:
         assert (peer.address, peer.broker, peer.cluster) == ("host-2:77", "broker-2", "c-1")
         (hello,) = wire.frames
         assert (hello.api, hello.stream, hello.argument) == (Api.HELLO, 0, HELLO_MAGIC)
+        said = decode_message(hello.body, Hello)
+        assert (said.least_version, said.greatest_version) == VERSIONS
+        assert said.client == f"memq-broker/{__version__}"
 
     talking(work())
 
@@ -245,6 +251,36 @@ def test_all_that_waits_fails_when_the_connection_ends_and_nothing_more_is_sent(
         peer.connection_lost(None)
         with pytest.raises(kind, match=text):
             await peer.forward(TOPIC, 0, memoryview(BLOCK), 0.0)
+
+    talking(work())
+
+
+def test_nothing_is_kept_of_what_was_answered() -> None:
+    async def work() -> None:
+        wire = Wire()
+        peer = await wire.peer()
+        task = forward(peer)
+        await skip(0.1)
+        wire.refuse(1, MovedError("it is elsewhere"))
+        await skip(0.1)
+        assert isinstance(task.exception(), MovedError)
+        seen = weakref.ref(cast(MovedError, task.exception()))
+        del task
+        gc.collect()
+        assert seen() is None, "a connection may live for millions of blocks"
+        peer.close()
+
+    talking(work())
+
+
+def test_no_block_goes_out_before_hello() -> None:
+    async def work() -> None:
+        wire = Wire()
+        peer = Peer(wire.runtime, "host-2:77")
+        peer.connection_made(cast(asyncio.Transport, wire))
+        with pytest.raises(ProtocolError, match="client said FORWARD in state GREETING"):
+            await peer.forward(TOPIC, 0, memoryview(BLOCK), 0.0)
+        assert wire.frames == []
 
     talking(work())
 
