@@ -24,11 +24,11 @@ async def read_index(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectInd
 
 
 async def _read_once(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectIndex, Trailer]:
-    tail_bytes = min(entry.size, TAIL_BYTES) if entry.size > TRAILER_BYTES else 0
-    tail = memoryview(await store.get_range(entry.key, entry.size - tail_bytes, tail_bytes) if tail_bytes else b"")
+    at = max(0, entry.size - TAIL_BYTES)
+    tail = memoryview(await store.get_range(entry.key, at, entry.size - at) if entry.size else b"")
     trailer = parse_trailer(tail[-TRAILER_BYTES:], entry.size)
-    if trailer.index_length + TRAILER_BYTES <= tail_bytes:
-        return parse_index(tail[-TRAILER_BYTES - trailer.index_length : -TRAILER_BYTES], trailer), trailer
+    if trailer.index_offset >= at:
+        return parse_index(tail[trailer.index_offset - at : -TRAILER_BYTES], trailer), trailer
     return parse_index(await store.get_range(entry.key, trailer.index_offset, trailer.index_length), trailer), trailer
 
 

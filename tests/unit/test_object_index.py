@@ -1,0 +1,107 @@
+"""An object's index is read without its batches: by one request where it lies in the tail, else by two."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from awscrt.checksums import crc32c
+
+from memq.broker import object_index
+from memq.broker.object_index import read_batch_entries, read_index
+from memq.clock import SystemClock
+from memq.errors import CorruptDataError, NotFoundError
+from memq.format.block import parse_header
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, parse_trailer
+from memq.format.pointer import Location, Pointer
+from memq.limits import TRAILER_BYTES
+from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import Topic, equal_slots
+from tests.brokers import block_of
+
+TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=0, partitions=equal_slots(1))
+KEY = "memq/topics/clicks/one"
+BLOCK = block_of(TOPIC, 7, [b"a", b"bb"])
+BATCH = BatchEntry(0, len(BLOCK), 1_000, 3, 2, 0, 1, 0, 5)
+META = ObjectMeta(cluster="memq", broker="b", topics=(ObjectTopic("clicks", TOPIC.id),), created_ms=1)
+OBJECT = BLOCK + encode_index(META, [BATCH], [BlockEntry.from_header(parse_header(BLOCK), 0)], len(BLOCK))
+INDEX_BYTES = len(OBJECT) - len(BLOCK)  # with the trailer
+
+
+class RangeStore(MemoryHandler):
+    """Notes the ranges that are asked for, all of which lie in their objects."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.ranges: list[tuple[int, int]] = []
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """See `ObjectReader.get_range`."""
+        assert offset >= 0 < length
+        self.ranges.append((offset, length))
+        return await super().get_range(key, offset, length)
+
+
+async def store_with(body: bytes) -> tuple[RangeStore, ObjectEntry]:
+    store = RangeStore()
+    await store.put(KEY, [body], crc32c(body))
+    return store, ObjectEntry(KEY, len(body), 0)
+
+
+@pytest.mark.parametrize(
+    ("tail_bytes", "ranges"),
+    [
+        (object_index.TAIL_BYTES, [(0, len(OBJECT))]),
+        (len(OBJECT) - 1, [(1, len(OBJECT) - 1)]),
+        (INDEX_BYTES, [(len(BLOCK), INDEX_BYTES)]),
+        (INDEX_BYTES - 1, [(len(BLOCK) + 1, INDEX_BYTES - 1), (len(BLOCK), INDEX_BYTES - TRAILER_BYTES)]),
+        (TRAILER_BYTES, [(len(OBJECT) - TRAILER_BYTES, TRAILER_BYTES), (len(BLOCK), INDEX_BYTES - TRAILER_BYTES)]),
+    ],
+)
+def test_an_index_costs_a_second_request_only_where_it_is_longer_than_the_tail(
+    monkeypatch: pytest.MonkeyPatch, tail_bytes: int, ranges: list[tuple[int, int]]
+) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(object_index, "TAIL_BYTES", tail_bytes)
+        store, entry = await store_with(OBJECT)
+        index, trailer = await read_index(store, entry)
+        assert list(index.batches) == [BATCH]
+        assert trailer == parse_trailer(OBJECT[-TRAILER_BYTES:], len(OBJECT))
+        assert store.ranges == ranges
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("size", [0, 1, TRAILER_BYTES - 1, TRAILER_BYTES])
+def test_an_object_without_room_for_an_index_is_damaged(size: int) -> None:
+    async def work() -> None:
+        store, entry = await store_with(OBJECT[len(OBJECT) - size :])
+        with pytest.raises(CorruptDataError, match=f"object of {size} bytes is cut"):
+            await read_index(store, entry)
+
+    asyncio.run(work())
+
+
+def test_the_blocks_of_a_batch_are_found_by_its_pointer_in_a_store_of_this_broker() -> None:
+    async def work() -> None:
+        store, _ = await store_with(OBJECT)
+        there = Location(store="main", key=KEY, offset=0, length=len(BLOCK))
+        away = Location(store="gone", key="c-1/elsewhere", offset=0, length=len(BLOCK))
+        pointer = Pointer(
+            kind="data",
+            cluster="c-1",
+            topic="clicks",
+            topic_id=TOPIC.id,
+            partition=0,
+            epoch=5,
+            batch_sequence=3,
+            locations=(away, there),
+        )
+        (entry,) = await read_batch_entries({"main": store}, pointer)
+        assert (entry.first_sequence, entry.count) == (7, 2)
+        assert [offset for offset, _ in store.ranges] == [len(BLOCK)] * 2, "its head, then it"
+        with pytest.raises(NotFoundError, match="batch 3 lies in no store of this broker"):
+            await read_batch_entries({"other": store}, pointer)
+
+    asyncio.run(work())
