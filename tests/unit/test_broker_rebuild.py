@@ -215,6 +215,7 @@ def test_staged_pieces_have_the_number_that_their_manifest_gives_them_and_follow
         ]
         assert [each.writer for each in followed] == [each.writer for each in pieces]
 
+    followed = follow_on([], pieces)
     found = find_shared_batch(followed[0], b"".join(ONE))  # no manifest says how many blocks there are
     assert (found.entry.blocks, found.damaged) == (2, 0)
     assert found.named == (pieces[0].writer,), "not the names of its blocks"
