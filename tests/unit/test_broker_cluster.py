@@ -238,6 +238,20 @@ def test_brokers_that_all_leave_hand_nothing_to_each_other() -> None:
     asyncio.run(work())
 
 
+def test_a_broker_that_drains_takes_nothing_again_though_its_heir_leaves_meanwhile() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one, two = [await cluster.start(name) for name in ("one", "two")]
+            await one.partitions.create("clicks", 4, TopicSettings(), exist_ok=False)
+            await one.partitions.refresh()
+            await two._enter(draining=True)
+            assert one.partitions.heirs(), "it has not seen it"
+            await one.drain()
+            assert all(entry.draining for entry in cluster.shared.registry.brokers())
+
+    asyncio.run(work())
+
+
 def test_who_finds_its_id_taken_stops() -> None:
     async def work() -> None:
         async with rig() as cluster:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import cast
 
 import msgspec
@@ -14,7 +16,7 @@ from memq.broker.forwarding import Forwarder
 from memq.broker.held import HeldBlocks
 from memq.broker.opening import _publish_opened, release_partition
 from memq.broker.ownership import Ownership
-from memq.broker.publishing import Publisher
+from memq.broker.publishing import BACKOFF_S_MAX, Publisher
 from memq.broker.slabs import Slab
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.segments import Segment
@@ -31,6 +33,7 @@ from memq.protocol.messages import Close, MetadataRequest, encode_message
 from memq.topic import PartitionSlots, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, run, running_broker, until, write_frame
 from tests.contract.manual_clock import ManualClock
+from tests.skipping_loop import run_skipping
 from tests.unit.test_broker_epochs import READ, Owner, connected, gated, pointers, processor_of, until_sealed
 
 
@@ -249,6 +252,54 @@ def test_a_key_counts_up_to_its_last_moment_and_without_a_try_nothing_can_have_l
     run(work())
 
 
+class Longest(random.Random):
+    """Draws the longest time to wait."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+@pytest.mark.parametrize("work_of", ["publish", "read", "compare"])
+def test_each_failure_is_numbered_and_doubles_the_pause_up_to_a_bound(
+    work_of: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue that is down is not asked in a busy loop, nor once a minute when it is back."""
+    pauses_s = [0.1, 0.2, 0.4, 0.8, 1.6, BACKOFF_S_MAX, BACKOFF_S_MAX]
+    asked_s: list[float] = []
+
+    class Down(MemoryQueue):
+        def fail(self, work: str) -> None:
+            if work == work_of:
+                asked_s.append(asyncio.get_running_loop().time())
+                if len(asked_s) <= len(pauses_s):
+                    raise QueueError("it is down")
+
+        async def publish(self, publication: Publication) -> int:
+            self.fail("publish")
+            return await super().publish(publication)
+
+        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            self.fail("read")
+            return await super().read(partition, offset, bytes_max)
+
+    async def work() -> None:
+        owner = Owner()
+        queue, services = Down(owner.clock), owner.publisher._services
+        await queue.create([READ], 30_000)
+        services = replace(services, queue=queue, runtime=replace(services.runtime, random=Longest()))
+        publisher = Publisher(services, owner.own, READ, patient=True)
+        owner.own.unread = work_of == "read"
+
+        async def compare() -> None:
+            queue.fail("compare")
+
+        assert await publisher.publish(owner.batch, 0, compare=compare)
+
+    run_skipping(work())
+    assert [later - first for first, later in pairwise(asked_s)] == pytest.approx(pauses_s)
+    assert [int(line.partition(", try ")[2].partition(":")[0]) for line in caplog.messages] == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_a_comparison_that_took_long_is_made_again_after_the_queue_was_read(caplog: pytest.LogCaptureFixture) -> None:
     """What landed meanwhile may be a copy, too."""
 
@@ -349,11 +400,11 @@ def test_late_pointers_are_counted_once_and_own_ones_and_those_of_the_tail_are_n
         await publisher.read_to_end()
         assert counters.late_pointers == 0, "it belongs to the tail"
         own.stated = True
-        for kind, epoch in (("data", 2), ("opened", 2), ("data", 3)):
+        for kind, epoch in (("data", 2), ("opened", 2), ("data", 1), ("data", 3)):
             land(kind, epoch)
         log.entries.append(Entry(log.end, owner.clock.wall_ms(), b"no pointer"))
         await publisher.read_to_end()
-        assert (counters.late_pointers, counters.damaged_pointers, own.read_to) == (1, 1, 5)
+        assert (counters.late_pointers, counters.damaged_pointers, own.read_to) == (2, 1, 6)
 
     run(work())
 
