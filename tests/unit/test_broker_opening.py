@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.opening import open_partition, release_partition
+from memq.broker.hot import HotBatches
+from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.metrics import Counters
+from memq.broker.opening import BACKOFF_S_MAX, HELD_RETRY_S, open_partition, release_partition
+from memq.broker.ownership import Ownership
+from memq.broker.services import Services
+from memq.broker.slabs import SlabPool
 from memq.errors import (
+    CorruptDataError,
     DeniedError,
     DrainingError,
     FencedError,
@@ -22,9 +32,18 @@ from memq.errors import (
     VersionConflictError,
 )
 from memq.format.pointer import ProducerEnd
-from memq.topic import Topic, TopicSettings, read_partitions
-from tests.brokers import BareClient, block_of, run, running_broker, write_frame
-from tests.unit.test_broker_epochs import connected, pointers, processor_of
+from memq.governor import BrokerEntry
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.limits import MIB
+from memq.notification.memory import MemoryQueue
+from memq.settings import BrokerSettings
+from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import Topic, TopicSettings, equal_slots, read_partitions
+from tests.brokers import BareClient, block_of, no_spool, run, running_broker, write_frame
+from tests.skipping_loop import run_skipping, skip, skipping_runtime
+from tests.unit.test_broker_epochs import connected, control, pointers, processor_of
+from tests.unit.test_broker_proofs import Longest
 
 
 @asynccontextmanager
@@ -101,6 +120,166 @@ def test_a_partition_that_is_gone_is_not_opened() -> None:
                 await open_partition(broker.services, topic, 0, read_partitions(topic)[0])
 
     run(work())
+
+
+def test_an_opening_ends_with_an_error_that_no_further_try_mends() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            failing(broker.services.coordinator, "assignment", CorruptDataError("the assignment is damaged"))
+            with pytest.raises(CorruptDataError, match="is damaged"):
+                await open_partition(broker.services, topic, 0, read_partitions(topic)[0])
+
+    run(work())
+
+
+class Opening:
+    """A topic that broker `one` may open, on parts in memory and the time of a skipping loop."""
+
+    def __init__(self) -> None:
+        self.runtime = replace(skipping_runtime(), random=Longest())
+        self.clock = self.runtime.clock
+        self.store = MemoryHandler(self.clock)
+        self.queue = MemoryQueue(self.clock)
+        self.coordinator = MemoryCoordinator(MemoryCluster())
+        self.topic = Topic(name="clicks", id="0a" * 16, created_ms=0, partitions=equal_slots(1))
+        self.read = read_partitions(self.topic)[0]
+        pool = SlabPool(MIB, MIB // 4)
+        self.services = Services(
+            settings=BrokerSettings(broker_id="one"),
+            session="s1",
+            runtime=self.runtime,
+            stores={"main": self.store},
+            store_name="main",
+            queue=self.queue,
+            coordinator=self.coordinator,
+            pool=pool,
+            hot=HotBatches(MIB, pool.release),
+            limits=LimitBook(self.clock, NO_CLIENT_LIMITS),
+            spool=no_spool(self.runtime, pool),
+            counters=Counters(),
+        )
+
+    async def assign(self, *, epoch: int = 0, session: str = "") -> None:
+        """Make the topic and its log, and assign it."""
+        await self.queue.create([self.read], 30_000)
+        await self.coordinator.create_topic(self.topic)
+        current = await self.coordinator.assignment(self.topic.id, 0)
+        await self.coordinator.set_assignment(
+            msgspec.structs.replace(current, broker="one", epoch=epoch, session=session)
+        )
+
+    async def open(self) -> Ownership:
+        """Open it."""
+        return await open_partition(self.services, self.topic, 0, self.read)
+
+    def noted(self, part: Any, name: str, fail: Callable[[], None] = lambda: None) -> list[tuple[float, Any]]:
+        """Return the times of the calls of a method with what they are given; `fail` may raise in each."""
+        method, calls = getattr(part, name), list[tuple[float, Any]]()
+
+        async def call(*arguments: Any) -> Any:
+            calls.append((self.clock.monotonic(), arguments))
+            fail()
+            return await method(*arguments)
+
+        setattr(part, name, call)
+        return calls
+
+
+def test_each_opening_that_fails_doubles_the_pause_before_the_next_up_to_a_bound() -> None:
+    pauses_s = [0.04, 0.08, 0.16, 0.32, 0.64, 1.28, BACKOFF_S_MAX, BACKOFF_S_MAX]
+
+    async def work() -> None:
+        opening = Opening()
+        await opening.assign()
+        left = [QueueError("it is down") for _ in pauses_s]
+
+        def fail() -> None:
+            if left:
+                raise left.pop()
+
+        calls = opening.noted(opening.queue, "publish", fail)
+        assert (await opening.open()).epoch == len(pauses_s) + 1
+        assert [later[0] - first[0] for first, later in pairwise(calls)] == pytest.approx(pauses_s)
+
+    run_skipping(work())
+
+
+def test_a_partition_that_its_last_owner_drains_is_asked_for_ten_times_a_second() -> None:
+    async def work() -> None:
+        opening = Opening()
+        await opening.coordinator.register(BrokerEntry(id="two", session="s2", address="h:1"))
+        await opening.assign(epoch=4, session="s2")
+        calls = opening.noted(opening.coordinator, "assignment")
+        task = asyncio.create_task(opening.open())
+        await skip(1.05)
+        assert [each[0] for each in calls] == pytest.approx([HELD_RETRY_S * number for number in range(11)])
+        current = await opening.coordinator.assignment(opening.topic.id, 0)
+        await opening.coordinator.set_assignment(msgspec.structs.replace(current, session=""))
+        assert (await task).epoch == 5
+        assert opening.services.counters.opening_retries == 0, "it is no failure"
+
+    run_skipping(work())
+
+
+def test_an_opening_is_dated_when_its_pointer_is_handed_over() -> None:
+    """The store took 7 s to show that nothing was lost: the proof is not that of the reading before."""
+
+    class Slow(MemoryHandler):
+        async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            await asyncio.sleep(3.5)
+            async for entry in super().list(prefix):
+                yield entry
+
+    async def work() -> None:
+        opening = Opening()
+        opening.store.__class__ = Slow
+        await opening.assign(epoch=4)
+        calls = opening.noted(opening.queue, "publish")
+        own = await opening.open()
+        ((_, (publication,)),) = calls
+        assert publication.time_ms == opening.clock.wall_ms()
+        assert own.proof_s == opening.clock.monotonic() == 7.0
+
+    run_skipping(work())
+
+
+def test_an_opening_after_a_long_silence_reads_no_more_than_its_last_pointer_and_what_may_contend_with_it() -> None:
+    async def work() -> None:
+        opening = Opening()
+        await opening.assign(epoch=4)
+        for epoch in (3, 4):
+            await skip(1_000.0)
+            said = control(opening.topic, "closed", epoch)
+            await opening.queue.publish(replace(said, time_ms=opening.clock.wall_ms()))
+        await skip(1_000.0)
+        calls = opening.noted(opening.queue, "read")
+        assert (await opening.open()).epoch == 5
+        assert [offset for _, (_, offset, _) in calls] == [1, 2]
+
+    run_skipping(work())
+
+
+def test_a_partition_that_nobody_has_opened_does_not_ask_the_store_whether_its_log_is_lost() -> None:
+    class Counting(MemoryHandler):
+        lists = 0
+
+        async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            self.lists += 1
+            async for entry in super().list(prefix):
+                yield entry
+
+    async def work() -> None:
+        opening = Opening()
+        store = opening.store
+        store.__class__ = Counting
+        assert isinstance(store, Counting)
+        await opening.assign()
+        left = [QueueError("it is down")]
+        failing(opening.queue, "publish", *left)
+        assert (await opening.open()).epoch == 2, "what was claimed here and not opened stored nothing"
+        assert store.lists == 0
+
+    run_skipping(work())
 
 
 def test_a_release_says_closed_and_gives_the_session_back() -> None:
