@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,8 +12,11 @@ import pytest
 from memq.broker import start_step
 from memq.errors import UnreachableError
 from memq.governor.memory import MemoryCoordinator
+from memq.logs import EventLog
 from memq.topic import TopicSettings
+from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.unit.test_broker_cluster import rig
+from tests.unit.test_broker_proofs import Longest
 
 CALLS = ["topics", "register", "brokers", "assignments"]
 
@@ -55,3 +60,26 @@ def test_a_coordinator_that_stays_away_ends_the_start(monkeypatch: pytest.Monkey
                 await one.start()
 
     asyncio.run(work())
+
+
+def test_each_try_of_a_step_is_named_and_waits_twice_as_long_until_its_time_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked_s: list[float] = []
+
+    async def work() -> None:
+        runtime = replace(skipping_runtime(), random=Longest())
+
+        async def step() -> str:
+            asked_s.append(runtime.clock.monotonic())
+            raise UnreachableError("ZooKeeper does not answer")
+
+        with pytest.raises(UnreachableError):
+            await start_step.start_step(runtime, EventLog(runtime.clock), "register", step)
+
+    run_skipping(work())
+    pauses_s = [later - first for first, later in pairwise(asked_s)]
+    assert pauses_s == pytest.approx([0.2, 0.4, 0.8, *[start_step.BACKOFF_S_MAX] * (len(pauses_s) - 3)])
+    assert asked_s[-2] < start_step.START_STEP_S <= asked_s[-1]
+    text = "start-retry: register, try {}: ZooKeeper does not answer"
+    assert caplog.messages[:5] == [text.format(number) for number in range(1, 6)]
