@@ -1,0 +1,498 @@
+"""A forwarder by itself, on virtual time: what it asks, when it comes again, and when it lets go of a block."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from awscrt.checksums import crc32c
+
+from memq.broker import forwarding
+from memq.broker.forwarding import BACKOFF_S_MAX, DELETED_S, READ_TIMEOUT_S, Forwarder
+from memq.broker.held import HeldBlock, HeldBlocks
+from memq.broker.peer import Peer
+from memq.broker.rebuild import BatchPlace, Rebuilder, find_batch
+from memq.broker.slabs import Slab
+from memq.broker.spool.segments import Ticket
+from memq.errors import (
+    CorruptDataError,
+    IdentityConflictError,
+    MemqError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    QueueError,
+    TimedOutError,
+    UnreachableError,
+)
+from memq.format.block import parse_header
+from memq.format.pointer import encode_pointer
+from memq.format.ranges import RangeSet
+from memq.limits import FORWARD_S_MAX, KIB
+from memq.notification import Publication
+from memq.protocol.forward import decode_forward
+from memq.protocol.frames import Api
+from memq.protocol.messages import Done
+from memq.topic import CLOCK_ERROR_MS, Topic, read_partitions
+from tests.skipping_loop import run_skipping, skip
+from tests.unit.test_broker_opening import Opening
+from tests.unit.test_broker_peer import Wire
+from tests.unit.test_broker_rebuild import TOPIC, batch, block, flipped, joined
+
+NAME = "topic 'clicks' partition 0"
+
+
+class Owner(Wire):
+    """The new owner at the other end: `take` says what it does with each block; by default it publishes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[float, int, bytes]] = []  # when, request, block
+        self.connects_s: list[float] = []
+        self.closed = self.in_flight = self.most = 0
+        self.take: Callable[[int, bytes], Coroutine[Any, Any, None]] | None = None
+
+    async def _connect(self, host: str, port: int, make: Callable[[], Peer], *, timeout_s: float) -> None:
+        self.connects_s.append(asyncio.get_running_loop().time())
+        self.frames, self.aborts = [], 0
+        await super()._connect(host, port, make, timeout_s=timeout_s)
+
+    def abort(self) -> None:
+        """See `Wire.abort`."""
+        self.closed += not self.aborts
+        super().abort()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """See `Wire.write`."""
+        known = len(self.frames)
+        super().write(data)
+        for frame in self.frames[known:]:
+            if frame.api == Api.FORWARD and self.take is not None:
+                _, at = decode_forward(frame.body)
+                self.asked.append((asyncio.get_running_loop().time(), frame.argument, bytes(frame.body[at:])))
+                self.in_flight += 1
+                self.most = max(self.most, self.in_flight)
+                asyncio.get_running_loop().create_task(self._answer(self.take, *self.asked[-1][1:]))
+
+    async def _answer(self, take: Callable[[int, bytes], Coroutine[Any, Any, None]], number: int, data: bytes) -> None:
+        await asyncio.sleep(0.01)
+        self.in_flight -= 1
+        try:
+            await take(number, data)
+        except MemqError as error:
+            self.refuse(number, error)
+        else:
+            self.say(Api.FORWARD, number, Done())
+
+
+class Bench:
+    """A forwarder with the blocks of one lost epoch, and the owner that it brings them to."""
+
+    def __init__(self, count: int = 3, settled_s: float = 0.0, values: bytes = b"v") -> None:
+        opening, self.owner = Opening(), Owner()
+        self.owner.take = lambda number, data: self.land(data)
+        runtime = replace(opening.runtime, network=cast(Any, SimpleNamespace(connect=self.owner._connect)))
+        self.services = replace(opening.services, runtime=runtime)
+        self.counters = self.services.counters
+        self.queue, self.store, self.coordinator = opening.queue, opening.store, opening.coordinator
+        self.read = read_partitions(TOPIC)[0]
+        self.places: list[MemqError] = []
+        self.places_s: list[float] = []
+        self.forwarder = Forwarder(self.services, self._place)
+        self.released: list[Slab] = []
+        self.held = HeldBlocks(TOPIC, 0, 0, settled_s, self.released.append)
+        self.blocks = [block(number, [values], 5) for number in range(count)]
+        for each in self.blocks:
+            self.hold(each)
+        self._batches = 0
+
+    def hold(self, data: bytes) -> None:
+        """Hold one more block."""
+        slab = Slab(len(data) + 10)
+        slab.view[10:] = data
+        self.held.add(HeldBlock(parse_header(data), slab, 10, len(data) + 10))
+
+    async def _place(self, topic: Topic, partition: int) -> str:
+        assert (topic, partition) == (TOPIC, 0)
+        self.places_s.append(asyncio.get_running_loop().time())
+        if self.places:
+            raise self.places.pop(0)
+        return "host-2:77"
+
+    async def land(self, *blocks: bytes) -> None:
+        """Publish blocks as one batch."""
+        self._batches += 1
+        data, key = joined((batch(self._batches), list(blocks))), f"memq/{self._batches}"
+        await self.store.put(key, [data], crc32c(data))
+        found = find_batch(BatchPlace(key, 0, 4, self._batches), data, TOPIC)
+        pointer = Rebuilder(TOPIC, "memq", "main").pointer(found)
+        assert pointer is not None
+        now_ms = self.services.runtime.clock.wall_ms()
+        await self.queue.publish(Publication(self.read, 0, 4, now_ms, encode_pointer(pointer)))
+
+    async def start(self) -> None:
+        """Begin to forward."""
+        await self.queue.create([self.read], 30_000)
+        self.forwarder.take(self.held)
+
+    async def done(self) -> None:
+        """Forward until nothing is held."""
+        await self.start()
+        await self.forwarder.drain()
+
+
+def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line.partition(":")[0] for line in caplog.messages]
+
+
+def test_blocks_go_to_the_new_owner_once_no_publish_of_the_lost_epoch_can_land() -> None:
+    async def work() -> None:
+        await skip(1.0)
+        bench = Bench(settled_s=7.0)
+        ticket = Ticket(lambda: None)
+        bench.held.tickets.append(ticket)
+        await bench.start()
+        assert (bench.forwarder.works, len(bench.forwarder)) == (1, 3)
+        assert len(bench.forwarder.describe()) == 3
+        await skip(5.99)
+        assert bench.places_s == []
+        await bench.forwarder.drain()
+        assert [data for _, _, data in bench.owner.asked] == bench.blocks
+        assert bench.places_s == bench.owner.connects_s == pytest.approx([7.0])
+        assert bench.owner.closed == 1
+        assert (len(bench.released), len(bench.forwarder), bench.forwarder.works) == (3, 0, 0)
+        assert (bench.counters.forwarded_blocks, bench.counters.forward_retries) == (3, 0)
+        assert bench.forwarder.changed.is_set()
+        assert ticket.released
+
+    run_skipping(work())
+
+
+def test_what_the_queue_holds_already_is_not_brought() -> None:
+    async def work() -> None:
+        bench = Bench()
+        await bench.queue.create([bench.read], 30_000)
+        await bench.land(*bench.blocks[:2])
+        await bench.done()
+        assert [data for _, _, data in bench.owner.asked] == bench.blocks[2:]
+        assert bench.counters.forwarded_blocks == 1
+
+    run_skipping(work())
+
+
+def test_each_failure_doubles_the_pause_until_some_block_was_taken() -> None:
+    async def work() -> None:
+        bench = Bench()
+        bench.places = [NotReadyError("not yet"), *[UnreachableError("nobody")] * 6]
+        await bench.done()
+        pauses_s = [0.1, 0.2, 0.4, 0.8, 1.6, BACKOFF_S_MAX, BACKOFF_S_MAX]
+        assert bench.places_s == pytest.approx([sum(pauses_s[:number]) for number in range(8)])
+        assert bench.counters.forward_retries == 7
+
+        again = Bench()
+        taken = 0
+
+        async def one_at_a_time(number: int, data: bytes) -> None:
+            nonlocal taken
+            taken += 1
+            if taken % 3 == 1:
+                await again.land(data)
+            else:
+                raise NotReadyError("later")
+
+        again.owner.take = one_at_a_time
+        await again.done()
+        pauses = [later - first for first, later in zip(again.places_s, again.places_s[1:], strict=False)]
+        assert all(each == pytest.approx(0.11, abs=0.02) for each in pauses), "each time one was taken"
+        assert again.owner.closed == len(again.owner.connects_s), "each connection ends with its try"
+
+    run_skipping(work())
+
+
+def test_an_answer_is_no_proof(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        bench = Bench(count=2)
+        answered = 0
+
+        async def pretend(number: int, data: bytes) -> None:
+            nonlocal answered
+            answered += 1
+            if answered > 2:
+                await bench.land(data)
+
+        bench.owner.take = pretend
+        with caplog.at_level("INFO", "memq"):
+            await bench.done()
+        assert len(bench.owner.asked) == 4
+        assert bench.counters.forwarded_blocks == 2
+        assert bench.counters.forward_retries == 1
+
+    run_skipping(work())
+    (line,) = [line for line in caplog.messages if line.startswith("forward-retry")]
+    assert f"host-2:77 took 2 blocks of {NAME} that the queue does not show" in line
+    assert line.startswith(f"forward-retry: {NAME}, 2 blocks, try 1:")
+
+
+def test_a_block_that_is_refused_keeps_no_other_waiting() -> None:
+    async def work() -> None:
+        bench = Bench(count=3)
+        left = 2
+
+        async def refuse_one(number: int, data: bytes) -> None:
+            nonlocal left
+            if data == bench.blocks[0] and left:
+                left -= 1
+                raise IdentityConflictError("others are there")
+            await bench.land(data)
+
+        bench.owner.take = refuse_one
+        await bench.start()
+        await skip(0.09)
+        assert len(bench.forwarder) == 1
+        await bench.forwarder.drain()
+        assert [data for _, _, data in bench.owner.asked] == [*bench.blocks, *bench.blocks[:1] * 2]
+        assert bench.counters.forwarded_blocks == 3
+
+    run_skipping(work())
+
+
+def test_the_first_refusal_is_named_and_one_of_a_block_that_landed_all_the_same_is_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        for together in (forwarding.IN_FLIGHT_BLOCKS_MAX, 1):
+            monkeypatch.setattr(forwarding, "IN_FLIGHT_BLOCKS_MAX", together)
+            bench = Bench(count=4)
+            refused: list[bytes] = []
+
+            async def refuse(number: int, data: bytes, bench: Bench = bench, refused: list[bytes] = refused) -> None:
+                at = bench.blocks.index(data)
+                if at < 2 and data not in refused:
+                    refused.append(data)
+                    raise IdentityConflictError(f"others are at {at}")
+                await bench.land(data)
+
+            bench.owner.take = refuse
+            with caplog.at_level("INFO", "memq"):
+                await bench.done()
+            assert (bench.counters.forward_retries, len(bench.places_s), len(bench.owner.asked)) == (1, 2, 6)
+        landed = Bench(count=1)
+
+        async def land(number: int, data: bytes) -> None:
+            await landed.land(data)
+            raise IdentityConflictError("it is there already")
+
+        landed.owner.take = land
+        await landed.done()
+        assert (landed.counters.forward_retries, landed.counters.forwarded_blocks) == (0, 1)
+
+    run_skipping(work())
+    retries = [line for line in caplog.messages if line.startswith("forward-retry")]
+    assert ["others are at 0" in line for line in retries] == [True, False]
+    assert "others are at 1" in retries[1], "each group has its own"
+
+
+def test_a_copy_is_found_that_the_lost_epoch_knew_as_long_as_the_dedup_window_and_two_clocks_may_say() -> None:
+    async def work() -> None:
+        bench = Bench(count=1)
+        await bench.queue.create([bench.read], 30_000)
+        await bench.land(bench.blocks[0])
+        await skip((TOPIC.settings.dedup_window_ms + CLOCK_ERROR_MS) / 1000 - 1.0)
+        held = HeldBlocks(TOPIC, 0, 1, 0.0, bench.released.append)
+        known = RangeSet()
+        known.add(0, 1)
+        held.add(next(iter(bench.held.blocks)), known)
+        bench.held = held
+        await bench.done()
+        assert bench.owner.asked == []
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_blocks_that_no_owner_takes_for_long_are_given_up_by_name(kept: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        bench = Bench(count=2)
+        ticket = Ticket(lambda: None)
+        if kept:
+            bench.held.tickets.append(ticket)
+        taken = 0
+
+        async def take_one(number: int, data: bytes) -> None:
+            nonlocal taken
+            if asyncio.get_running_loop().time() < 300.0 or taken:
+                raise MovedError("elsewhere")
+            taken += 1
+            await bench.land(data)
+
+        bench.owner.take = take_one
+        with pytest.raises(TimedOutError, match=f"no owner of {NAME} took 1 blocks for {FORWARD_S_MAX:g} s"):
+            await bench.done()
+        ended_s = asyncio.get_running_loop().time()
+        assert 0 < ended_s - 300.0 - FORWARD_S_MAX < 3 * BACKOFF_S_MAX, "counted from the last one that was taken"
+        assert (bench.counters.given_up_blocks, bench.counters.spool_kept_blocks) == (1, int(kept))
+        assert (len(bench.released), ticket.released) == (2, False)
+        await bench.forwarder.drain()  # it is said once
+
+    run_skipping(work())
+    (line,) = [line for line in caplog.messages if line.startswith("given-up")]
+    assert ("they stay in the spool" in line) == kept
+    assert "producer 0000000000000005 sequences 1 to 1" in line or "sequences 0 to 0" in line
+
+
+def test_only_a_topic_that_is_proven_to_be_deleted_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        bench = Bench()
+        ticket = Ticket(lambda: None)
+        bench.held.tickets.append(ticket)
+        answers: list[bool | MemqError] = [False, True, False, True, UnreachableError("away"), True, True]
+        asked_s: list[float] = []
+
+        async def deleted(topic_id: str) -> bool:
+            assert topic_id == TOPIC.id
+            asked_s.append(asyncio.get_running_loop().time())
+            answer = answers.pop(0)
+            if isinstance(answer, MemqError):
+                raise answer
+            return answer
+
+        bench.coordinator.deleted = deleted  # type: ignore[method-assign]
+        bench.places = [NotReadyError("not yet"), *[NotFoundError("no such topic")] * 4]
+        await bench.done()
+        assert answers == []
+        assert [asked_s[at + 1] - asked_s[at] for at in (1, 3, 5)] == pytest.approx([DELETED_S] * 3)
+        assert len(bench.places_s) == 5
+        assert (len(bench.released), ticket.released, bench.owner.asked) == (3, True, [])
+
+    run_skipping(work())
+    assert events_of(caplog) == ["forward-gone"]
+
+
+def test_a_coordinator_that_hangs_proves_nothing() -> None:
+    async def work() -> None:
+        bench = Bench()
+
+        async def hang(topic_id: str) -> bool:
+            return bool(await asyncio.get_running_loop().create_future())
+
+        bench.coordinator.deleted = hang  # type: ignore[method-assign]
+        assert not await bench.forwarder.deleted(TOPIC.id)
+        assert asyncio.get_running_loop().time() == READ_TIMEOUT_S
+
+    run_skipping(work())
+
+
+def test_some_blocks_are_under_way_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        many = Bench(count=70)
+        await many.done()
+        assert many.owner.most == forwarding.IN_FLIGHT_BLOCKS_MAX
+        assert [data for _, _, data in many.owner.asked] == many.blocks
+        assert len({when for when, _, _ in many.owner.asked}) == 3
+        size = len(many.blocks[0])
+        for room, groups in ((3 * size, 2), (3 * size - 1, 3), (1, 6)):
+            monkeypatch.setattr(forwarding, "IN_FLIGHT_BYTES_MAX", room)
+            bench = Bench(count=6)
+            await bench.done()
+            assert len({when for when, _, _ in bench.owner.asked}) == groups
+            assert bench.counters.forwarded_blocks == 6
+
+    run_skipping(work())
+
+
+def test_others_under_the_same_identity_are_a_conflict_and_the_block_is_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work() -> None:
+        bench = Bench(count=2)
+        await bench.queue.create([bench.read], 30_000)
+        await bench.land(block(0, [b"another"], 5))
+        with pytest.raises(IdentityConflictError):
+            await bench.done()
+        assert [data for _, _, data in bench.owner.asked] == bench.blocks[1:]
+        assert (bench.counters.conflicting_blocks, bench.counters.given_up_blocks) == (1, 1)
+        assert bench.counters.forwarded_blocks == 1
+        assert len(bench.released) == 2
+
+    run_skipping(work())
+    assert events_of(caplog) == ["identity-conflict", "given-up"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_only_a_block_that_is_damaged_here_is_given_up(damaged: bool) -> None:
+    async def work() -> None:
+        bench = Bench(count=1)
+        data = bench.blocks[0]
+        if damaged:
+            next(iter(bench.held.blocks)).slab.view[10:] = flipped(data, len(data) - 1)
+        refused = 0
+
+        async def refuse(number: int, data: bytes) -> None:
+            nonlocal refused
+            refused += 1
+            if refused == 1 or damaged:
+                raise CorruptDataError("its checksum fails")
+            await bench.land(data)
+
+        bench.owner.take = refuse
+        if damaged:
+            with pytest.raises(CorruptDataError):
+                await bench.done()
+        else:
+            await bench.done()
+        assert refused == (1 if damaged else 2), "damage on the way is another matter"
+        assert bench.counters.given_up_blocks == int(damaged)
+
+    run_skipping(work())
+
+
+def test_an_error_that_nobody_foresaw_is_named_and_lets_go_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        bench = Bench()
+        bench.places = [cast(MemqError, ValueError("a mistake")), cast(MemqError, TimeoutError())]
+        await bench.done()
+        assert bench.counters.forwarded_blocks == 3
+
+    run_skipping(work())
+    assert caplog.messages == [f"forward-failed: {NAME}: ValueError('a mistake')"]
+
+
+def test_who_stops_lets_go_of_all_and_takes_nothing_more() -> None:
+    async def work() -> None:
+        bench = Bench(settled_s=100.0)
+        await bench.start()
+        await skip(1.0)
+        await bench.forwarder.stop()
+        assert (len(bench.released), bench.forwarder.works) == (3, 0)
+        late = HeldBlocks(TOPIC, 0, 0, 0.0, bench.released.append)
+        bench.held = late
+        bench.hold(block(9, [b"v" * KIB]))
+        bench.forwarder.take(late)
+        assert (len(bench.released), len(late), bench.forwarder.works) == (4, 0, 0)
+
+    run_skipping(work())
+
+
+def test_a_queue_that_hangs_is_asked_again() -> None:
+    async def work() -> None:
+        bench = Bench()
+        read, reads = bench.queue.read, 0
+
+        async def slow(*arguments: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            if reads == 1:
+                await asyncio.get_running_loop().create_future()
+            if reads == 2:
+                raise QueueError("not now")
+            return await read(*arguments)
+
+        bench.queue.read = slow  # type: ignore[method-assign, assignment]
+        await bench.done()
+        assert bench.places_s == pytest.approx([0.0, READ_TIMEOUT_S + 0.1, READ_TIMEOUT_S + 0.3])
+
+    run_skipping(work())
