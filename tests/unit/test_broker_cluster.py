@@ -245,7 +245,7 @@ def test_a_broker_that_drains_takes_nothing_again_though_its_heir_leaves_meanwhi
             await one.partitions.create("clicks", 4, TopicSettings(), exist_ok=False)
             await one.partitions.refresh()
             await two._enter(draining=True)
-            assert one.partitions.heirs(), "it has not seen it"
+            assert one.partitions.heirs, "it has not seen it"
             await one.drain()
             assert all(entry.draining for entry in cluster.shared.registry.brokers())
 
