@@ -79,7 +79,7 @@ class Owner(Wire):
                 asyncio.get_running_loop().create_task(self._answer(self.take, *self.asked[-1][1:]))
 
     async def _answer(self, take: Callable[[int, bytes], Coroutine[Any, Any, None]], number: int, data: bytes) -> None:
-        await asyncio.sleep(0.01)
+        await skip(0.01)
         self.in_flight -= 1
         try:
             await take(number, data)

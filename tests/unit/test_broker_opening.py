@@ -226,7 +226,7 @@ def test_an_opening_is_dated_when_its_pointer_is_handed_over() -> None:
 
     class Slow(MemoryHandler):
         async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
-            await asyncio.sleep(3.5)
+            await skip(3.5)
             async for entry in super().list(prefix):
                 yield entry
 

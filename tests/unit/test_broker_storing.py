@@ -40,7 +40,7 @@ class Sick(MemoryHandler):
                 await asyncio.get_running_loop().create_future()  # for ever
             else:
                 raise error
-        await asyncio.sleep(0.25)
+        await skip(0.25)
         await super().put(key, buffers, checksum)
 
 
