@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -17,8 +18,9 @@ from memq.broker.peer import connect_peer
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.start_step import start_step
+from memq.broker.store_mark import StoreMark
 from memq.errors import InvalidSettingError, LogLostError, MemqError
-from memq.governor import Coordinator
+from memq.governor import Coordinator, MarkedCoordinator
 from memq.governor.data_folder import lock_folder, make_folder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.logs import EventLog
@@ -46,7 +48,7 @@ def open_queue(settings: PartSettings, runtime: Runtime, cluster: str) -> Notifi
     return _chosen("queue", settings.queue, QUEUES)(settings, runtime, cluster)
 
 
-def open_coordinator(settings: PartSettings, runtime: Runtime, cluster: str) -> Coordinator:
+def open_coordinator(settings: PartSettings, runtime: Runtime, cluster: str) -> MarkedCoordinator:
     """Return the coordinator that the settings name. Raises: as `open_store`."""
     return _chosen("coordinator", settings.coordinator, COORDINATORS)(settings, runtime, cluster)
 
@@ -70,6 +72,31 @@ async def check_part(
     queue = open_queue(parts, runtime, settings.cluster)
     await _closed_after(queue.check(), queue.close)
     return f"{parts.queue} answers, and lets memq do what it has to"
+
+
+@asynccontextmanager
+async def opened_mark(
+    parts: PartSettings, settings: BrokerSettings, *, runtime: Runtime | None = None
+) -> AsyncIterator[StoreMark]:
+    """Open the store and the coordinator, and yield the marks that say whether they belong together."""
+    runtime = runtime or Runtime()
+    coordinator = open_coordinator(parts, runtime, settings.cluster)
+    try:
+        store = open_store(parts, runtime, settings.cluster)
+        try:
+            yield StoreMark(settings.cluster, store, coordinator)
+        finally:
+            await store.close()
+    finally:
+        await coordinator.close()
+
+
+async def check_mark(parts: PartSettings, settings: BrokerSettings) -> str:
+    """Compare the mark of the store with that of the coordinator, and say what was found. Raises: MemqError."""
+    async with opened_mark(parts, settings) as mark:
+        await mark.compare()
+        known = (await mark.look()).known
+    return f"the store is the cluster's, {known}" if known else "no mark yet; the next start of a broker writes it"
 
 
 async def check_pointers(
@@ -135,6 +162,9 @@ async def serve_cluster(
             traces=traces_of(settings, runtime),
         )
         await broker.check()
+        mark = StoreMark(settings.cluster, store, coordinator)
+        events = broker.services.events
+        await start_step(runtime, events, "compare the mark of the store", lambda: mark.settle(runtime.random))
         return await run_broker(broker, settings, runtime, ready)
     finally:
         for close in reversed(opened):
@@ -212,7 +242,7 @@ def _kafka_queue(settings: PartSettings, runtime: Runtime, cluster: str) -> Noti
     return open_from_settings(settings, runtime)
 
 
-def _standalone(settings: PartSettings, runtime: Runtime, cluster: str) -> Coordinator:
+def _standalone(settings: PartSettings, runtime: Runtime, cluster: str) -> MarkedCoordinator:
     """One broker alone: the folder of its file is locked until the process ends, as that of `memq dev` is."""
     file = _path("coordinator", settings.coordinator)
     make_folder(file.parent)
@@ -220,7 +250,7 @@ def _standalone(settings: PartSettings, runtime: Runtime, cluster: str) -> Coord
     return StandaloneCoordinator(file, cluster, runtime.clock)
 
 
-def _zookeeper(settings: PartSettings, runtime: Runtime, cluster: str) -> Coordinator:
+def _zookeeper(settings: PartSettings, runtime: Runtime, cluster: str) -> MarkedCoordinator:
     from memq.governor.zookeeper import open_from_settings
 
     return open_from_settings(settings, runtime, cluster)
@@ -228,4 +258,4 @@ def _zookeeper(settings: PartSettings, runtime: Runtime, cluster: str) -> Coordi
 
 STORES: dict[str, Open[StorageHandler]] = {"file": _file_store, "s3": _s3_store}
 QUEUES: dict[str, Open[NotificationQueue]] = {"sqlite": _sqlite_queue, "kafka": _kafka_queue}
-COORDINATORS: dict[str, Open[Coordinator]] = {"standalone": _standalone, "zookeeper": _zookeeper}
+COORDINATORS: dict[str, Open[MarkedCoordinator]] = {"standalone": _standalone, "zookeeper": _zookeeper}

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "import": ("memq.cli.import_topics", "import_topics", "copy topics of a Kafka"),
     "sweep": ("memq.cli.sweep", "sweep", "delete the objects that no pointer names, or only name them"),
     "restore": ("memq.cli.restore", "restore", "make a lost notification queue anew from the objects"),
+    "accept-store": ("memq.cli.accept_store", "accept_store", "take a moved store as that of the cluster"),
     "bench": ("memq.cli.bench", "bench", "measure produce and consume against a broker"),
     "doctor": ("memq.cli.doctor", "doctor", "check this machine, the settings and the broker"),
     "config": ("memq.cli.config", "config", "show the settings, and where each comes from"),

@@ -125,7 +125,7 @@ def _parts(settings: Settings) -> Iterator[Finding]:
     """Look at each part of a cluster that the settings name, as a broker does at its start."""
     named = [name for name in rules_of(PartSettings) if settings.origins[name] != "default"]
     if named and sys.platform != "win32":
-        from memq.broker.assembly import check_part
+        from memq.broker.assembly import check_mark, check_part
 
         parts, own = settings.parts(), settings.broker()
         looks: list[Finding] = []
@@ -134,6 +134,7 @@ def _parts(settings: Settings) -> Iterator[Finding]:
             yield looks[-1]
         of_many = not parts.coordinator.startswith("standalone:")  # that one is locked: a process opens it once
         if of_many and len(looks) == len(rules_of(PartSettings)) and all(each.state == "ok" for each in looks):
+            yield _checked("store mark", lambda: asyncio.run(check_mark(parts, own)))
             yield _pointers(parts, own)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from memq.errors import InvalidRequestError, NotFoundError
+from memq.format.key import STORE_MARK
 from memq.network import Runtime
 from memq.settings import Section
 from memq.storage_handlers.keys import check_size
@@ -40,7 +41,11 @@ def find_objects(target: str, section: Section) -> Target:
     if separator and scheme == "s3":
         return asyncio.run(_find_in_bucket(target, section))
     path = _path_of(target, scheme if separator else "")
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = (
+        sorted(file for file in path.rglob("*") if file.is_file() and file.name != STORE_MARK)
+        if path.is_dir()
+        else [path]
+    )
     return Target(str(path), path.is_dir(), tuple(Found(str(file), _reader(file)) for file in files))
 
 
@@ -95,6 +100,7 @@ async def _find_in_bucket(target: str, section: Section) -> Target:
             else:
                 return Target(target, False, (found(key),))
         below = [entry.key async for entry in store.list(f"{key}/" if key else "")]
+        below = [each for each in below if each.rpartition("/")[2] != STORE_MARK]
     finally:
         await store.close()
     if key and not below:

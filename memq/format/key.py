@@ -6,6 +6,7 @@
     <cluster>/staged/<writer>/commits/<batch id>
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/manifests/<read partition>-<number>
     <cluster>/topics/<topic>/<topic id, 8 hex>/cold/{objects,parts}/<hh>/<date>/<hour>/<id, 16 hex>
+    <cluster>/store-mark
     <cluster>/sweep/{pending,kept}/<digest of a prefix, 16 hex>/<since>-<digest of the content, 16 hex>
 
 `hh` is the low byte of crc32 of the last part, in hex: 256 prefixes for the store to split on. Numbers are
@@ -24,6 +25,7 @@ from datetime import UTC, datetime, timedelta
 from memq.errors import InvalidNameError, InvalidRequestError
 from memq.topic import check_name
 
+STORE_MARK = "store-mark"  # the last part of its key, which no object of batches has
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
 _PLACE = r"(?P<hh>[0-9a-f]{2})/(?P<date>\d{4}-\d\d-\d\d)/(?P<hour>\d\d)/(?P<last>[^/]+)"
@@ -165,6 +167,11 @@ def cold_manifest_number(key: str) -> tuple[int, int]:
     """
     last = _COLD_MANIFEST_LAST.fullmatch(key.rpartition("/")[2])
     return (int(last[1]), int(last[2])) if last else (0, 0)
+
+
+def store_mark_key(cluster: str) -> str:
+    """Return the key of the object that identifies the store of a cluster; no sweep lists or deletes it."""
+    return f"{cluster}/{STORE_MARK}"
 
 
 def sweep_prefix(cluster: str) -> str:

@@ -151,3 +151,18 @@ class Coordinator(Protocol):
     async def close(self) -> None:
         """End threads and connections."""
         ...
+
+
+class MarkKeeper(Protocol):
+    """Keeps the mark by which a cluster knows its store. Raises: UnreachableError, DeniedError."""
+
+    async def store_mark(self, mark: str = "", *, before: str = "") -> str:
+        """Return the mark of the cluster's store by a fresh read, "" while it has none.
+
+        With `mark` it is set first, when the stored one is `before`; otherwise nothing changes.
+        """
+        ...
+
+
+class MarkedCoordinator(Coordinator, MarkKeeper, Protocol):
+    """A coordinator of brokers that are processes, each with its own setting `store`."""

@@ -94,6 +94,12 @@ class LocalCoordinator(ABC):
         """See `Coordinator.loads`."""
         return self._registry.loads()
 
+    async def store_mark(self, mark: str = "", *, before: str = "") -> str:
+        """See `MarkKeeper.store_mark`."""
+        if mark:
+            await self._change(lambda registry: registry.set_mark(mark, before))
+        return self._registry.mark
+
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """See `Coordinator.watch`."""
         return self.watchers.watch(callback)

@@ -29,19 +29,25 @@ _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The changes of a request: topics to store and remove, assignments to store."""
+    """The changes of a request: topics to store and remove, assignments to store, a new mark of the store."""
 
     stored: tuple[Topic, ...] = ()
     removed: tuple[Topic, ...] = ()
     assignments: tuple[Assignment, ...] = ()
+    mark: str = ""
 
 
 class Registry:
-    """Topics, assignments of partitions, all ids ever used, and the live brokers."""
+    """Topics, assignments of partitions, all ids ever used, the store's mark, and the live brokers."""
 
     def __init__(
-        self, topics: Iterable[Topic] = (), assignments: Iterable[Assignment] = (), used_ids: Iterable[str] = ()
+        self,
+        topics: Iterable[Topic] = (),
+        assignments: Iterable[Assignment] = (),
+        used_ids: Iterable[str] = (),
+        mark: str = "",
     ) -> None:
+        self.mark = mark
         self._topics = {topic.name: topic for topic in topics}
         self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
         self._order: list[tuple[str, int]] | None = None  # of the assignments, until one is added or removed
@@ -147,6 +153,10 @@ class Registry:
         released = [(entry, released_by(entry, broker, live=live)) for entry in self.assignments()]
         return Change(assignments=tuple(_next(after) for before, after in released if after != before))
 
+    def set_mark(self, mark: str, before: str) -> Change:
+        """Replace the mark of the store when it is `before`."""
+        return Change(mark=mark if self.mark == before else "")
+
     # ---- what happened -----------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
@@ -162,6 +172,7 @@ class Registry:
             self._used_ids[topic.id] = None
         for entry in change.assignments:
             self._assignments[entry.topic_id, entry.partition] = entry
+        self.mark = change.mark or self.mark
 
     def enter(self, broker: BrokerEntry) -> None:
         """Note a live broker, in place of an older session."""

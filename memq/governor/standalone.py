@@ -27,6 +27,8 @@ from memq.notification.sqlite_file import SqliteFile
 from memq.threads import ThreadPool
 from memq.topic import Topic
 
+# Not of the schema: earlier versions open a file that has it, and this one makes it where an earlier one did not.
+_MARK = "CREATE TABLE IF NOT EXISTS store_mark (id INTEGER PRIMARY KEY CHECK (id = 0), mark TEXT NOT NULL)"
 TOGETHER_MAX = 256  # changes that are stored at once
 _APPLICATION_ID = 0x6D71_5431  # "mqT1"
 _SCHEMA = (
@@ -122,7 +124,7 @@ class StandaloneCoordinator(LocalCoordinator):
                 self._waiting.popleft()
                 continue
             places = [(entry.topic_id, entry.partition) for entry in change.assignments]
-            of_topic = bool(change.stored or change.removed)
+            of_topic = bool(change.stored or change.removed or change.mark)
             if together and (of_topic or any(place in touched for place in places)):
                 break
             together.append((self._waiting.popleft(), change))
@@ -190,6 +192,9 @@ def _write(connection: sqlite3.Connection, change: Change) -> None:
             (topic.id, encode_topic(topic, before[0] if before else None)),
         )
         connection.execute("INSERT OR IGNORE INTO used_ids (id) VALUES (?)", (topic.id,))
+    if change.mark:
+        connection.execute(_MARK)
+        connection.execute("INSERT OR REPLACE INTO store_mark (id, mark) VALUES (0, ?)", (change.mark,))
     connection.executemany(
         """INSERT INTO assignments (topic_id, partition, body) VALUES (?, ?, ?)
         ON CONFLICT (topic_id, partition) DO UPDATE SET body = excluded.body""",
@@ -202,6 +207,8 @@ def _load(connection: sqlite3.Connection, file: SqliteFile) -> Registry:
         topics = [body for (body,) in connection.execute("SELECT body FROM topics")]
         assignments = [body for (body,) in connection.execute("SELECT body FROM assignments")]
         used_ids = [used for (used,) in connection.execute("SELECT id FROM used_ids ORDER BY id")]
+        there = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'store_mark'").fetchone()[0]
+        marks = [mark for (mark,) in connection.execute("SELECT mark FROM store_mark")] if there else []
     except sqlite3.Error as error:
         raise file.error(error) from error
     try:
@@ -209,6 +216,7 @@ def _load(connection: sqlite3.Connection, file: SqliteFile) -> Registry:
             [check_topic(msgspec.json.decode(body, type=Topic)) for body in topics],
             [msgspec.json.decode(body, type=Assignment) for body in assignments],
             used_ids,
+            "".join(marks),
         )
     except (msgspec.MsgspecError, MemqError) as error:
         raise CorruptDataError(f"{file.what} '{file.path}' holds a damaged topic or assignment: {error}") from error

@@ -10,7 +10,7 @@ import pytest
 
 from localstack.servers import Server
 from memq.clock import SystemClock
-from memq.governor import BrokerEntry, Coordinator
+from memq.governor import BrokerEntry, MarkedCoordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
 from memq.governor.zookeeper import open_from_settings
@@ -20,7 +20,7 @@ from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings, equal_slots
 
 # Each with what it opens on: an empty folder, and the address of a real ZooKeeper.
-COORDINATORS: dict[str, Callable[[Path, Callable[[], str]], Coordinator]] = {
+COORDINATORS: dict[str, Callable[[Path, Callable[[], str]], MarkedCoordinator]] = {
     "memory": lambda folder, server: MemoryCoordinator(MemoryCluster("test")),
     "standalone": lambda folder, server: StandaloneCoordinator(folder / "topics.sqlite", "test", SystemClock()),
     "zookeeper": lambda folder, server: open_zookeeper(server(), path_of(folder)),
@@ -44,7 +44,7 @@ def path_of(folder: Path) -> str:
 
 
 def over_coordinators(
-    scenario: Callable[[Coordinator], Awaitable[None]],
+    scenario: Callable[[MarkedCoordinator], Awaitable[None]],
 ) -> Callable[[str, Path, pytest.FixtureRequest], None]:
     """Make a test of a scenario, once per coordinator."""
     kinds = [pytest.param(kind, marks=pytest.mark.thorough if kind == "zookeeper" else ()) for kind in COORDINATORS]

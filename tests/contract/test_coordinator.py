@@ -24,7 +24,7 @@ from memq.errors import (
     UnsupportedFormatError,
     VersionConflictError,
 )
-from memq.governor import Assignment, Coordinator, Load
+from memq.governor import Assignment, Coordinator, Load, MarkedCoordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
 from memq.topic import TopicSettings, equal_slots
@@ -51,6 +51,28 @@ async def test_a_new_topic_has_unassigned_partitions_and_no_epoch(coordinator: C
         Assignment(topic_id=f"{number:032x}", partition=partition) for number, partition in ((1, 0), (2, 0), (2, 1))
     ]
     assert await coordinator.assignment(f"{2:032x}", 1) == Assignment(topic_id=f"{2:032x}", partition=1)
+
+
+@over_coordinators
+async def test_the_mark_of_the_store_changes_from_the_known_one_alone(coordinator: MarkedCoordinator) -> None:
+    assert await coordinator.store_mark() == ""
+    assert await coordinator.store_mark("b", before="a") == ""
+    assert await coordinator.store_mark("a") == "a"
+    assert await coordinator.store_mark("b") == "a"
+    assert await coordinator.store_mark("b", before="a") == "b"
+    await coordinator.create_topic(topic())
+    assert await coordinator.store_mark() == "b"
+
+
+def test_the_mark_of_the_store_outlives_the_process(tmp_path: Path) -> None:
+    async def run() -> None:
+        for known in ("", "mark"):
+            coordinator = StandaloneCoordinator(tmp_path / "topics.sqlite", "test", SystemClock())
+            assert await coordinator.store_mark() == known
+            assert await coordinator.store_mark("mark") == "mark"
+            await coordinator.close()
+
+    asyncio.run(run())
 
 
 @over_coordinators

@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from memq.errors import MemqError, UnreachableError
-from memq.governor import Assignment, BrokerEntry, Coordinator, Load
+from memq.governor import Assignment, BrokerEntry, Load, MarkedCoordinator
 from memq.topic import Topic
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class PatientCoordinator:
     brokers do.
     """
 
-    def __init__(self, coordinator: Coordinator, met: Callable[[], int]) -> None:
+    def __init__(self, coordinator: MarkedCoordinator, met: Callable[[], int]) -> None:
         self._coordinator = coordinator
         self._met = met
 
@@ -94,6 +94,9 @@ class PatientCoordinator:
 
     async def loads(self) -> Sequence[Load]:
         return await self._again(self._coordinator.loads)
+
+    async def store_mark(self, mark: str = "", *, before: str = "") -> str:
+        return await self._again(lambda: self._coordinator.store_mark(mark, before=before))
 
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         return self._coordinator.watch(callback)

@@ -136,6 +136,20 @@ CLOSED = ["close queue", "close store", "close coordinator"]
 # ---- a start -------------------------------------------------------------------------------------
 
 
+def test_a_broker_with_another_store_than_its_cluster_does_not_run(parts: Parts) -> None:
+    async def work() -> None:
+        await parts.serve()
+        first, parts.store = parts.store, MemoryHandler(parts.runtime.clock)
+        with pytest.raises(InvalidSettingError, match="has no mark"):
+            await parts.serve()
+        assert parts.log.count("run") == 1
+        assert parts.log[-3:] == CLOSED
+        parts.store = first
+        await parts.serve()
+
+    assembled(work())
+
+
 def test_a_broker_runs_on_the_parts_that_its_settings_name(parts: Parts) -> None:
     async def work() -> None:
         broker = await parts.serve()

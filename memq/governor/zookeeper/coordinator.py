@@ -385,6 +385,18 @@ class ZookeeperCoordinator:
             found += layout.decode(path, node.data, list[Load]) if node is not None else []
         return sorted(found, key=lambda load: (load.topic_id, load.partition))
 
+    async def store_mark(self, mark: str = "", *, before: str = "") -> str:
+        """See `MarkKeeper.store_mark`."""
+        await self._open()
+        node = await self._session.find(layout.STORE)
+        found = node.data.decode(errors="replace") if node is not None else ""
+        if not mark or found != before:
+            return found
+        put = Make(layout.STORE, mark.encode()) if node is None else Put(layout.STORE, mark.encode(), node.version)
+        with suppress(AlreadyExistsError, NotFoundError, VersionConflictError):  # somebody was faster
+            await self._session.change(put)
+        return (await self._session.read(layout.STORE)).data.decode(errors="replace")
+
     # ---- inside ------------------------------------------------------------------------------------
 
     async def _open(self) -> None:

@@ -4,6 +4,7 @@
 node, below the path of the URL       kind        holds
 ====================================  ==========  ===========================================================
 `/cluster`                            persistent  the cluster's name
+`/store`                              persistent  the mark of the cluster's store
 `/brokers/BROKER`                     ephemeral   a `BrokerEntry`
 `/loads/BROKER`                       ephemeral   a list of `Load`
 `/topics/TOPIC`                       persistent  a `Topic`; its version is the node's version + 1
@@ -25,6 +26,7 @@ from memq.governor import Assignment
 from memq.topic import Topic
 
 CLUSTER = "/cluster"
+STORE = "/store"
 BROKERS = "/brokers"
 LOADS = "/loads"
 TOPICS = "/topics"
