@@ -20,6 +20,7 @@ from memq.client.arguments import runtime_of
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.clock import SystemClock
 from memq.errors import (
+    AlreadyExistsError,
     ClosedError,
     CorruptDataError,
     DeniedError,
@@ -36,6 +37,7 @@ CLOCK = SystemClock()
 END_S = 240.0  # what a client has to come to its end in a healed world
 DELIVERY_MS = 30_000
 CHURN_RECORDS = 200
+CHURNED_MAX = 100_000  # topics of one life of the worker
 BURSTS = (1, 5, 50, 500)  # how many records a producer sends at once, drawn for each burst
 # Errors after which a user tries again. A store that denies or misses its objects for seconds ends a call by
 # DeniedError, NotFoundError or CorruptDataError: that is no loss, as long as nothing is passed over.
@@ -198,54 +200,70 @@ def ranges_of(batch: memq.Batch) -> list[str]:
 
 
 def churn(worker: Worker) -> None:
-    """Make a topic, write, read everything back and delete it, over and over."""
-    for number in itertools.count():
+    """Make a topic, write, read everything back and delete it, over and over, under two names."""
+    for number in itertools.count(worker.options.life * CHURNED_MAX):
         try:
-            if not churn_once(worker, f"{worker.topic}-{worker.options.life}-{number}"):
+            if not churn_once(worker, f"{worker.topic}-{number % 2}", number * CHURN_RECORDS):
                 return
         except (RetryableError, OutcomeUnknownError) as error:
-            worker.journal.write("R", error.code)  # this topic stays, and the next one is made
+            worker.journal.write("R", error.code)  # this topic stays until its name has its turn again
 
 
-def churn_once(worker: Worker, topic: str) -> bool:
-    """Take one topic through its life; False when the worker shall end."""
+def churn_once(worker: Worker, topic: str, first: int) -> bool:
+    """Take one topic through its life, with records numbered from `first`; False when the worker shall end."""
     outcomes: list[object] = []
     with memq.Admin(worker.brokers) as admin:
-        if not again(worker, lambda: admin.create_topic(topic, partitions=2, exist_ok=True)):
+
+        def make() -> None:
+            try:
+                admin.create_topic(topic, partitions=2)
+            except AlreadyExistsError:  # left by an earlier try, which may have written to it
+                with contextlib.suppress(NotFoundError):
+                    admin.delete_topic(topic)
+                admin.create_topic(topic, partitions=2)
+
+        if not again(worker, make, again_after=AlreadyExistsError):
             return False
         with memq.Producer(worker.brokers, on_ack=outcomes.append) as producer:
-            for count in range(CHURN_RECORDS):
+            for count in range(first, first + CHURN_RECORDS):
                 value = value_of(worker.name, count, worker.size)
                 producer.send(topic, value, partition=count % 2)
             producer.flush(timeout=END_S)
         if all(isinstance(outcome, memq.Ack) for outcome in outcomes):
-            if not read_back(worker, topic):
+            if not read_back(worker, topic, first):
                 return False
             worker.journal.write("A", topic, 0, "0" * 16, 0, CHURN_RECORDS, now_ms())
         return again(worker, lambda: admin.delete_topic(topic), NotFoundError)
 
 
-def read_back(worker: Worker, topic: str) -> bool:
+def read_back(worker: Worker, topic: str, first: int) -> bool:
     """Read a topic from its beginning to its end; what is not as it was sent is noted. False when it shall end."""
 
     def read() -> None:
-        with memq.Consumer(worker.brokers, [topic], start="beginning", end="end") as consumer:
-            found = sorted(int(value.split(b" ")[1]) for batch in consumer for value in batch.values() if value)
-        if found != list(range(CHURN_RECORDS)):
-            lost = sorted({*range(CHURN_RECORDS)} - {*found})
+        try:
+            with memq.Consumer(worker.brokers, [topic], start="beginning", end="end") as consumer:
+                found = sorted(int(value.split(b" ")[1]) for batch in consumer for value in batch.values() if value)
+        except NotFoundError as error:
+            worker.journal.write("X", f"{topic} exists: {error}")
+            raise
+        sent = range(first, first + CHURN_RECORDS)
+        if found != list(sent):
+            lost = sorted({*sent} - {*found})
             worker.journal.write("X", f"{topic}: {len(found)} records read, lost {lost[:10]}")
 
     return again(worker, read)
 
 
-def again(worker: Worker, work: Callable[[], object], *fine: type[MemqError]) -> bool:
-    """Do something until it works; False when the worker shall end first."""
+def again(
+    worker: Worker, work: Callable[[], object], *fine: type[MemqError], again_after: type[MemqError] = RetryableError
+) -> bool:
+    """Do something until it works, or fails in a `fine` way; False when the worker shall end first."""
     while True:
         try:
             work()
         except fine:
             return True
-        except PASSING as error:
+        except (*PASSING, again_after) as error:
             worker.journal.write("R", error.code)
             if worker.ending.wait(0.3):
                 return False
