@@ -14,7 +14,7 @@ from memq.client.read_tally import ReadTally
 from memq.client.reading import Reading
 from memq.client.record import place_of
 from memq.client.reporter import Reporter
-from memq.errors import InvalidRequestError, MemqError, NotFoundError, RetryableError
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.report import BeginReason
 from memq.logs import EventLog
 from memq.notification.remote import RemoteQueue
@@ -162,8 +162,8 @@ class Opener:
             return {}
         try:
             return await self._queue.committed(self._settings.group, partitions)
-        except NotFoundError:
-            return {}  # the group has stored nothing yet
+        except NotFoundError as error:  # that no position is stored is an empty answer, and never an error
+            raise QueueError(f"positions of group '{self._settings.group}': {error}") from error
 
     async def _open(self, partition: ReadPartition, grant: int, stored: Committed | None) -> None:
         """Read a partition from `stored` on, which was asked for under `grant`.

@@ -195,7 +195,10 @@ class Groups(Protocol):
         ...
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
-        """Return what is stored for those of `partitions` that have something."""
+        """Return what is stored for those of `partitions` that have something.
+
+        An error says nothing about positions: a member that took one for "nothing stored" would pass over records.
+        """
         ...
 
     async def groups(self) -> Sequence[str]:

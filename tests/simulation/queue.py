@@ -258,7 +258,7 @@ class SimQueue:
                 self._observer.fetched(group, partition, None if found is None else found.position)
             return stored
 
-        return await self._caller.call(f"committed {group}", land, lies=("denied",))
+        return await self._caller.call(f"committed {group}", land, lies=READ_LIES)
 
     async def groups(self) -> Sequence[str]:
         """See `Groups.groups`."""

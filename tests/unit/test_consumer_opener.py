@@ -269,6 +269,15 @@ def test_an_answer_behind_what_this_member_has_stored_is_asked_for_again(
     run(work, stored=100)
 
 
+def test_an_error_is_never_taken_for_a_group_that_has_stored_nothing(run: Run) -> None:
+    async def work(member: Member) -> None:
+        await skip(2)
+        assert member.position == Position(1, 100), "at its start it would pass over what it has not read"
+        assert (member.answers.asked, member.opener.failure) == (5, None)
+
+    run(work, stored=100, outdated=[NotFoundError("unknown topic or partition")] * 4, start="end")
+
+
 def test_a_position_that_stays_back_is_one_of_a_reset(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def work(member: Member) -> None:
         member.store(40)

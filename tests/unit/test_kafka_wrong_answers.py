@@ -405,13 +405,14 @@ def test_a_copy_begins_with_valid_offsets_alone(library: Library, answers: list[
     asyncio.run(work())
 
 
-def test_a_position_that_kafka_does_not_tell_is_not_taken_for_none(library: Library) -> None:
+@pytest.mark.parametrize("code", [KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError.UNKNOWN_TOPIC_OR_PART])
+def test_a_position_that_kafka_does_not_tell_is_not_taken_for_none(library: Library, code: int) -> None:
     """A group would begin where nothing is stored."""
 
     async def work(queue: KafkaQueue) -> None:
         part = TopicPartition(TOPIC, 0, INVALID)
         positions: Any = queue._groups._stored
-        part_with_error: Any = _Refused(part, KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT))
+        part_with_error: Any = _Refused(part, KafkaError(code))
         positions._make = lambda group: _Committed([part_with_error])
         with pytest.raises(QueueError, match="reading the positions of group"):
             await queue.committed("report", [PARTITION])

@@ -13,8 +13,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from memq.errors import MemqError, NotFoundError, QueueError
 from memq.notification.kafka.complaints import Complaints
-from memq.notification.kafka.failures import is_not_there
 from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.threads import ThreadPool
@@ -44,7 +44,7 @@ class Positions:
     async def of(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
         """Return what a Kafka group has stored for those of the places that have something.
 
-        Raises: QueueError, DeniedError, NotFoundError.
+        Raises: QueueError, DeniedError.
         """
         found: list[TopicPartition] = []
         for start in range(0, len(places), PARTITIONS_MAX):
@@ -66,7 +66,7 @@ class Positions:
                 found = consumer.committed([TopicPartition(*place) for place in places], timeout=self._timeout_s)
             except KafkaException as error:
                 if last == 1 or error.args[0].code() not in _MOVES:
-                    raise self._complaints.failure(error, doing) from error
+                    raise self._failure(error, doing) from error
                 consumer.poll(COORDINATOR_PAUSE_S)  # nothing comes: it looks for the coordinator meanwhile
             else:
                 self._complaints.settled()
@@ -79,9 +79,14 @@ class Positions:
         Raises: what Kafka says, which else would pass for no position.
         """
         error: Any = part.error
-        if error is not None and not is_not_there(error):
-            raise self._complaints.failure(error, f"{doing}: partition {part.partition} of '{part.topic}'")
-        return error is None and part.offset >= 0
+        if error is not None:
+            raise self._failure(error, f"{doing}: partition {part.partition} of '{part.topic}'")
+        return part.offset >= 0
+
+    def _failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
+        """Return the error; "not there" may pass: Kafka says that of a topic whose metadata it still loads."""
+        failure = self._complaints.failure(error, doing)
+        return QueueError(str(failure)) if isinstance(failure, NotFoundError) else failure
 
     def _make(self, group: str) -> Consumer:
         while len(self._consumers) >= CONSUMERS_MAX:
