@@ -146,7 +146,7 @@ class Stack:
         self.links.start()
         with ThreadPoolExecutor(8) as pool:
             store = pool.submit(start_s3, self.folder / "s3", server=s3.preferred())
-            kafkas, zookeepers = self._launch_kafkas(pool), self._launch_zookeepers(pool)
+            kafkas, zookeepers = self.launch_kafkas(pool), self._launch_zookeepers(pool)
             self._s3 = store.result()
             for name, future in kafkas.items():
                 self.kafkas[name] = future.result()
@@ -159,7 +159,8 @@ class Stack:
         for broker in self.brokers.values():
             broker.wait_ready()
 
-    def _launch_kafkas(self, pool: ThreadPoolExecutor) -> dict[str, Future[Server]]:
+    def launch_kafkas(self, pool: ThreadPoolExecutor) -> dict[str, Future[Server]]:
+        """Start three Kafka nodes, each of which sends clients to its link."""
         ports = free_ports(3 * KAFKAS)
         voters = ",".join(f"{number + 1}@{HOST}:{ports[3 * number + 1]}" for number in range(KAFKAS))
         found = {}
