@@ -103,6 +103,16 @@ class Slot:
         """Take what lies before the batch under its claims."""
         self.claims, self.stored = (), stored
 
+    def is_compared(self, claim: Claim, copies: Copies) -> bool:
+        """Whether its blocks under a claim are all among the copies: else what lies further back may be the same."""
+        skip = frozenset(self.pointer.skip) if self.pointer is not None else ()
+        headers = [piece.header for piece in self.pieces or () if piece.header is not None and piece.number not in skip]
+        return all(
+            any(stored.is_copied_by(header) for stored in copies.blocks)
+            for header in headers
+            if claim_of(header) == claim
+        )
+
     @property
     def ready(self) -> bool:
         """Whether it can be delivered."""

@@ -275,7 +275,7 @@ class Reading:
         while slot.claims:
             try:
                 begin = await self._queue.seek_time(flow.partition, slot.time_ms - window_ms(assigned.settings))
-                slot.compare(await search.find(slot.claims, begin, slot.offset))
+                slot.compare(await search.find(slot.claims, begin, slot.offset, slot.is_compared))
             except MemqError as error:
                 failures += 1
                 await self._retries.back_off(error, failures)

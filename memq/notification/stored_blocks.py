@@ -87,15 +87,22 @@ class BlockSearch:
         self._name = name
         self.shown_beyond = False
 
-    async def find(self, claims: Collection[Claim], begin: int, end: int) -> dict[Claim, Copies]:
+    async def find(
+        self,
+        claims: Collection[Claim],
+        begin: int,
+        end: int,
+        is_enough: Callable[[Claim, Copies], bool] = lambda claim, copies: True,
+    ) -> dict[Claim, Copies]:
         """Return what the queue holds of each claim between two offsets, nothing where no pointer names it.
 
         Other blocks of the same producers in the same batches are in the answer, too: what is sent again comes in rows.
-        Blocks that their pointers tell readers to pass over do not count. Raises: RetryableError.
+        The search goes further back for claims whose copies are not enough. Blocks that their pointers tell readers to
+        pass over do not count. Raises: RetryableError.
         """
         found: dict[Claim, Copies] = {}
         step = STEP_OFFSETS
-        while begin < end and not all(claim in found for claim in claims):
+        while begin < end and not all(claim in found and is_enough(claim, found[claim]) for claim in claims):
             first = max(begin, end - step)
             for entry in await self._entries(first, end):
                 pointer = self._pointer(entry)

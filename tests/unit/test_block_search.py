@@ -15,7 +15,7 @@ from memq.logs import EventLog
 from memq.notification import Entries, Publication
 from memq.notification import stored_blocks as search
 from memq.notification.memory import MemoryQueue
-from memq.notification.stored_blocks import BlockSearch, Claim, Copies, stored_block
+from memq.notification.stored_blocks import STEP_OFFSETS, BlockSearch, Claim, Copies, stored_block
 from memq.topic import ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.unit.blocks import build, seal
@@ -144,6 +144,34 @@ def test_blocks_that_readers_pass_over_do_not_count() -> None:
         log = await Log().start()
         await log.batch((7, 0, 5), (7, 0, 10), skip=(0,))
         assert (await log.find((7, 0, 5)))[7, 0, 5] == Copies((stored((7, 0, 10)),))
+
+    asyncio.run(work())
+
+
+def test_the_search_goes_further_back_where_what_it_found_is_not_enough() -> None:
+    async def work() -> None:
+        log = await Log().start()
+        oldest = await log.batch((7, 0, 10))
+        for number in range(STEP_OFFSETS):
+            await log.batch((8, number, 1))
+        nearest = await log.batch((7, 0, 5))
+        span = await log.span(READ)
+        search = BlockSearch(log, READ, 0, log.index_of, EventLog(log.clock), "clicks/0")
+        claim = (7, 0, 5)
+        near, far = stored((7, 0, 5)), stored((7, 0, 10))
+        assert await search.find([claim], 0, span.end) == {claim: Copies((near,))}
+        assert log.opened == [nearest]
+        asked: list[Copies] = []
+
+        def is_enough(_: Claim, copies: Copies) -> bool:
+            asked.append(copies)
+            return far in copies.blocks
+
+        found = await search.find([claim], 0, span.end, is_enough)
+        assert found[claim] == Copies((near, far))
+        assert asked == [Copies((near,))]
+        assert log.opened == [nearest, nearest, oldest]
+        assert await search.find([claim], 1, span.end, lambda claim, copies: False) == {claim: Copies((near,))}
 
     asyncio.run(work())
 

@@ -16,6 +16,7 @@ from memq.client.retries import Retries
 from memq.errors import MemqError, QueueError, StoreError
 from memq.format.report import BeginReason
 from memq.notification import Span
+from memq.notification.stored_blocks import STEP_OFFSETS
 from memq.topic import Position, ReadPartition
 from tests.skipping_loop import skip
 from tests.unit.queue_model import Block, Log
@@ -223,6 +224,25 @@ def test_blocks_that_differ_under_the_same_sequences_are_logged(caplog: pytest.L
         reading(work())
     (line,) = [record.getMessage() for record in caplog.records if "consumer.identity-conflict" in record.getMessage()]
     assert "topic 'clicks' at 0:1:0" in line
+
+
+def test_a_copy_is_dropped_whose_like_lies_far_behind_another_block_of_its_sequences() -> None:
+    async def work() -> None:
+        log = Log()
+        log.batch(Block(1, 0))
+        for number in range(STEP_OFFSETS):
+            log.batch(Block(1, 3 + 3 * number))
+        log.batch(Block(1, 0, more=b"!"))
+        log.batch(Block(1, 0))
+        reader = Reader(World(log))
+        reader.add(0)
+        wanted = 3 * (STEP_OFFSETS + 2)
+        await reader.until(wanted)
+        await skip(5.0)
+        assert len(reader.got) == wanted
+        await reader.tasks.stop()
+
+    reading(work())
 
 
 def test_a_delivery_of_whole_batches_stops_before_damage() -> None:
