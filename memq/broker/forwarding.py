@@ -185,7 +185,9 @@ class Forwarder:
         shown = {block: parse_header(block.view) for block in held.queued()}
         if not shown:
             return
-        since_ms = self._services.runtime.clock.wall_ms() - held.topic.settings.dedup_window_ms - CLOCK_ERROR_MS
+        now_ms = self._services.runtime.clock.wall_ms()
+        known_ms = now_ms if held.known_ms is None else min(now_ms, held.known_ms)
+        since_ms = known_ms - held.topic.settings.dedup_window_ms - CLOCK_ERROR_MS
         async with asyncio.timeout(READ_TIMEOUT_S):
             begin = min(held.known_from, await self._services.queue.seek_time(read, since_ms))
             search = search_of(self._services, read, held.partition, held.name)

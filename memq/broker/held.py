@@ -49,7 +49,8 @@ class HeldBlocks:
         self.topic = topic
         self.partition = partition
         self.read_to = read_to
-        self.known_from = read_to  # of the blocks' own time nothing lies before it, but what the lost epoch knew
+        self.known_from = read_to  # of the blocks' own time nothing lies before it, but what the lost epoch knew,
+        self.known_ms: int | None = None  # which goes back by the dedup window from this queue time on
         self.settled_s = settled_s
         self.epoch = 0  # the lost one; 0: they come from the spool
         self.blocks: dict[HeldBlock, None] = {}
@@ -64,7 +65,7 @@ class HeldBlocks:
     ) -> HeldBlocks:
         """Return what the ring of a lost epoch held that was acked with 1."""
         held = cls(topic, partition, own.read_to, own.handed_over_s + own.stale_publish_s, release)
-        held.epoch = own.epoch
+        held.epoch, held.known_ms = own.epoch, own.queue_time_ms()
         for slot in slots:
             held._keep(slot, own)
         return held

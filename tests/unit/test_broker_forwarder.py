@@ -313,6 +313,31 @@ def test_a_copy_is_found_that_the_lost_epoch_knew_as_long_as_the_dedup_window_an
     run_skipping(work())
 
 
+def test_a_copy_is_found_however_long_its_block_is_held() -> None:
+    async def work() -> None:
+        bench = Bench(count=1)
+        await bench.queue.create([bench.read], 30_000)
+        await bench.land(bench.blocks[0])
+        clock = bench.services.runtime.clock
+        lost = SimpleNamespace(
+            read_to=1,
+            handed_over_s=clock.monotonic(),
+            stale_publish_s=(2 * TOPIC.settings.dedup_window_ms) / 1000,
+            epoch=4,
+            queue_time_ms=clock.wall_ms,
+        )
+        bench.held = HeldBlocks.of_epoch(TOPIC, 0, cast(Any, lost), [], bench.released.append)
+        known = RangeSet()
+        known.add(0, 1)
+        block_ = HeldBlock(parse_header(bench.blocks[0]), Slab(len(bench.blocks[0])), 0, len(bench.blocks[0]))
+        block_.slab.view[:] = bench.blocks[0]
+        bench.held.add(block_, known)
+        await bench.done()
+        assert bench.owner.asked == [], "the next owner would publish it, and readers have forgotten the first one"
+
+    run_skipping(work())
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_blocks_that_no_owner_takes_for_long_are_given_up_by_name(kept: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:

@@ -239,6 +239,7 @@ def test_a_copy_is_dropped_whose_like_lies_far_behind_another_block_of_its_seque
         wanted = 3 * (STEP_OFFSETS + 2)
         await reader.until(wanted)
         await skip(5.0)
+        reader.deliver()
         assert len(reader.got) == wanted
         await reader.tasks.stop()
 
