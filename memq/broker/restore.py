@@ -32,6 +32,7 @@ from memq.errors import (
     InvalidRequestError,
     MemqError,
     NotFoundError,
+    QueueError,
     QueueRefusedError,
     UnsupportedFormatError,
 )
@@ -118,7 +119,7 @@ class Restorer:
         partitions = read_partitions(topic)
         await self._queue.create(partitions, ANY_AGE_MS)  # pointers keep their times, however old they are
         try:
-            await self._restore(topic, places, lost, told)
+            await self._restore(topic, places, await self._lost_still(topic, lost), told)
         finally:
             await self._queue.create(partitions, topic.settings.stale_publish_ms)  # as every broker's start does
         await retire_manifests(self._cluster, self._store, topic, lost)
@@ -128,7 +129,10 @@ class Restorer:
         """Return the read partitions to restore, with what there is of each."""
         lost: dict[ReadPartition, HeldPartition] = {}
         for partition in read_partitions(topic):
-            held = await held_in(self._queue, partition, topic.writers_of(partition))
+            try:
+                held = await held_in(self._queue, partition, topic.writers_of(partition))
+            except NotFoundError:
+                held = HeldPartition()
             if not held.in_use:
                 lost[partition] = held
             elif await self._is_whole(topic, partition, held, places):
@@ -136,6 +140,24 @@ class Restorer:
             else:
                 told.findings.append((f"topic '{topic.name}' partition {partition.partition}", OPENED_TEXT))
         return lost
+
+    async def _lost_still(
+        self, topic: Topic, lost: dict[ReadPartition, HeldPartition]
+    ) -> dict[ReadPartition, HeldPartition]:
+        """Read the logs once more now that all are there, and return what they hold.
+
+        One "not found" is one witness: pointers that are published into a log in use would double its batches.
+        Raises: QueueError when a log is in use that was not there before.
+        """
+        found = {partition: await held_in(self._queue, partition, topic.writers_of(partition)) for partition in lost}
+        for partition, held in found.items():
+            if held.in_use:
+                raise QueueError(
+                    f"topic '{topic.name}' partition {partition.partition}: the queue has its log, and did not show"
+                    " it before; nothing of the topic was restored",
+                    hint="run memq restore again",
+                )
+        return found
 
     async def _is_whole(self, topic: Topic, partition: ReadPartition, held: HeldPartition, places: Places) -> bool:
         """Whether a log in use has all that belongs before its first opening.

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from memq.broker.rebuild import BatchPlace
-from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
+from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry, NotificationQueue
 from memq.notification.log_reader import entries_between, valid_span
@@ -70,10 +70,7 @@ class HeldPartition:
 
 async def held_in(queue: NotificationQueue, partition: ReadPartition, writers: Iterable[int]) -> HeldPartition:
     """Read a log until each of its write partitions was opened, or to its end. Raises: as the queue."""
-    try:
-        span = await valid_span(queue, partition)
-    except NotFoundError:
-        return HeldPartition()
+    span = await valid_span(queue, partition)
     held = HeldPartition(trimmed=0 < span.begin < span.end)  # retention leaves the last pointers
     unopened = set(writers)
     if held.trimmed or not unopened:

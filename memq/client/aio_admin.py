@@ -224,7 +224,7 @@ class AsyncAdmin:
         if not new_ok:
             await self._described(group)  # a misspelt name must not make a group
         partitions = _named_partitions(found, to)
-        stored = await self._stored(group, partitions)
+        stored = await self._queue.committed(group, partitions)
         resets: dict[ReadPartition, Committed] = {}
         for partition in partitions:
             point = point_of(to, place_of(partition))
@@ -302,12 +302,6 @@ class AsyncAdmin:
             there = ", ".join(names[:GROUPS_NAMED_MAX]) + (", …" if len(names) > GROUPS_NAMED_MAX else "")
             hint = f"the groups are: {there}" if names else "there are no groups"
             raise NotFoundError(str(error), hint=hint) from error
-
-    async def _stored(self, group: str, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
-        try:
-            return await self._queue.committed(group, partitions)
-        except NotFoundError:
-            return {}  # it has members, and has stored nothing
 
     async def _progress(
         self, turns: asyncio.Semaphore, topic: Topic, partition: ReadPartition, state: GroupState, member: str

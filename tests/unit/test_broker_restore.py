@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
@@ -13,16 +14,16 @@ from memq.broker.restore import Restored, Restorer
 from memq.client.aio_producer import AsyncProducer
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.clock import SystemClock
-from memq.errors import CorruptDataError
+from memq.errors import CorruptDataError, NotFoundError, QueueError
 from memq.format.block import parse_header
 from memq.format.key import object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
-from memq.notification import NotificationQueue, Publication
+from memq.notification import NotificationQueue, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Topic, TopicSettings, Totals, producer_id_of, read_partitions, writer_id
+from memq.topic import ReadPartition, Topic, TopicSettings, Totals, producer_id_of, read_partitions, writer_id
 from tests.brokers import BareClient, block_of, run, running_broker, write_frame
 
 BATCHES = 5
@@ -106,6 +107,36 @@ def test_a_dry_run_makes_nothing() -> None:
             assert (await restore(broker, queue, topic, dry_run=True)).pointers == BATCHES
             await restore(broker, queue, topic)  # would meet what a dry run had made
             assert len(await data_pointers(queue, topic)) == BATCHES
+
+    run(work())
+
+
+def test_a_log_in_use_that_the_queue_does_not_show_for_a_moment_is_left_alone() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            queue = MemoryQueue(SystemClock(), "age")
+            await queue.create(read_partitions(topic), 1 << 50)
+            entries = await broker.services.queue.read(read_partitions(topic)[0], 0, 1 << 20)
+            for entry in entries:
+                pointer = decode_pointer(entry.body)
+                await queue.publish(
+                    Publication(read_partitions(topic)[0], 0, pointer.epoch, entry.time_ms, bytes(entry.body))
+                )
+            span, hidden = queue.span, 1
+
+            async def hides(partition: ReadPartition) -> Span:
+                nonlocal hidden
+                hidden -= 1
+                if hidden >= 0:
+                    raise NotFoundError("unknown topic or partition")
+                return await span(partition)
+
+            queue.span = hides  # type: ignore[method-assign]
+            with pytest.raises(QueueError, match="did not show it before"):
+                await restore(broker, queue, topic)
+            assert len(await data_pointers(queue, topic)) == BATCHES
+            assert (await restore(broker, queue, topic)).intact == 1
 
     run(work())
 

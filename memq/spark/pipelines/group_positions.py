@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.network import Runtime
@@ -19,10 +20,7 @@ async def stored_positions(
 
     Raises: as `Groups.committed`.
     """
-    try:
-        stored = await groups.committed(group, partitions)
-    except NotFoundError:
-        return {}  # it has members, and has stored nothing
+    stored = await groups.committed(group, partitions)
     return {partition: committed.position for partition, committed in stored.items()}
 
 
@@ -33,14 +31,13 @@ async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:
     """
     async with open_access(options, Runtime()) as access:
         groups = access.groups
-        try:
+        with suppress(NotFoundError):  # a new group, if nothing of it is stored either
             state = await groups.describe(group)
-        except NotFoundError:
-            return {}
-        if state.members:
-            raise InvalidRequestError(
-                f"group '{group}' has {len(state.members)} members", hint="stop them: they would read the same records"
-            )
+            if state.members:
+                raise InvalidRequestError(
+                    f"group '{group}' has {len(state.members)} members",
+                    hint="stop them: they would read the same records",
+                )
         stored = await stored_positions(groups, group, list(access.topics[options.topics[0]].partitions))
         return {partition.partition: position for partition, position in stored.items()}
 
