@@ -117,10 +117,10 @@ class GroupRequests:
         )
 
     async def _shown_span(self, partition: ReadPartition) -> Span:
-        return await self._pointers.span(await self._known(ref_of(partition)))
+        return await self._pointers.span(partition)
 
     async def _seek_time(self, ask: PollTime) -> int:
-        return await self._pointers.seek_time(await self._known(ask.partition), ask.time_ms)
+        return await self._pointers.seek_time(partition_of(ask.partition), ask.time_ms)
 
     async def _poll_entries(self, ask: PollEntries, spans: Sequence[Span | MemqError]) -> PollAnswer:
         """Return what each log has; one that fails has its error in the answer, and the others are read.
@@ -152,18 +152,26 @@ class GroupRequests:
         )
 
     async def _in_time(self, partition: ReadPartition, ask: Callable[[], Awaitable[Found]]) -> Found | MemqError:
-        """Return the answer of a log, or its error, within `LOG_S_MAX`."""
+        """Return the answer of a log, or its error, within `LOG_S_MAX`.
+
+        Only the coordinator knows that a topic is gone. A queue that says so, or loads its metadata, is asked again:
+        "not found" ends a consumer.
+        """
+        name = f"partition {partition.partition} of topic '{partition.topic}'"
         try:
             async with asyncio.timeout(LOG_S_MAX):
-                return await ask()
+                await self._known(ref_of(partition))
+                try:
+                    return await ask()
+                except NotFoundError as error:
+                    raise QueueError(f"the queue does not find the log of {name}, which exists: {error}") from error
         except MemqError as error:
             return error
         except TimeoutError:
-            name = f"partition {partition.partition} of topic '{partition.topic}'"
             return QueueError(f"the log of {name} did not answer within {LOG_S_MAX:g} s")
 
     async def _span(self, partition: ReadPartition) -> Span:
-        return await self._queue.span(await self._known(ref_of(partition)))
+        return await self._queue.span(partition)
 
     async def _entries(
         self, partition: ReadPartition, offset: int, bytes_max: int | None, span: Span

@@ -82,18 +82,23 @@ def test_a_log_that_fails_has_its_error_and_the_others_their_entries(error: Memq
         polls = Polls()
         await polls.fill()
         polls.sick.failing = {0: error, 3: error}
+        # The topic exists: a queue that does not find its log may do so later.
+        wanted = QueueError if isinstance(error, NotFoundError) else type(error)
         found = await polls.poll()
         assert list(found) == list(range(LOGS))
         for number, polled in found.items():
             if number in polls.sick.failing:
-                assert (type(polled.error), str(polled.error)) == (type(error), str(error))
+                assert type(polled.error) is wanted
+                assert str(polled.error).endswith(str(error))
                 assert list(polled.entries) == []
             else:
                 assert polled.error is None
                 assert [entry.body for entry in polled.entries] == [b"%d" % number]
-        with pytest.raises(type(error)):
+        with pytest.raises(wanted):
             await polls.queue.read(part(0), 0, 100)
-        with pytest.raises(type(error)):
+        with pytest.raises(wanted):
+            await polls.queue.span(part(3))
+        with pytest.raises(wanted):
             await polls.queue.wait({part(0): 1, part(1): 1}, 0.0)
 
     over_logs(work())
