@@ -50,6 +50,7 @@ class LentQueue(RemoteQueue):
         super().__init__(self._asked)
         self._lender = lender
         self._topics = _Topics()
+        self._made: dict[ReadPartition, None] = {}
         pointers = ColdReader(lender, ColdFiles("test", MemoryHandler(clock)), clock)
         services = SimpleNamespace(queue=lender, pointers=pointers)
         self._handlers = GroupRequests(cast(Any, services), cast(Any, self._topics))
@@ -83,6 +84,7 @@ class LentQueue(RemoteQueue):
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
         await self._lender.create(partitions, stale_publish_ms)
+        self._made |= dict.fromkeys(partitions)
         for each in partitions:
             key = each.topic, each.topic_id
             self._topics.known[key] = max(each.partition + 1, self._topics.known.get(key, 10))
@@ -91,6 +93,11 @@ class LentQueue(RemoteQueue):
         await self._lender.trim(partition, before)
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
+        for each in partitions:
+            self._made.pop(each, None)
+        left = {(each.topic, each.topic_id) for each in self._made}
+        for topic in [each for each in self._topics.known if each not in left]:
+            del self._topics.known[topic]  # before its logs
         await self._lender.drop(partitions)
 
     async def check(self) -> None:
