@@ -69,9 +69,13 @@ class Places:
             return point
         if isinstance(point, int):
             return Position(number, await self._offset_at(partition, point, settings))
-        # A replica that lags shows less than there is: of two answers the wider one is taken.
+        span = await self.span(partition)
+        return Position(number, span.begin if point == "beginning" else span.end)
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """Return what both of two answers cover: a replica that lags shows less than there is. Raises: QueueError."""
         spans = [await valid_span(self._queue, partition) for _ in range(2)]
-        return Position(number, _begin(spans) if point == "beginning" else _end(spans))
+        return Span(min(span.begin for span in spans), max(span.end for span in spans))
 
     async def start_at(
         self,
@@ -260,11 +264,3 @@ class Places:
         """Yield the entries from `first` up to, not with, `end`, in pages. Raises: as `entries_between`."""
         async for page in entries_between(self._queue, partition, first, end):
             yield page
-
-
-def _begin(spans: Sequence[Span]) -> int:
-    return min(span.begin for span in spans)
-
-
-def _end(spans: Sequence[Span]) -> int:
-    return max(span.end for span in spans)

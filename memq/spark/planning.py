@@ -40,7 +40,7 @@ async def stretches(access: Access, options: ReadOptions, wanted: Wanted) -> lis
             if wanted.has(partition.topic, partition.partition):
                 start = await place_of(access, topic, partition, options.start, "beginning")
                 end = await place_of(access, topic, partition, options.end, "end")
-                span = await access.queue.span(partition)
+                span = await access.places.span(partition)
                 found.append(Stretch(partition, start, min(end, Position(partition.partition, span.end))))
     return [stretch for stretch in found if stretch.start < stretch.end]
 
@@ -80,7 +80,7 @@ async def parts_of(access: Access, stretch: Stretch, plan: PartitionPlan, *, see
     partition = stretch.partition
     settings = access.topics[partition.topic].settings
     if not seen:
-        span = await access.queue.span(partition)
+        span = await access.places.span(partition)
         async for entries in access.places.window_before(partition, stretch.start.pointer_offset, span, settings):
             for entry in entries:
                 await _look_back(access, plan, entry)
@@ -117,7 +117,7 @@ async def _with_copies(access: Access, partition: ReadPartition, part: Part) -> 
         for number, each in enumerate(entries)
         if number not in pointer.skip and is_seen(part.seen, each.producer_id, each.first_sequence, each.next_sequence)
     ]
-    span = await access.queue.span(partition)
+    span = await access.places.span(partition)
     found = await search.find([block[:3] for block in blocks], span.begin, part.offset)
     copies = tuple(
         copy

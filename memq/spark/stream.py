@@ -186,7 +186,7 @@ class Stream:
         ends: Places = {}
         for topic in access.topics.values():
             for partition, writers in topic.partitions.items():
-                end = (await access.queue.span(partition)).end
+                end = (await access.places.span(partition)).end
                 place = known.get(partition)
                 if place is not None and (place.offset, place.index) >= (end, 0):
                     ends[partition] = place
@@ -196,7 +196,7 @@ class Stream:
         return ends
 
     async def _check_expired(self, access: Access, partition: ReadPartition, place: Place) -> None:
-        begin = (await access.queue.span(partition)).begin
+        begin = (await access.places.span(partition)).begin
         if begin > place.offset and not self._options.skip_expired:
             raise expired_error(partition, place.position(partition), begin)
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from typing import Any, cast
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memq.client.fetcher import Fetcher
+from memq.clock import SystemClock
+from memq.network import Runtime
+from memq.notification import Span
+from memq.notification.memory import MemoryQueue
+from memq.spark import planning
+from memq.spark.access import Access, TopicPlace
+from memq.spark.options import read_options
 from memq.spark.planner import Part, Split, TaskSettings, split_parts
 from memq.spark.pruning import Wanted
 from memq.spark.stores import StoreUrls
 from memq.spark.stretches import ReadPlace, stretches_of
-from memq.topic import Position, ReadPartition
+from memq.topic import Position, ReadPartition, TopicSettings
 
 SETTINGS = TaskSettings(StoreUrls({}), Wanted(), 0, skip_damaged=False, dedup=True, missing_s=0.0)
 
@@ -58,3 +70,28 @@ def key_of(place: ReadPlace) -> tuple[str, tuple[int, ...]]:
 def test_without_tasks_nobody_answers() -> None:
     place = place_of(0, "a")
     assert stretches_of(split_parts([], 1, SETTINGS), [], {place.partition: place}) == []
+
+
+class LaggingQueue(MemoryQueue):
+    """A queue of which one answer in three comes from a replica that lags."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.answers = itertools.cycle([Span(0, 4), Span(0, 10), Span(0, 10)])
+
+    async def span(self, partition: ReadPartition) -> Span:
+        return next(self.answers)
+
+
+def test_a_batch_read_covers_all_though_a_replica_lags() -> None:
+    async def work() -> None:
+        partition = ReadPartition("t", "ab" * 16, 0)
+        topic = TopicPlace("t", partition.topic_id, TopicSettings(), {partition: [0]})
+        queue: Any = LaggingQueue()
+        access = Access(queue, {"t": topic}, StoreUrls({}), cast(Fetcher, None), queue, Runtime())
+        options = read_options({"brokers": "localhost", "topics": "t"})
+        for _ in range(3):
+            (stretch,) = await planning.stretches(access, options, Wanted())
+            assert (stretch.start, stretch.end) == (Position(0, 0), Position(0, 10))
+
+    asyncio.run(work())

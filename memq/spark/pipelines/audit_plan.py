@@ -35,7 +35,7 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
     async with open_access(options, runtime) as access:
         place = access.topics[options.topics[0]]
         topic = Topic(name=place.name, id=place.id, created_ms=0, partitions=equal_slots(1), settings=place.settings)
-        spans = {partition: await access.queue.span(partition) for partition in sorted(place.partitions)}
+        spans = {partition: await access.places.span(partition) for partition in sorted(place.partitions)}
         pieces = [
             piece
             for partition, span in spans.items()

@@ -117,7 +117,7 @@ async def _lanes(options: ReadOptions) -> list[Stretch]:
     """
     async with open_access(options, Runtime()) as access:
         found = await stretches(access, options, Wanted())
-        begins = {lane: (await access.queue.span(lane.partition)).begin for lane in found}
+        begins = {lane: (await access.places.span(lane.partition)).begin for lane in found}
     fixed = isinstance(options.start, Mapping)
     for lane, begin in begins.items():
         if lane.start.pointer_offset < begin:
@@ -135,7 +135,7 @@ async def _check_kept(options: ReadOptions, lanes: list[Stretch]) -> None:
     """Check that retention took nothing of the range while it was read. Raises: PositionExpiredError."""
     async with open_access(options, Runtime()) as access:
         for lane in lanes:
-            begin = (await access.queue.span(lane.partition)).begin
+            begin = (await access.places.span(lane.partition)).begin
             if lane.start.pointer_offset < begin:
                 raise expired_error(lane.partition, lane.start, begin)
 

@@ -84,7 +84,7 @@ async def _stretch(
     number = partition.partition
     start = covered.get(number) or await place_of(access, topic, partition, options.start, "beginning")
     end = await place_of(access, topic, partition, options.end, "end")
-    span = await access.queue.span(partition)
+    span = await access.places.span(partition)
     last = span.end if until_ms is None else await access.queue.seek_time(partition, until_ms)
     start = max(start, Position(number, span.begin))
     return Stretch(partition, start, max(start, min(end, Position(number, last))))
