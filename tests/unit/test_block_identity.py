@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from memq.broker import known_blocks
 from memq.broker.broker import Broker
-from memq.broker.known_blocks import RECENT_BATCHES
+from memq.broker.known_blocks import RECENT_BATCHES, KnownBlocks
+from memq.broker.whole_pointers import search_of
 from memq.client.aio_consumer import AsyncConsumer
-from memq.errors import DeniedError, ObjectExistsError, QueueError
-from memq.format.block import StoredBlock, check_block, scope_of
+from memq.errors import DeniedError, ObjectExistsError, QueueError, ThrottledError
+from memq.format.block import StoredBlock, check_block, parse_header, scope_of
 from memq.format.builder import BlockBuilder
+from memq.limits import BLOCK_HEADER_BYTES
+from memq.notification.stored_blocks import Claim, claim_of
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Nack, decode_message
+from memq.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import PRODUCER, BareClient, block_of, run, running_broker, write_frame
+from tests.brokers import PRODUCER, BareClient, block_of, run, running_broker, until, write_frame
 from tests.unit.test_broker_epochs import connected, gated, pointers, processor_of, until_sealed
 
 
@@ -243,6 +248,53 @@ def test_a_comparison_that_fails_is_named_and_its_producer_claims_again(
 
     run(work())
     assert [line.partition(":")[0] for line in caplog.messages if line.startswith("compare-")] == [event]
+
+
+def test_a_search_is_for_what_is_claimed_since_the_last_one_and_not_for_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A claim that fails each time would keep all others waiting."""
+    searched: list[list[int]] = []
+
+    def noted(*arguments: Any) -> Any:
+        search = search_of(*arguments)
+        find = search.find
+
+        async def call(claims: Sequence[Claim], begin: int, end: int) -> Any:
+            searched.append([first for _, first, _ in claims])
+            if 0 in searched[-1]:
+                raise DeniedError("not this one")
+            return await find(claims, begin, end)
+
+        search.find = call  # type: ignore[method-assign, assignment]
+        return search
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            blocks = [block_of(topic, first, [b"v"]) for first in range(3)]
+            await client.open(topic)
+            for first in range(3):
+                await sent(client, topic, first, [b"v"])
+            await fenced(broker, client, topic)
+            await client.open(topic)
+            processor = processor_of(broker, topic)
+            assert processor.own is not None
+            monkeypatch.setattr(known_blocks, "search_of", noted)
+            tasks = TaskOwner(lambda error: None, broker.services.events)
+            known, headers = KnownBlocks(processor, tasks), [parse_header(each) for each in blocks]
+            for header in headers[:2]:
+                with pytest.raises(ThrottledError):
+                    known.holds(processor.own.producer(PRODUCER), header)
+                await until(lambda: not known._searching)
+            assert searched == [[0], [1]]
+            known.remember(blocks[2][:BLOCK_HEADER_BYTES])
+            await known.look_up(processor.own, [claim_of(header) for header in headers[1:]])
+            assert searched == [[0], [1]]
+            await tasks.stop()
+            await client.close()
+
+    run(work())
 
 
 def test_a_copy_is_found_whose_queue_time_another_clock_set() -> None:

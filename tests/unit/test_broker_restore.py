@@ -14,9 +14,9 @@ from memq.broker.restore import Restored, Restorer
 from memq.client.aio_producer import AsyncProducer
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.clock import SystemClock
-from memq.errors import CorruptDataError, NotFoundError, QueueError
+from memq.errors import CorruptDataError, NotFoundError, QueueError, StoreError
 from memq.format.block import parse_header
-from memq.format.key import object_key
+from memq.format.key import object_key, shared_prefix
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication, Span
@@ -25,6 +25,8 @@ from memq.protocol.frames import Api
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, producer_id_of, read_partitions, writer_id
 from tests.brokers import BareClient, block_of, run, running_broker, write_frame
+from tests.skipping_loop import run_skipping, skipping_runtime
+from tests.unit.test_broker_rebuild import SHARED, TOPIC
 
 BATCHES = 5
 
@@ -290,6 +292,26 @@ def test_of_a_topic_only_the_partition_is_restored_that_is_lost() -> None:
             assert sum(pointer.records for pointer in found) == BATCHES
 
     run(work())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_store_that_does_not_answer_ends_a_restore_and_is_no_fault_of_an_object(shared: bool) -> None:
+    """Else the batch would be left out, and what owners publish then would lie before it for ever."""
+
+    class Silent(MemoryHandler):
+        async def get(self, key: str, *, checked: bool = True) -> bytes:
+            raise StoreError("it does not answer")
+
+    async def work() -> None:
+        clock = skipping_runtime().clock
+        store, queue = Silent(clock), MemoryQueue(clock)
+        topic = msgspec.structs.replace(TOPIC, settings=TopicSettings(shared_objects=shared))
+        own = object_key("memq", topic.name, topic.id, 0, 4, 6, 2_006)
+        await store.put(f"{shared_prefix('memq')}one" if shared else own, [SHARED], crc32c(SHARED))
+        with pytest.raises(StoreError):
+            await Restorer("memq", "main", store, queue, clock).restore(topic)
+
+    run_skipping(work())
 
 
 def test_names_and_staged_batches_are_remembered_by_who_opens_the_new_queue() -> None:
