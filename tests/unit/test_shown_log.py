@@ -39,29 +39,33 @@ GAP, GAP_AT_FIRST, CUT_THEN_GAP = "o1 1.0 1.1 1.4 o2 2.0", "o1 1.0 o2 2.1", "2.5
 
 
 @pytest.mark.parametrize(
-    ("log", "gone", "kept"),
+    ("text", "cut", "before", "gone", "kept"),
     [
-        (shown(SOUND), "1.5 2.0 2.9", "3.0 9.0"),
-        (shown(CUT, cut=True, before=10), "1.0 2.0 2.6 3.0", "4.0"),
-        (shown("o1 o4 4.0"), "1.7 4.2", "2.0 3.5 5.0"),
-        (shown(""), "", "1.0 2.0"),
-        (shown(LOST), "4.0 4.9", "1.0 3.9 5.0"),
-        (shown(RESTORED), "1.0 1.9 2.1 5.3", "2.2 3.0 4.9 6.0"),
-        (shown(UNDER_OWNER, before=10), "4.0", "1.0 3.0 3.7 3.9 5.0"),
-        (shown(GAP), "1.0 1.1 1.4 1.5 2.0 2.1", "1.2 1.3"),
-        (shown(GAP_AT_FIRST), "1.0 1.1 2.1 2.2", "2.0"),
-        (shown(CUT_THEN_GAP, cut=True, before=10), "1.0 2.0 2.4 2.5 2.7 2.8 3.2 3.3", "2.6 3.0 3.1"),
-        (shown("2.3 4.9 o5", cut=True, before=10), "1.7 2.0 4.0 4.8", "3.0 6.0"),
+        (SOUND, False, 0, "1.5 2.0 2.9", "3.0 9.0"),
+        (CUT, True, 10, "1.0 2.0 2.6 3.0", "4.0"),
+        ("o1 o4 4.0", False, 0, "1.7 4.2", "2.0 3.5 5.0"),
+        ("", False, 0, "", "1.0 2.0"),
+        (LOST, False, 0, "4.0 4.9", "1.0 3.9 5.0"),
+        (RESTORED, False, 0, "1.0 1.9 2.1 5.3", "2.2 3.0 4.9 6.0"),
+        (UNDER_OWNER, False, 10, "4.0", "1.0 3.0 3.7 3.9 5.0"),
+        (GAP, False, 0, "1.0 1.1 1.4 1.5 2.0 2.1", "1.2 1.3"),
+        (GAP_AT_FIRST, False, 0, "1.0 1.1 2.1 2.2", "2.0"),
+        (CUT_THEN_GAP, True, 10, "1.0 2.0 2.4 2.5 2.7 2.8 3.2 3.3", "2.6 3.0 3.1"),
+        ("2.3 4.9 o5", True, 10, "1.7 2.0 4.0 4.8", "3.0 6.0"),
+        ("o1 1.1", False, 0, "1.1", "1.0 2.0"),
+        ("o2 2.5", True, 10, "1.0 2.0 2.4 2.5", "3.0"),
     ],
     ids=[
         *("sound", "cut by retention", "epoch missing", "empty", "opened anew", "restored", "lost under its owner"),
         *("gap", "gap at the first batch", "cut, then a gap", "cut with a late pointer in front"),
+        *("gap at the first batch of all", "cut behind an opening that was repeated"),
     ],
 )
-def test_what_a_log_accounts_for(log: ShownLog, gone: str, kept: str) -> None:
-    for text in f"{gone} {kept}".split():
-        place = pointer(text)
-        assert log.accounts_for(place.epoch, place.batch_sequence) is (text in gone.split()), text
+def test_what_a_log_accounts_for(text: str, cut: bool, before: int, gone: str, kept: str) -> None:
+    log = shown(text, cut=cut, before=before)
+    for each in f"{gone} {kept}".split():
+        place = pointer(each)
+        assert log.accounts_for(place.epoch, place.batch_sequence) is (each in gone.split()), each
 
 
 def test_a_log_with_holes_between_its_offsets_accounts_for_nothing_but_what_it_shows() -> None:
@@ -72,8 +76,8 @@ def test_a_log_with_holes_between_its_offsets_accounts_for_nothing_but_what_it_s
 
 
 def test_which_logs_have_lost_pointers_that_they_had() -> None:
-    lost = [shown(""), shown(UNDER_OWNER, before=10), shown(GAP), shown(GAP_AT_FIRST)]
-    assert [log.lost for log in lost] == [True] * 4
+    lost = [shown(""), shown(UNDER_OWNER, before=10), shown("o1 1.0", before=10), shown(GAP), shown(GAP_AT_FIRST)]
+    assert [log.lost for log in lost] == [True] * 5
     assert [log.lost for log in (shown(SOUND), shown(RESTORED), shown("2.5 2.6 o3", cut=True))] == [False] * 3
 
 
