@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from memq.errors import EpochFencedError, RetryableError
@@ -112,4 +113,5 @@ class PatientQueue:
             try:
                 return await call(*args, **kwargs)
             except RetryableError:
-                await self._queue.wait({}, PAUSE_S)
+                with suppress(RetryableError):  # what fails for one that waits may fail for all
+                    await self._queue.wait({}, PAUSE_S)
