@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.fetcher import Fetcher
+from memq.client.fetcher import Fetcher, Part
 from memq.client.pieces import Piece, cut_batch, is_whole
 from memq.errors import CorruptDataError, NotFoundError, StoreError, UnsupportedFormatError
 from memq.format.block import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.limits import BLOCK_HEADER_BYTES
 from memq.logs import EventLog
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from tests.skipping_loop import LoopClock, run_skipping
@@ -148,6 +149,37 @@ def test_a_damaged_copy_is_replaced_by_a_whole_one() -> None:
     damaged = bytearray(stored_object())
     damaged[100] ^= 1
     assert is_whole(fetch(Shelf(bytes(damaged)), Shelf(stored_object()))[0])
+
+
+def test_a_part_that_is_damaged_otherwise_each_time_is_asked_for_again() -> None:
+    """A bit that flips on the way flips elsewhere the next time: only two equal answers show that it lies so."""
+
+    class Noisy(Shelf):
+        """Spoils another byte of its first answers that hold blocks."""
+
+        def __init__(self) -> None:
+            super().__init__(stored_object())
+            self.spoiled = 0
+
+        async def get_range(self, key: str, offset: int, length: int) -> Buffer:
+            data = bytearray(await super().get_range(key, offset, length))
+            if offset < len(BODY) and self.spoiled < 2:
+                self.spoiled += 1
+                data[BLOCK_HEADER_BYTES + self.spoiled] ^= 1
+            return bytes(data)
+
+    shelf = Noisy()
+
+    async def main() -> Part:
+        async def read(store: str, key: str, offset: int, length: int) -> Buffer:
+            return await shelf.get_range(key, offset, length)
+
+        fetcher = Fetcher("broker", read, lambda store: None, ConfirmedReads(EventLog(LoopClock())))
+        return await fetcher.fetch_records(POINTER, 0, 1)
+
+    part = run_skipping(main())
+    assert shelf.spoiled == 2
+    assert is_whole(part.pieces)
 
 
 def test_a_damaged_length_is_got_over_by_the_index() -> None:
