@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from memq.broker.broker import Broker
-from memq.client.aio_admin import GROUPS_NAMED_MAX, AsyncAdmin
+from memq.client.aio_admin import ANSWER_S, GROUPS_NAMED_MAX, AsyncAdmin
 from memq.client.aio_consumer import AsyncConsumer
 from memq.client.aio_producer import AsyncProducer
 from memq.client.consumer_settings import Point
@@ -23,8 +23,13 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.limits import PARTITIONS_MAX
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import AdminAnswer, AdminRequest, DrainBroker, WireBroker, decode_message
 from memq.topic import Position, Topic, TopicSettings, equal_slots
 from tests.brokers import run, running_broker
+from tests.stepped_time import step, stepped_runtime
+from tests.unit.toy_broker import ToyBroker, ToyConnection, turns
+from tests.unit.toy_broker import run as run_toy
 
 NOBODY = "127.0.0.1:1"
 TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=1, settings=TopicSettings(), partitions=equal_slots(1))
@@ -275,3 +280,31 @@ def test_every_question_waits_for_a_broker_that_is_starting(monkeypatch: pytest.
         "close"
     }
     assert public == set(ASKS), "each method is tried"
+
+
+def test_a_drain_may_take_longer_than_other_questions() -> None:
+    asked: list[tuple[ToyConnection, Frame]] = []
+
+    def hold(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api != Api.ADMIN:
+            return False
+        if isinstance(decode_message(frame.body, AdminRequest).ask, DrainBroker):
+            asked.append((connection, frame))
+        else:
+            here = WireBroker(broker="toy", address=connection.broker.address)
+            connection.answer(frame, AdminAnswer(brokers=[here]))
+        return True
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = hold
+        async with AsyncAdmin(broker.address, runtime=stepped_runtime()) as admin:
+            draining = asyncio.create_task(admin.drain_broker("toy"))
+            await broker.until(lambda: bool(asked))
+            step(ANSWER_S + 1)
+            await turns()
+            assert not draining.done()
+            connection, frame = asked[0]
+            connection.answer(frame, AdminAnswer())
+            await draining
+
+    run_toy(test)
