@@ -473,9 +473,11 @@ def test_totals_follow_late_pointers_until_they_are_adopted() -> None:
 def test_gaps_are_delivered_across_and_counted() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 10))
+    log.batch(Block(1, 13), Block(1, 18))
+    log.batch(Block(1, 21))
     flow = flow_from(BEGINNING)
-    assert len(records(read(log, flow))) == 6
-    assert flow.counts.gap_sequences == 7
+    assert len(records(read(log, flow))) == 15
+    assert flow.counts.gap_sequences == 7 + 2
 
 
 def test_an_end_in_offsets_that_were_never_used_is_reached() -> None:
