@@ -168,7 +168,6 @@ class Link(asyncio.BufferedProtocol):
         for future in self._requests.values():
             if not future.done():
                 future.set_exception(error)
-        self._requests.clear()
         if was_open:
             self._owner.lost(error)
 
