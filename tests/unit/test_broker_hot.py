@@ -103,3 +103,47 @@ def test_while_nobody_reads_little_is_kept_and_the_next_read_ends_that() -> None
     for number in range(3 * UNREAD_SHARE):
         hot.add(memory.batch(f"later {number}", 1, dice))
     assert hot.pinned_bytes == hot.bytes_max
+
+
+def whole_slab(memory: Memory, key: str, offset: int = 0) -> HotBatch:
+    """A batch that is one slab."""
+    slab = memory.pool.lease(SLAB)
+    assert slab is not None
+    slab.view[:] = random.Random(f"{key} {offset}").randbytes(SLAB)
+    return HotBatch(key, offset, [slab.view], [slab], SLAB)
+
+
+def test_batches_of_one_object_are_read_each_and_go_alone() -> None:
+    memory = Memory()
+    hot = HotBatches(8 * SLAB, memory.pool.release)
+    for offset in (0, SLAB):
+        hot.add(whole_slab(memory, "a", offset))
+    second = random.Random(f"a {SLAB}").randbytes(SLAB)
+    assert hot.read("a", SLAB + 3, 5) == second[3:8]
+    assert hot.read("a", SLAB - 1, 2) is None, "it lies in two"
+    hot.reclaim(1)
+    assert hot.read("a", 0, 1) is None
+    assert hot.read("a", SLAB, SLAB) == second
+    hot.clear()
+    assert hot.read("a", SLAB, 1) is None
+
+
+def test_no_more_goes_than_was_asked_for() -> None:
+    memory = Memory()
+    hot = HotBatches(8 * SLAB, memory.pool.release)
+    for number in range(8):
+        hot.add(whole_slab(memory, f"{number}"))
+    hot.reclaim(SLAB)
+    assert hot.pinned_bytes == 7 * SLAB
+
+
+def test_what_nobody_reads_shrinks_behind_four_times_the_bound_and_a_read_begins_anew() -> None:
+    memory = Memory()
+    hot = HotBatches(8 * SLAB, memory.pool.release)
+    for _ in range(2):
+        for number in range(UNREAD_BOUNDS * 8):
+            hot.add(whole_slab(memory, f"{number}"))
+        assert hot.pinned_bytes == hot.bytes_max
+        hot.add(whole_slab(memory, "one more"))
+        assert hot.pinned_bytes <= hot.bytes_max // UNREAD_SHARE
+        hot.read("none", 0, 1)

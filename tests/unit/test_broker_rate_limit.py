@@ -56,6 +56,24 @@ def test_an_error_says_who_what_and_when() -> None:
     assert limiter.over == {"dark": 0, "soft": 0, "hard": 1}
 
 
+def test_the_last_request_and_the_last_byte_come_in_and_an_answer_counts_as_bytes() -> None:
+    limiter = Limiter("topic", "t", Limit("hard", bytes_s=1_000, requests_s=5), 0.0)
+    limiter.take(4, 999)
+    assert limiter.room(0.0) == (1, 1)
+    assert limiter.refusal(0.0) is None
+    limiter.owe(1)
+    assert limiter.room(0.0) == (0, 0)
+    assert limiter.refusal(0.0) is not None
+
+
+@pytest.mark.parametrize(("taken", "over"), [(999, 0), (1_000, 1)])
+def test_the_dark_counts_from_the_last_byte_on(taken: int, over: int) -> None:
+    limiter = Limiter("topic", "t", Limit("dark", bytes_s=1_000), 0.0)
+    limiter.take(1, taken)
+    limiter.take(1, 1)
+    assert limiter.over["dark"] == over
+
+
 def test_requests_count_beside_bytes() -> None:
     limiter = Limiter("topic", "t", Limit("soft", requests_s=3), 0.0)
     assert limiter.room(0.0)[0] == 3
