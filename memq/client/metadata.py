@@ -43,6 +43,7 @@ class ClusterMetadata:
         self._pool = pool
         self._heard = heard
         self._topics: dict[str, TopicMetadata] = {}
+        self._doubted: dict[str, None] = {}
         self._next: dict[bool, _Refresh] = {}  # not sent yet, by `create`
         self._under_way: list[_Refresh] = []
         self._asking = asyncio.Lock()
@@ -81,10 +82,13 @@ class ClusterMetadata:
                     owner.address = address
 
     def doubt(self, name: str, topic_id: str = "") -> None:
-        """Forget a topic, or that one of its name: a broker said that it is gone, so the next answer is confirmed."""
+        """Ask again before the topic, or that one of its name, is used: a broker said that it is gone.
+
+        The answer is confirmed by the coordinator. What is known stays, since an older version must not replace it.
+        """
         known = self._topics.get(name)
         if known is not None and topic_id in ("", known.topic.id):
-            del self._topics[name]
+            self._doubted[name] = None
 
     async def topic(self, name: str, *, create: bool = False, timeout_s: float = 30.0) -> TopicMetadata:
         """Return a topic, asking when it is not known, and again until `timeout_s` while no broker answers.
@@ -94,7 +98,7 @@ class ClusterMetadata:
         check_name(name, internal=True)
         deadline = self._runtime.clock.monotonic() + timeout_s
         attempt = 0
-        while name not in self._topics:
+        while name not in self._topics or name in self._doubted:
             try:
                 await self.refresh(name, create=create)
             except RetryableError:
@@ -173,7 +177,8 @@ class ClusterMetadata:
             async with self._asking:
                 del self._next[create]
                 names = list(refresh.names)
-                known = {name: self._topics[name].topic.id for name in names if name in self._topics}
+                sure = [name for name in names if name in self._topics and name not in self._doubted]
+                known = {name: self._topics[name].topic.id for name in sure}
                 self._take(await self.ask(MetadataRequest(topics=names, create=create, known=known)), names)
         except MemqError as error:
             return error
@@ -186,6 +191,8 @@ class ClusterMetadata:
         self.stores = tuple(answer.stores)
         self._pool.learn([parse_address(broker) for broker in answer.brokers], answer.zones)
         known = {name: self._topics.pop(name) for name in names if name in self._topics}
+        for name in names:
+            self._doubted.pop(name, None)
         for found in answer.topics:
             name = found.topic.name
             newest = _newest(known.get(name), found, confirmed=name not in answer.unconfirmed)

@@ -128,14 +128,19 @@ class SendBuffer:
     def _hand_on(self, known: Route, route: Route, cut: list[PendingBlock]) -> None:
         """Keep the order of keys whose slots move: what is put from now on waits for what was put before.
 
-        The open blocks of both sides end here, so that a block lies on one side of the change as a whole.
+        The open blocks of both sides end here, so that a block lies on one side of the change as a whole. Slots may
+        move on while what was put before their last move is not settled: that is waited for, too.
         """
+        gates: list[tuple[PartitionBuffer, PartitionBuffer, int]] = []
         for buffer, (first, last) in zip(route.buffers, route.map.slots, strict=True):
             for before, (low, high) in zip(known.buffers, known.map.slots, strict=True):
                 if before is not buffer and low <= last and first <= high:
                     cut += [self._cut(each.open) for each in (before, buffer) if each.open is not None]
-                    buffer.gates.append(Gate(buffer.next_sequence, before, before.next_sequence))
-                    before.heirs.append(buffer)
+                    gates.append((buffer, before, before.next_sequence))
+                    gates += [(buffer, each.before, each.below) for each in before.gates if each.before is not buffer]
+        for buffer, before, below in gates:
+            buffer.gates.append(Gate(buffer.next_sequence, before, below))
+            before.heirs.append(buffer)
         for buffer, slots in zip(route.buffers, route.map.slots, strict=True):
             buffer.slots = slots
 

@@ -27,6 +27,7 @@ KEYS = [b"key-%d" % number for number in range(16)]
 ROUNDS = 30
 LOW = next(key for key in KEYS if slot_of_key(key) < 1 << 15)
 HIGH = next(key for key in KEYS if slot_of_key(key) >= 1 << 15)
+HIGHEST = next(key for key in KEYS if slot_of_key(key) >= 3 << 14)
 ONE = Topic(name="clicks", id="ab" * 16, created_ms=0, partitions=equal_slots(1))
 
 
@@ -85,6 +86,33 @@ def test_what_moved_waits_until_all_that_went_before_is_settled() -> None:
         side.route = side.buffer.add_route(join(wide, 0, 1, 0))
         side.put(HIGH)
         assert side.ready(0) == [], "back in partition 0, behind what went to partition 1"
+        side.buffer.release(moved)
+        assert len(side.ready(0)) == 1
+
+    scenario()
+
+
+def test_what_moved_twice_waits_for_the_partition_before_the_last_one() -> None:
+    """Nothing was put while the slots were in the partition between them."""
+
+    @with_loop
+    def scenario() -> None:
+        side = Side()
+        side.put(HIGHEST)
+        (early,) = side.ready(0)
+        wide = split(ONE, 0, 0)
+        side.route = side.buffer.add_route(wide)
+        side.route = side.buffer.add_route(split(wide, 1, 0))
+        side.put(HIGHEST)
+        assert side.ready(2) == []
+        side.buffer.take_dirty()
+        side.buffer.release(early)
+        assert [home.partition for home in side.buffer.take_dirty()] == [1, 2], "both are told to look again"
+        (moved,) = side.ready(2)
+        side.route = side.buffer.add_route(wide)
+        side.route = side.buffer.add_route(ONE)
+        side.put(HIGHEST)
+        assert side.ready(0) == [], "back by the way it came"
         side.buffer.release(moved)
         assert len(side.ready(0)) == 1
 

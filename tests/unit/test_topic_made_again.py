@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from memq.broker.broker import Broker
@@ -203,10 +204,37 @@ def test_what_no_coordinator_confirmed_replaces_no_other_topic_of_the_name() -> 
             seen.append("" if found is None else found.topic.id[:2])
         assert seen == ["aa", "bb", "bb"], "the first answer must do, since no broker knows better"
         metadata.doubt("clicks", "aa" * 16)
-        assert metadata.known("clicks") is not None, "another one of that name is gone"
-        metadata.doubt("clicks", "bb" * 16)
-        assert metadata.known("clicks") is None
+        assert (await metadata.topic("clicks")).topic.id == "bb" * 16, "another one of that name is gone"
         assert known == [{}, {"clicks": "aa" * 16}, {"clicks": "bb" * 16}]
+        await metadata.close()
+        await pool.close()
+
+    run(test)
+
+
+def test_a_topic_that_is_doubted_is_asked_for_again_and_never_goes_back_to_an_older_version() -> None:
+    versions, known = [2, 1, 3], list[dict[str, str]]()
+
+    def script(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api != Api.METADATA:
+            return False
+        known.append(decode_message(frame.body, MetadataRequest).known)
+        topic = msgspec.structs.replace(toy_topic(), version=versions[len(known) - 1])
+        connection.answer(frame, Metadata(cluster="toy", topics=[TopicMetadata(topic=topic)]))
+        return True
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = script
+        runtime = Runtime()
+        pool = LinkPool(runtime, [address_of(broker)])
+        metadata = ClusterMetadata(runtime, pool)
+        topic_id = (await metadata.topic("clicks")).topic.id
+        metadata.doubt("clicks", topic_id)
+        assert (await metadata.topic("clicks")).topic.version == 2, "keys would go to other partitions, and back"
+        assert (await metadata.topic("clicks")).topic.version == 2
+        await metadata.refresh("clicks")
+        assert (await metadata.topic("clicks")).topic.version == 3
+        assert known == [{}, {}, {"clicks": topic_id}]
         await metadata.close()
         await pool.close()
 
