@@ -51,8 +51,14 @@ class SentRecord:
     keyed: bool = False
     held_s: float = FOREVER  # when it was acked with 1
     given_up: bool = False
+    written: bool = False  # with acks=0: nothing else is heard of it
     repeats: bool = False  # its writer may send it again in another order, under another identity
     places: dict[Source, Place] = field(default_factory=dict)  # by identity: where the reference stream has it
+
+    @property
+    def settled(self) -> bool:
+        """Whether its producer has heard, or will hear, nothing more of it."""
+        return self.acked or self.given_up or self.written or self.held_s < FOREVER
 
     @property
     def place(self) -> Place | None:
@@ -131,7 +137,9 @@ class Checker:
 
     def left(self, value: bytes) -> None:
         """A producer with acks=0 has written the record: it may be there once, or not."""
-        waited_s = self._now() - self.records[value].sent_s
+        record = self.records[value]
+        record.written = True
+        waited_s = self._now() - record.sent_s
         if self.ack_s_max is not None and waited_s > self.ack_s_max:
             self._fail(f"record {value[:40]!r} waited {waited_s:.1f} s to be written in a calm world")
 

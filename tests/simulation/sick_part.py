@@ -91,7 +91,7 @@ class OthersGoOn:
         self._waiting |= dict.fromkeys(new)
         for value in list(self._waiting):
             record, now_s = records[value], self._now()
-            if record.acked or record.given_up or record.repeats or record.keyed:
+            if record.settled or record.repeats or record.keyed:
                 del self._waiting[value]
                 continue
             since_s = max(record.sent_s, START_S, self._sick.healthy_s.get(record.stream[1], 0.0))
