@@ -130,7 +130,7 @@ class FakeAdmin:
             return _done(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
         count = len(self._library.topics[name]) - (self._library.narrow > 0)
         self._library.narrow -= 1
-        parts = [SimpleNamespace(id=number, leader=1) for number in range(count)]
+        parts = [SimpleNamespace(id=number, leader=SimpleNamespace(id=1)) for number in range(count)]
         return _done(SimpleNamespace(partitions=parts))
 
     def list_offsets(self, asked: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:

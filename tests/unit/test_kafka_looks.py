@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -39,7 +39,8 @@ def done(value: object) -> Future[Any]:
 class Library:
     """An admin client: what it is asked is noted; it holds nobody up that asks for a topic it was not asked to show."""
 
-    topics: dict[str, list[bool]]  # for each partition whether it has a leader
+    topics: Mapping[str, Sequence[int]]  # for each partition the node that leads it, 0 for nobody
+    silent: int = -1  # a node that answers nothing
     looks: list[list[str]] = field(default_factory=list)
     lists: list[list[tuple[str, int]]] = field(default_factory=list)
     shown: dict[str, int] = field(default_factory=dict)
@@ -53,14 +54,16 @@ class Library:
         if name not in self.topics:
             return KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
         self.shown[name] = len(self.topics[name])
-        leaders = enumerate(self.topics[name])
-        return SimpleNamespace(partitions=[SimpleNamespace(id=id_, leader=led or None) for id_, led in leaders])
+        nodes = enumerate(self.topics[name])
+        parts = [SimpleNamespace(id=id_, leader=SimpleNamespace(id=node) if node else None) for id_, node in nodes]
+        return SimpleNamespace(partitions=parts)
 
     def list_offsets(self, asked: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
         places = [(place.topic, place.partition) for place in asked]
         self.lists.append(places)
         assert all(number < self.shown.get(name, 0) for name, number in places), "the library would look by itself"
-        return {place: done(self._offset(place)) for place in asked}
+        waits = any(self.topics.get(name, [0])[number] == self.silent for name, number in places)
+        return {place: Future() if waits else done(self._offset(place)) for place in asked}
 
     def _offset(self, place: TopicPartition) -> object:
         if self.refused:
@@ -127,9 +130,9 @@ def test_what_is_not_there_or_has_no_leader_is_answered_without_asking_for_it() 
         assert [type(each) for each in found[1:]] == [QueueError, NotFoundError, NotFoundError]
         assert ["no leader" in str(found[1]), "has 2 partitions" in str(found[2])] == [True, True]
         assert library.lists == [[("a", 0)]]
-        library.topics["a"] = [True, True, True]  # widened, and led
+        library.topics = {"a": [1, 1, 1]}  # widened, and led
         assert [await offsets.end("a", 1), await offsets.end("a", 2)] == [10, 20]
-        del library.topics["a"]
+        library.topics = {}
         library.refused = [KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)]
         with pytest.raises(QueueError, match="shown before"):  # maybe of metadata that are old
             await offsets.end("a", 0)
@@ -152,6 +155,37 @@ def test_a_partition_that_the_library_does_not_know_is_looked_at_and_asked_for_o
         library.refused = [KafkaError(KafkaError.FENCED_LEADER_EPOCH)] * 2
         with pytest.raises(QueueError):
             await offsets.end("a", 0)
+
+    over(library, work)
+
+
+def test_a_leader_that_does_not_answer_delays_no_place_of_another() -> None:
+    library = Library({"a": [1, 2, 1], "b": [2]}, silent=2)
+
+    async def work(offsets: Offsets, clock: ManualClock) -> None:
+        sick = [asyncio.create_task(offsets.end("b", 0)), asyncio.create_task(offsets.begin("a", 1))]
+        for ask in (offsets.end, offsets.begin) * REQUESTS_MAX:
+            sick += [asyncio.create_task(ask("a", 1)), asyncio.create_task(ask("b", 0))]
+            assert list(await asyncio.gather(offsets.end("a", 0), offsets.end("a", 2))) == [0, 20]
+        assert not any(task.done() for task in sick)
+        for task in sick:
+            task.cancel()
+
+    over(library, work)
+
+
+def test_a_place_whose_leader_failed_is_looked_at_again_and_no_other() -> None:
+    library = Library({"a": [1, 1]})
+
+    async def work(offsets: Offsets, clock: ManualClock) -> None:
+        assert list(await asyncio.gather(offsets.end("a", 0), offsets.end("a", 1))) == [0, 10]
+        library.refused = [KafkaError(KafkaError._TIMED_OUT)]
+        with pytest.raises(QueueError):
+            await offsets.end("a", 1)
+        assert await offsets.end("a", 0) == 0
+        assert library.looks == [["a"]]
+        assert await offsets.end("a", 1) == 10
+        assert library.looks == [["a"], ["a"]]
 
     over(library, work)
 

@@ -1,4 +1,4 @@
-"""Kafka's metadata of topics: their partitions, and which of them have no leader."""
+"""Kafka's metadata of topics: their partitions, and which node leads each."""
 
 from __future__ import annotations
 
@@ -24,15 +24,19 @@ FRESH_S = 300.0  # the library forgets a topic 900 s after it was shown
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A topic as Kafka showed it: its partitions, those without a leader, and when that was."""
+    """A topic as Kafka showed it: the node that leads each partition, None for nobody, and when that was."""
 
-    count: int
-    leaderless: frozenset[int]
+    leaders: tuple[int | None, ...]
     shown_s: float
 
-    def has(self, number: int) -> bool:
-        """Whether a partition exists and has a leader."""
-        return number < self.count and number not in self.leaderless
+    @property
+    def count(self) -> int:
+        """How many partitions it has."""
+        return len(self.leaders)
+
+    def leader(self, number: int) -> int | None:
+        """Return the node that leads a partition; None when there is no such partition, or nobody leads it."""
+        return self.leaders[number] if number < len(self.leaders) else None
 
 
 class Looks:
@@ -60,11 +64,14 @@ class Looks:
         self._joined: Joined[str, Shown] = Joined(self._describe, str, ASKED_MAX, tasks, "kafka topics")
 
     async def look(self, topic: str) -> Shown:
-        """Return what Kafka shows now. Raises: NotFoundError, DeniedError, QueueError."""
-        self._shown.pop(topic, None)
+        """Return what Kafka shows now. Raises: NotFoundError, DeniedError, QueueError.
+
+        While Kafka is asked, and when it does not answer, `known` is what it showed before.
+        """
         try:
             found = await self._joined.ask(topic)
         except NotFoundError as error:
+            self.forget(topic)
             if self._is_gone(topic):
                 raise
             raise QueueError(f"{error}, which it has shown before", hint=error.hint) from error
@@ -118,4 +125,5 @@ class Looks:
             self._admin.poll(0)  # hands over what the connection complained of
             return self._complaints.failure(error, f"looking at Kafka topic '{topic}'")
         self._complaints.settled()
-        return Shown(len(partitions), frozenset(each.id for each in partitions if each.leader is None), shown_s)
+        leaders = {each.id: None if each.leader is None else each.leader.id for each in partitions}
+        return Shown(tuple(leaders.get(number) for number in range(len(partitions))), shown_s)

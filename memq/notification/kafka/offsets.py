@@ -46,7 +46,9 @@ class Offsets:
         self._timeout_s = timeout_s
         self._complaints = complaints
         self._looks = looks
-        self._joined: Joined[Question, int] = Joined(self._request, _place_of, PLACES_MAX, tasks, "kafka offsets")
+        self._tasks = tasks
+        self._joined: dict[int | None, Joined[Question, int]] = {}  # by leader, None while that is to be looked for
+        self._lost: dict[Place, None] = {}  # where the leader that is known did not answer
         self._proven: dict[Place, int] = {}  # an end that each partition had; one number per partition in use
         self._said: dict[Place, int] = {}  # the greatest end that Kafka answered
         self._lower_s: dict[Place, float] = {}  # since when it answers lower ones only
@@ -59,12 +61,12 @@ class Offsets:
 
     def forget(self, topic: str, number: int) -> None:
         """Forget a partition that was deleted."""
-        for known in (self._proven, self._said, self._lower_s):
+        for known in (self._proven, self._said, self._lower_s, self._lost):
             known.pop((topic, number), None)
 
     async def begin(self, topic: str, number: int) -> int:
         """Return the first offset that is there. Raises: NotFoundError, DeniedError, QueueError."""
-        return await self._joined.ask(("begin", (topic, number)))
+        return await self._ask(("begin", (topic, number)))
 
     async def end(self, topic: str, number: int) -> int:
         """Return the next entry's offset. Raises: NotFoundError, DeniedError, QueueError.
@@ -73,7 +75,7 @@ class Offsets:
         """
         place = (topic, number)
         proven, said = self._proven.get(place, 0), self._said.get(place, 0)
-        end = await self._joined.ask(("end", place))
+        end = await self._ask(("end", place))
         if end < proven or (end < said and not self._stays_lower(place)):
             raise QueueError(f"{_doing(place)}: the end is {end}, after it was {max(proven, said)}", hint=_CUT)
         self._lower_s.pop(place, None)
@@ -86,13 +88,26 @@ class Offsets:
 
     async def at_time(self, topic: str, number: int, time_ms: int) -> int | None:
         """Return the least offset whose time is at least `time_ms`; None when there is none. Raises: as `end`."""
-        offset = await self._joined.ask((max(time_ms, 0), (topic, number)))
+        offset = await self._ask((max(time_ms, 0), (topic, number)))
         return None if offset == _NOTHING_AT_TIME else offset
+
+    async def _ask(self, question: Question) -> int:
+        """Ask together with others that have the same leader: one that does not answer delays its own places alone."""
+        leader = self._leader(question[1])
+        joined = self._joined.get(leader)
+        if joined is None:
+            joined = self._joined[leader] = Joined(self._request, _place_of, PLACES_MAX, self._tasks, "kafka offsets")
+        return await joined.ask(question)
+
+    def _leader(self, place: Place) -> int | None:
+        """Return the node that is known to lead a place and has answered; None: it is to be looked for."""
+        shown = self._looks.known(place[0])
+        return None if shown is None or place in self._lost else shown.leader(place[1])
 
     async def _request(self, questions: Mapping[Question, Answer]) -> None:
         """Answer questions, each of another place."""
         asked = {place: (kind, waiting) for (kind, place), waiting in questions.items()}
-        known = {place: each for place, each in asked.items() if self._is_known(place)}
+        known = {place: each for place, each in asked.items() if self._leader(place) is not None}
         new = {place: each for place, each in asked.items() if place not in known}
         unknown = await self._list(known | await self._there(new))
         if unknown:
@@ -100,10 +115,6 @@ class Offsets:
                 await self._list(await self._there({place: asked[place] for place in unknown}))
             ).items():  # not NotFoundError: the topic was shown with this partition
                 settle(asked[place][1], QueueError(f"{_doing(place)}: {cause.str().lower()}"))
-
-    def _is_known(self, place: Place) -> bool:
-        shown = self._looks.known(place[0])
-        return shown is not None and shown.has(place[1])
 
     async def _there(self, asked: Asked) -> Asked:
         """Look, and return what Kafka can be asked for.
@@ -122,7 +133,8 @@ class Offsets:
                 settle(waiting, found)
             elif isinstance(found, BaseException):
                 raise found
-            elif found.has(place[1]):
+            elif found.leader(place[1]) is not None:
+                self._lost.pop(place, None)
                 there[place] = kind, waiting
             elif place[1] < found.count:
                 settle(waiting, QueueError(f"{_doing(place)}: it has no leader now"))
@@ -131,13 +143,21 @@ class Offsets:
         return there
 
     async def _list(self, asked: Asked) -> dict[Place, KafkaError]:
-        """Answer each as Kafka does.
+        """Answer each as Kafka does, by a request for each leader.
 
-        Return those whose partition is not known, unanswered, with what was said.
+        The library answers nothing of a request before all leaders have answered theirs. Return those whose partition
+        is not known, unanswered, with what was said.
         """
+        led: dict[int | None, Asked] = {}
+        for place, each in asked.items():
+            led.setdefault(self._leader(place), {})[place] = each
         unknown: dict[Place, KafkaError] = {}
-        if not asked:
-            return unknown
+        for found in await asyncio.gather(*map(self._list_of_one, led.values())):
+            unknown |= found
+        return unknown
+
+    async def _list_of_one(self, asked: Asked) -> dict[Place, KafkaError]:
+        unknown: dict[Place, KafkaError] = {}
         partitions = {TopicPartition(*place): _spec(kind) for place, (kind, _) in asked.items()}
 
         async def take(partition: TopicPartition, answer: Any) -> None:
@@ -161,10 +181,10 @@ class Offsets:
             if error.args[0].code() in _NOT_KNOWN or is_not_there(error.args[0]):
                 cause: KafkaError = error.args[0]
                 return cause
-            self._looks.forget(place[0])
+            self._lost[place] = None
             return self._complaints.failure(error, _doing(place))
         if offset < 0 and not (offset == _NOTHING_AT_TIME and isinstance(kind, int)):
-            self._looks.forget(place[0])
+            self._lost[place] = None
             return QueueError(f"{_doing(place)}: librdkafka answered {offset}, which is no offset")
         self._complaints.settled()
         return offset
