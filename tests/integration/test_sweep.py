@@ -63,7 +63,7 @@ def test_a_cluster_is_swept_while_its_brokers_run(
         with memq.Admin(broker.address) as admin:
             admin.delete_topic("views")
         client = boto3.client("s3", endpoint_url=reads_s3.endpoint, region_name=reads_s3.region)
-        listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{tmp_path.name}/memq/")
+        listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{tmp_path.name}/memq/topics/")
         keys = {entry["Key"].split("/")[3]: entry["Key"] for entry in listed["Contents"]}
         orphan = keys["clicks"][:-1] + "9"
         client.put_object(Bucket=BUCKET, Key=orphan, Body=b"stored, and never named")
