@@ -83,7 +83,8 @@ class FramedProxy:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
         for writer in self._let_in:  # a task that is cancelled before its first step ends nothing
-            await _end(writer)
+            with suppress(asyncio.CancelledError):  # of a task that waited for the same end, and was cancelled
+                await _end(writer)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._let_in.append(writer)

@@ -19,8 +19,9 @@ from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.chaos.stack import Stack
 from tests.integration.kafka import kafka_queue
+from tests.soak import SOAKING
 
-pytestmark = pytest.mark.soak  # it starts three nodes
+pytestmark = [pytest.mark.soak, pytest.mark.skipif(not SOAKING, reason="it starts three nodes: make soak")]
 
 HANG_S = 240.0
 PARTITIONS = 6

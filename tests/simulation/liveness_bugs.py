@@ -12,6 +12,7 @@ LIVENESS_BUGS = (
         "if errors and len(errors) == len(found):",
         "if errors:",
         level="calm",
+        seed=1_014,
         aspects=("part",),
     ),
     Planted(
@@ -21,6 +22,7 @@ LIVENESS_BUGS = (
         "self._failing[polled.partition] = None",
         "raise polled.error or QueueError(polled.partition.topic)",
         level="calm",
+        seed=1_014,
         aspects=("part",),
     ),
 )

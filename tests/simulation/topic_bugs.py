@@ -11,6 +11,7 @@ TOPIC_BUGS = (
         "Partitions.confirm",
         "if name in self._topics and self._topics[name].id != known.get(name)",
         "if False",
+        seed=1_005,
         aspects=("churn",),
     ),
     Planted(

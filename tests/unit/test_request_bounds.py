@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -238,6 +239,11 @@ def test_metadata_is_asked_of_so_many_topics_at_once(monkeypatch: pytest.MonkeyP
     run(work())
 
 
+def errors_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the events that are errors; others depend on the level that an earlier test has set."""
+    return [line.getMessage().partition(":")[0] for line in caplog.records if line.levelno >= logging.ERROR]
+
+
 def test_an_answer_that_nobody_foresaw_to_fail_ends_its_own_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with client_of() as (broker, client, _):
@@ -253,7 +259,7 @@ def test_an_answer_that_nobody_foresaw_to_fail_ends_its_own_connection_alone(cap
             await other.close()
 
     run(work())
-    assert [line.partition(":")[0] for line in caplog.messages] == ["request-failed"]
+    assert errors_of(caplog) == ["request-failed"]
 
 
 def test_a_client_that_leaves_while_it_waits_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
@@ -267,4 +273,4 @@ def test_a_client_that_leaves_while_it_waits_is_no_failure(caplog: pytest.LogCap
             assert (await client.topic()).name == "clicks"
 
     run(work())
-    assert caplog.messages == []
+    assert errors_of(caplog) == []
