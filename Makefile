@@ -36,7 +36,7 @@ spark-demo: $(SPARK)            ## the same records in Spark: delays in batch an
 
 check: tools lint types imports ## everything that CI runs
 	$(PYTEST) --durations=25 tests
-	@$(MUTATE) --gate --sample 24 --hand-sample 12 --seed $(COMMIT) --seconds 100 --jobs 2
+	@$(MUTATE) --gate --sample 18 --hand-sample 9 --seed $(COMMIT) --seconds 100 --jobs 2
 
 tools:                          ## what the tests want of apt, if root on Debian runs this
 	@.ci/tools

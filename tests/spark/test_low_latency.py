@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 import memq
 from tests.servers import DevServer
+from tests.soak import SOAKING
 from tests.spark.jobs import Job
 from tests.spark.killed_writer_job import ROWS, SEEN
 from tests.spark.topics import make_topic
@@ -16,7 +17,8 @@ from tests.spark.topics import make_topic
 ROWS_IN_A_BLOCK = 4
 
 
-@pytest.mark.parametrize("order", ["same", "shuffled"])
+@pytest.mark.soak
+@pytest.mark.parametrize("order", ["shuffled", *(["same"] if SOAKING else [])])
 def test_a_killed_task_loses_no_row(spark: SparkSession, broker: DevServer, order: str) -> None:
     topic = f"killed-writer-{order}"
     make_topic(broker.address, topic)

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.integration.kafka import running_kafka
 from tests.processes import BrokerProcess
 from tests.s3_servers import BUCKET, S3Place, moto, seaweedfs
+from tests.soak import SOAKING
 from tests.spark.mixed import check_mixed, send_mixed
 from tests.spark.stored_copies import contents, piped_copies, written_copies
 from tests.spark.streams import run_to_end
@@ -48,7 +49,8 @@ def running_broker(folder: Path, place: S3Place, queue: str) -> Iterator[tuple[B
         broker.close()
 
 
-@pytest.mark.parametrize("kind", ["moto", "localstack"])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["localstack", *(["moto"] if SOAKING else [])])
 def test_all_stores_and_queues_read_alike(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     folder = tmp_path / f"spark-{kind}"
     folder.mkdir()
