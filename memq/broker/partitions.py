@@ -35,6 +35,7 @@ DROP_WAIT_S = 10.0  # how long the answer to a deletion waits for the end of the
 DROP_RETRY_S = 0.1
 DROP_RETRY_S_MAX = 10.0
 CONFIRM_S = 2.0  # the time that the coordinator has to confirm a topic; clients wait 5 s for METADATA
+CONFIRM_PAUSE_S = 5.0
 CONFIRMED_AT_ONCE = 64
 
 
@@ -53,6 +54,7 @@ class Partitions:
         self._services = services
         self._govern = govern
         self._confirming = asyncio.Semaphore(CONFIRMED_AT_ONCE)
+        self._silent_until_s = 0.0  # by the clock: the coordinator has not confirmed a topic
         self._sharing = sharing
         self.forwarder = Forwarder(services, self._place)
         self._topics: dict[str, Topic] = {}
@@ -243,11 +245,18 @@ class Partitions:
         return [name for name, topic_id in ids.items() if topic_id is None]
 
     async def _current_id(self, name: str) -> str | None:
-        """Return the id that the coordinator has for a name now, "" for no topic; None when it does not answer."""
+        """Return the id that the coordinator has for a name now, "" for no topic; None when it does not answer.
+
+        It is not asked again at once: while it is away, clients shall not wait for it with each question.
+        """
+        clock = self._services.runtime.clock
+        if clock.monotonic() < self._silent_until_s:
+            return None
         try:
             async with asyncio.timeout(CONFIRM_S), self._confirming:
                 found = await self._services.coordinator.current_topic(name)
         except (MemqError, TimeoutError):
+            self._silent_until_s = clock.monotonic() + CONFIRM_PAUSE_S
             return None
         return "" if found is None else found.id
 

@@ -78,12 +78,20 @@ def test_a_broker_says_what_its_coordinator_could_not_confirm() -> None:
     async def work() -> None:
         async with rig() as cluster:
             behind, _, _ = await made_again(cluster)
+            current, asked = behind.services.coordinator.current_topic, list[str]()
 
             async def current_topic(name: str) -> Topic | None:
+                asked.append(name)
                 raise UnreachableError("ZooKeeper does not answer")
 
             behind.services.coordinator.current_topic = current_topic  # type: ignore[method-assign]
-            assert await behind.partitions.confirm(["clicks"], {}) == ["clicks"]
+            for _ in range(3):
+                assert await behind.partitions.confirm(["clicks"], {}) == ["clicks"]
+            assert asked == ["clicks"], "nobody waits for it again at once"
+            behind.services.coordinator.current_topic = current  # type: ignore[method-assign]
+            behind.partitions._silent_until_s = 0.0
+            with pytest.raises(NotReadyError):
+                await behind.partitions.confirm(["clicks"], {})
 
     asyncio.run(work())
 
