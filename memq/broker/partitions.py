@@ -247,7 +247,7 @@ class Partitions:
     async def _current_id(self, name: str) -> str | None:
         """Return the id that the coordinator has for a name now, "" for no topic; None when it does not answer.
 
-        It is not asked again at once: while it is away, clients shall not wait for it with each question.
+        One that is silent is not asked again at once: clients shall not wait for it with each question.
         """
         clock = self._services.runtime.clock
         if clock.monotonic() < self._silent_until_s:
@@ -255,7 +255,9 @@ class Partitions:
         try:
             async with asyncio.timeout(CONFIRM_S), self._confirming:
                 found = await self._services.coordinator.current_topic(name)
-        except (MemqError, TimeoutError):
+        except MemqError:
+            return None
+        except TimeoutError:
             self._silent_until_s = clock.monotonic() + CONFIRM_PAUSE_S
             return None
         return "" if found is None else found.id
