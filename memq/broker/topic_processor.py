@@ -260,10 +260,12 @@ class TopicProcessor:
     async def admit_producer(self, producer_id: int, epoch: int, sequence: int) -> None:
         """Let an instance of a named producer go on from `sequence`, after `ready`.
 
-        The queue may know more of it than this owner has read. Raises: as `begin_producer`, OutOfSequenceError.
+        The queue may know more of it than this owner has read, and blocks of an older instance may still be in the
+        ring, under the same sequences. Raises: as `begin_producer`, OutOfSequenceError.
         """
         producer = self._owned().producer(producer_id)
-        if epoch > producer.epoch:
+        runs = (run.stream for slot in self.ring for run in slot.runs if run.stream.producer is producer)
+        if epoch > producer.epoch or any(stream.producer_epoch < epoch == producer.epoch for stream in runs):
             await self.begin_producer(producer_id, epoch)
         elif sequence > producer.next:
             await self._state()

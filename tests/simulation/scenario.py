@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from memq.cold.reader import ColdReader
 from memq.errors import MemqError
 from memq.format import pointer as pointer_format
 from memq.network import Runtime
-from memq.topic import producer_id_of
 from tests.simulation.audit_rules import AuditRules
 from tests.simulation.chaos import Chaos
 from tests.simulation.cloud import Doors
@@ -434,25 +433,21 @@ class Running:
 class LogWatch(logging.Handler):
     """Ends a run for what the product logs: an exception that is none of memq's own, a broken assertion above all.
 
-    So does a block in conflict with another one of its identity, unless producers are `clones`. Not of a named producer
-    yet: an owner that was replaced may refuse a new instance's block for one that it still holds of the instance before
-    (docs/roadmap.md).
+    So does a block in conflict with another one of its identity, unless producers are `clones`.
     """
 
-    def __init__(self, world: World, *, clones: bool, named: Sequence[str]) -> None:
+    def __init__(self, world: World, *, clones: bool) -> None:
         super().__init__(logging.ERROR)
         self._world = world
         self._clones = clones
-        self._named = [f"of producer {producer_id_of(name):016x}" for name in named]
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take one record."""
         cause = record.exc_info[1] if record.exc_info else None
         if cause is not None and not isinstance(cause, MemqError):
             self._world.fail(f"logged {record.getMessage()}", cause)
-        text = record.getMessage()
-        if "identity-conflict" in text and not self._clones and not any(name in text for name in self._named):
-            self._world.fail(f"logged {text}")
+        if "identity-conflict" in record.getMessage() and not self._clones:
+            self._world.fail(f"logged {record.getMessage()}")
 
 
 @contextlib.contextmanager
@@ -473,8 +468,7 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
     Raises: SimulationError.
     """
     with scaled(plan.constants), World(plan.seed, echo=echo) as world, remembered_pointers():
-        named = [f"producer-{number}" for number, kind in enumerate(plan.producers) if kind == "named"]
-        watch = LogWatch(world, clones=not {"clone", "direct"}.isdisjoint(plan.producers), named=named)
+        watch = LogWatch(world, clones=not {"clone", "direct"}.isdisjoint(plan.producers))
         logger = logging.getLogger("memq")
         logger.addHandler(watch)
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -24,7 +26,7 @@ from memq.format.pointer import NamedProducer, Pointer, decode_pointer
 from memq.limits import NAMED_PRODUCERS_MAX
 from memq.notification import Entry
 from memq.topic import Topic, TopicSettings, producer_id_of, read_partitions
-from tests.brokers import run, running_broker
+from tests.brokers import GatedStore, run, running_broker
 
 HOUR_MS = 3_600_000
 
@@ -106,6 +108,34 @@ def test_a_newer_instance_fences_the_older_one() -> None:
             await old.close()
             async with AsyncProducer(broker.address, name="job") as newest:
                 assert await newest.stood("clicks") == {0: 4}
+
+    run(work())
+
+
+def test_an_instance_waits_for_blocks_of_the_one_before_it_that_are_still_in_the_ring() -> None:
+    """Also where it began already, and came back before that was done: else its first blocks would be conflicts."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            old = AsyncProducer(broker.address, name="job")
+            store = broker.services.stores["main"] = GatedStore()
+            topic = await made(broker)
+            for number in range(3):
+                await old.send("clicks", b"%d" % number)
+            await store.begun.wait()
+            processor, name = broker.partitions.processors[topic.id, 0], producer_id_of("job")
+            begins = asyncio.create_task(processor.begin_producer(name, 2))
+            await asyncio.sleep(0)
+            admits = asyncio.create_task(processor.admit_producer(name, 2, 0))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not begins.done()
+            assert not admits.done()
+            store.gate.set()
+            assert (await begins).last_sequence == 1, "the one that was in the ring"
+            await admits
+            with pytest.raises(ProducerFencedError):
+                await old.close()
 
     run(work())
 
