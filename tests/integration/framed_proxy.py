@@ -1,4 +1,4 @@
-"""A proxy for protocols of frames with a length before them; a subclass says what befalls requests and answers."""
+"""A proxy for protocols of frames with a length before them; a subclass chooses what happens to each frame."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ HANG_S = 120.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is sent in place of a frame: other frames, after a wait, whole or cut, and whether the connection ends."""
+    """What is sent in place of a frame: other frames, after a wait, whole or cut, and whether the connection ends.
+
+    The wait is a time, or lasts until `gate` is set; `sent` is set once the frames are with the system.
+    """
 
     frames: tuple[bytes, ...] = ()
     wait_s: float = 0.0
+    gate: asyncio.Event | None = None
+    sent: threading.Event | None = None
     cut: bool = False
     ends: bool = False
 
@@ -63,9 +68,13 @@ class FramedProxy:
         """Return the rules of a new connection; called in the thread."""
         raise NotImplementedError
 
+    def call(self, action: Callable[[], None]) -> None:
+        """Have its thread do something. Safe from any thread."""
+        self._loop.call_soon_threadsafe(action)
+
     def close(self) -> None:
         """End it and its connections."""
-        self._loop.call_soon_threadsafe(self._ended.set)
+        self.call(self._ended.set)
         self._thread.join()
         self._loop.close()
 
@@ -121,9 +130,13 @@ class FramedProxy:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(outcome.wait_s):
                             await self._ended.wait()
+                if outcome.gate is not None:
+                    await outcome.gate.wait()
                 for frame in outcome.frames:
                     sink.write(len(frame).to_bytes(4) + frame[: len(frame) // 2 if outcome.cut else None])
                 await sink.drain()
+                if outcome.sent is not None:
+                    outcome.sent.set()
                 if outcome.ends:
                     return
 
