@@ -191,11 +191,12 @@ class ClusterMetadata:
         self.stores = tuple(answer.stores)
         self._pool.learn([parse_address(broker) for broker in answer.brokers], answer.zones)
         known = {name: self._topics.pop(name) for name in names if name in self._topics}
-        for name in names:
-            self._doubted.pop(name, None)
+        gone = [name for name in names if name in self._doubted]
+        for name in gone:
+            del self._doubted[name]
         for found in answer.topics:
             name = found.topic.name
-            newest = _newest(known.get(name), found, confirmed=name not in answer.unconfirmed)
+            newest = _newest(known.get(name), found, confirmed=name in gone or name not in answer.unconfirmed)
             self._topics[name] = newest
             if self._heard is not None:
                 self._heard(newest.topic)

@@ -195,6 +195,7 @@ def test_what_no_coordinator_confirmed_replaces_no_other_topic_of_the_name() -> 
         answer("aa" * 16, confirmed=False),
         answer("bb" * 16, confirmed=True),
         answer("aa" * 16, confirmed=False),
+        answer("cc" * 16, confirmed=False),
     ]
     known: list[dict[str, str]] = []
 
@@ -211,13 +212,16 @@ def test_what_no_coordinator_confirmed_replaces_no_other_topic_of_the_name() -> 
         pool = LinkPool(runtime, [address_of(broker)])
         metadata = ClusterMetadata(runtime, pool)
         seen = []
-        for _ in answers:
+        for _ in range(3):
             found = await metadata.refresh("clicks")
             seen.append("" if found is None else found.topic.id[:2])
         assert seen == ["aa", "bb", "bb"], "the first answer must do, since no broker knows better"
         metadata.doubt("clicks", "aa" * 16)
         assert (await metadata.topic("clicks")).topic.id == "bb" * 16, "another one of that name is gone"
         assert known == [{}, {"clicks": "aa" * 16}, {"clicks": "bb" * 16}]
+        metadata.doubt("clicks", "bb" * 16)
+        assert (await metadata.topic("clicks")).topic.id == "cc" * 16, "a broker said that the known one is gone"
+        assert known[3] == {}, "it is no answer again"
         await metadata.close()
         await pool.close()
 
