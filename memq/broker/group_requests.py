@@ -103,7 +103,7 @@ class GroupRequests:
         """Return the span of each log. One that fails has its error in the answer. Raises: as `_poll_entries`."""
         logs = [partition_of(ref) for ref in ask.partitions]
         # At once: they may share a request of the queue.
-        spans = await asyncio.gather(*(self._in_time(log, partial(self._shown_span, log)) for log in logs))
+        spans = await asyncio.gather(*(self._in_time(log, partial(self._pointers.span, log)) for log in logs))
         errors = [span for span in spans if isinstance(span, MemqError)]
         if errors and len(errors) == len(spans):
             raise errors[0]
@@ -115,9 +115,6 @@ class GroupRequests:
                 for log, span in zip(logs, spans, strict=True)
             ]
         )
-
-    async def _shown_span(self, partition: ReadPartition) -> Span:
-        return await self._pointers.span(partition)
 
     async def _seek_time(self, ask: PollTime) -> int:
         return await self._pointers.seek_time(partition_of(ask.partition), ask.time_ms)

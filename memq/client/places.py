@@ -73,7 +73,7 @@ class Places:
         return Position(number, span.begin if point == "beginning" else span.end)
 
     async def span(self, partition: ReadPartition) -> Span:
-        """Return what both of two answers cover: a replica that lags shows less than there is. Raises: QueueError."""
+        """Return all that either of two answers covers: a replica that lags shows less. Raises: QueueError."""
         spans = [await valid_span(self._queue, partition) for _ in range(2)]
         return Span(min(span.begin for span in spans), max(span.end for span in spans))
 

@@ -388,12 +388,13 @@ class ZookeeperCoordinator:
     async def store_mark(self, mark: str = "", *, before: str = "") -> str:
         """See `MarkKeeper.store_mark`."""
         await self._open()
+        await self._session.catch_up(layout.STORE)
         node = await self._session.find(layout.STORE)
         found = node.data.decode(errors="replace") if node is not None else ""
         if not mark or found != before:
             return found
         put = Make(layout.STORE, mark.encode()) if node is None else Put(layout.STORE, mark.encode(), node.version)
-        with suppress(AlreadyExistsError, NotFoundError, VersionConflictError):  # somebody was faster
+        with suppress(AlreadyExistsError, NotFoundError, VersionConflictError):  # another broker was faster
             await self._session.change(put)
         return (await self._session.read(layout.STORE)).data.decode(errors="replace")
 
