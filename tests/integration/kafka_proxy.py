@@ -58,7 +58,7 @@ class Phase(Enum):
 
 @dataclass
 class Fault:
-    """What befalls the next `times` requests of a kind; with FALSE their answers are those of the lie."""
+    """The fault of the next `times` requests of a kind; with FALSE their answers are those of the lie."""
 
     key: ApiKey
     phase: Phase
@@ -91,7 +91,7 @@ class KafkaProxy(FramedProxy):
         return _Conversation(self)
 
     def fault_of(self, key: int) -> Fault | None:
-        """Return what befalls a request, and count it."""
+        """Return the fault that a request meets, and count it."""
         self.seen[key] += 1
         fault = self._fault
         if fault is None or fault.key.value != key or fault.times <= 0:

@@ -142,7 +142,7 @@ async def opened(proxy: KafkaProxy, **section: object) -> AsyncIterator[Notifica
 
 
 def struck(proxy: KafkaProxy, fault: Fault, work: Coroutine[None, None, None]) -> None:
-    """Run this while the fault befalls requests."""
+    """Run this while requests meet the fault."""
     proxy.arm(fault)
     try:
         asyncio.run(asyncio.wait_for(work, HANG_S))
@@ -201,7 +201,7 @@ def test_a_reader_of_false_answers(
     proxy: KafkaProxy, key: ApiKey, lie: Lie, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic that was seen is neither gone nor shorter: each question is answered rightly, or fails for now."""
-    monkeypatch.setattr(looks, "FRESH_S", -1.0)  # each question looks at the topic
+    monkeypatch.setattr(looks, "FRESH_S", -1.0)  # each question reads the topic again
     monkeypatch.setattr(queue, "LEADERLESS_S_MAX", 0.2)
     fault = Fault(key, Phase.FALSE, 0, lie)
     struck(proxy, fault, lied_to(proxy, fault, times))

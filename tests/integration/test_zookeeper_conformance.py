@@ -172,7 +172,7 @@ def name(each: object) -> str | None:
 
 
 def times_of(op: Op, phase: Phase) -> int:
-    """Return how often a fault befalls: events of watches are lost for the whole life."""
+    """Return how often operations meet a fault: events of watches are lost for the whole life."""
     return 1_000 if (op, phase) == (Op.EVENT, Phase.BEFORE) else TIMES
 
 

@@ -66,7 +66,7 @@ FINAL = {"bad-arguments": -8, "no-node": -101, "no-auth": -102, "bad-version": -
 
 @dataclass
 class Fault:
-    """What befalls the next `times` operations of a kind, behind `skip`; `code` is the error of a false answer."""
+    """The fault of the next `times` operations of a kind, behind `skip`; `code` is the error of a false answer."""
 
     op: Op
     phase: Phase
@@ -94,7 +94,7 @@ class ZookeeperProxy(FramedProxy):
         return _Conversation(self)
 
     def fault_of(self, op: Op | None) -> Fault | None:
-        """Return what befalls an operation, and count it."""
+        """Return the fault that an operation meets, and count it."""
         if op is not None:
             self.seen[op] += 1
         fault = self._fault

@@ -1,4 +1,4 @@
-"""The product's consumer as a process: reads for its group for ever, begins anew after an error, tells the checker."""
+"""The consumer of the product as a process: it reads for its group, and starts again after an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def run_consumer(node: Node, runtime: Runtime, cluster: SimCluster, group:
 
 
 class Reader:
-    """One life of a consumer, which tells `checker` what it reads of a topic."""
+    """One life of a consumer, which reports to `checker` what it reads of a topic."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ SIZES = (0, 10, 300)
 
 
 class TopicChurn:
-    """One life of the process. While a topic exists, nobody may be told that it does not."""
+    """One life of the process. While a topic exists, no client may get the answer that it does not."""
 
     def __init__(self, node: Node, runtime: Runtime, cluster: SimCluster, life: int) -> None:
         self._node = node
@@ -59,7 +59,7 @@ class TopicChurn:
         )
         await self._write(producer, topic, self._draw.randint(1, BLOCKS_MAX))
         reading = asyncio.create_task(self._read(topic), name="read")
-        while not self._is_drained(topic):  # noqa: ASYNC110  the checker knows it, and tells nobody
+        while not self._is_drained(topic):  # noqa: ASYNC110  the checker knows it, and wakes nobody
             await asyncio.sleep(LOOK_S)
         if self._draw.random() < 0.5:
             reading.cancel()

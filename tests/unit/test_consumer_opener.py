@@ -42,7 +42,7 @@ class NoBroker:
 
 
 class Answers(RemoteQueue):
-    """What brokers answer: `stored` of the group, and spans; those of `waiting` come when `there` is set."""
+    """The answers of brokers: `stored` of the group, and spans; those of `waiting` come when `there` is set."""
 
     def __init__(self) -> None:
         super().__init__(NoBroker())

@@ -467,7 +467,7 @@ def test_only_so_many_reports_wait_and_what_the_oldest_said_stays_unknown(monkey
     desk.read(committed="0:3:0")
     desk.settle(unread=True)
     desk.settle()
-    assert desk.found() == [], "the report that is given up may have told of it"
+    assert desk.found() == [], "the report that is given up may have contained it"
     assert {(kind, group) for kind, _, group, _, _ in desk.found(grave=False)} == {("unproven hole", GROUP)}
     assert desk.rows[MINUTE + 1].side(GROUP)["silent"] == 1
     assert desk.word(GROUP, MINUTE + 1) == "unknown"

@@ -1,4 +1,4 @@
-"""The live audit beside a broker in this process: what clients report, what it finds, restarts, several auditors."""
+"""The live audit next to a broker in this process: what clients report, what it finds, restarts, several auditors."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class OneByOne(GroupReports):
         return [home for home in super().assigned() if home == self._first or self._pages > 1]
 
 
-@pytest.mark.parametrize("trouble", ["one home after the other", "topics are not told", "homes are not had"])
+@pytest.mark.parametrize("trouble", ["one home after the other", "topics are not named", "homes are not had"])
 def test_no_report_is_passed_over_in_trouble(trouble: str, tmp_path: Path) -> None:
     """A report that was read and not taken would be missing for ever: its minutes would be unknown."""
     cluster = Cluster(audit=True, audit_interval_ms=100, audit_partitions=2)
@@ -235,7 +235,7 @@ def test_no_report_is_passed_over_in_trouble(trouble: str, tmp_path: Path) -> No
                 reports = audit._reports
                 assert isinstance(reports, GroupReports)
                 audit._reports = OneByOne(reports._consumer, reports._queue, reports._topic)
-            elif trouble == "topics are not told":
+            elif trouble == "topics are not named":
                 audit._ask_topics = Halting(audit._ask_topics)
             else:
                 audit._store.take_home = Halting(audit._store.take_home)  # type: ignore[assignment, method-assign]
@@ -302,7 +302,7 @@ def test_a_log_that_fails_makes_the_minutes_of_its_partition_unknown_and_no_othe
         async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
             if restarts:
                 await audit.step()
-                assert (await known(database))[1].word("") == "unknown", "what was told is stored, and not judged"
+                assert (await known(database))[1].word("") == "unknown", "what was reported is stored, and not judged"
                 sick.clear()
             summary = await until([audit], database, lambda summary: counts(summary)[:2] == (2 * RECORDS,) * 2)
         assert (summary.findings, summary.word()) == (0, "ok")
@@ -375,7 +375,7 @@ def test_a_damage_whose_pointer_can_not_be_read_stops_the_reports_for_three_roun
 
 
 def test_several_auditors_share_one_state(cluster: Cluster) -> None:
-    """Two share the homes; one is cut off without a word, and the other goes on with what it has stored."""
+    """Two share the homes; one is cut off without a word, and the other continues with what it has stored."""
     with cluster, postgres_url() as url:
 
         async def work(database: Database) -> None:

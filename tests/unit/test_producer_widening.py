@@ -80,7 +80,7 @@ def test_what_moved_waits_until_all_that_went_before_is_settled() -> None:
         side.buffer.release(early)
         assert side.ready(1) == []
         side.buffer.release(cut)
-        assert [home.partition for home in side.buffer.take_dirty()][-1] == 1, "the other side is told to look again"
+        assert [home.partition for home in side.buffer.take_dirty()][-1] == 1, "the other side has to ask again"
         (moved,) = side.ready(1)
         assert moved.slots == (32_768, 65_535)
         side.route = side.buffer.add_route(join(wide, 0, 1, 0))
@@ -107,7 +107,7 @@ def test_what_moved_twice_waits_for_the_partition_before_the_last_one() -> None:
         assert side.ready(2) == []
         side.buffer.take_dirty()
         side.buffer.release(early)
-        assert [home.partition for home in side.buffer.take_dirty()] == [1, 2], "both are told to look again"
+        assert [home.partition for home in side.buffer.take_dirty()] == [1, 2], "both have to ask again"
         (moved,) = side.ready(2)
         side.route = side.buffer.add_route(wide)
         side.route = side.buffer.add_route(ONE)
