@@ -19,6 +19,7 @@ TEAR_RATE = 0.02  # of the chunks of a torn link
 FLIP_RATE = 0.05  # of the chunks of a flipping link
 MODES = ("pass", "cut", "silent", "deaf", "slow", "torn", "flip", "400", "403", "404", "503")
 _CODES = {"400": "RequestTimeout", "403": "AccessDenied", "404": "NoSuchKey", "503": "SlowDown"}
+TURNS_TO_CLOSE = 3  # of the loop, until the sockets of aborted transports are closed
 _METHODS = (b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")
 
 
@@ -40,11 +41,17 @@ class Link:
         self._mode = "pass"
         self._changed = asyncio.Event()
         self._connections: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
         """HOST:PORT for clients."""
         return f"{HOST}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many sockets it holds: of clients, and to the server."""
+        return len(self._connections)
 
     def set(self, mode: str) -> None:
         """Switch the mode of all connections. Safe from any thread."""
@@ -53,7 +60,7 @@ class Link:
 
     async def serve(self, port: int) -> asyncio.Server:
         """Listen on `port` (0: any)."""
-        server = await asyncio.start_server(self._connected, HOST, port)  # noqa: TID251 - not memq's own traffic
+        server = await asyncio.start_server(self._accept, HOST, port)  # noqa: TID251 - not memq's own traffic
         self.port = server.sockets[0].getsockname()[1]
         return server
 
@@ -62,14 +69,23 @@ class Link:
         self._changed.set()
         self._changed = asyncio.Event()
         if mode == "cut":
-            for writer in tuple(self._connections):
-                writer.transport.abort()
+            self.abort()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def abort(self) -> None:
+        """End all connections, also those that wait for the server."""
+        for writer in tuple(self._connections):
+            writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._mode == "cut":
             writer.transport.abort()
             return
         self._connections.add(writer)
+        task = self._loop.create_task(self._connected(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             answers, requests = await asyncio.open_connection(HOST, self._target)  # noqa: TID251 - as above
         except OSError:
@@ -163,6 +179,10 @@ class Links:
         self._by_name[name] = link
         return link
 
+    def turn(self) -> None:
+        """Wait for one turn of the loop."""
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(HANG_S)
+
     def close(self) -> None:
         """End all links and the thread."""
         if self._thread.is_alive():
@@ -178,3 +198,7 @@ class Links:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        for link in self._by_name.values():
+            link.abort()
+        for _ in range(TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
