@@ -12,21 +12,27 @@ from memq.broker.named import NamedProducers, batch_of
 from memq.broker.naming import RETRY_MS_MAX, check_instance, next_instance
 from memq.broker.opening import open_partition
 from memq.broker.ownership import Ownership
+from memq.broker.topic_processor import TopicProcessor
 from memq.client.aio_producer import AsyncProducer
 from memq.errors import (
     ClosedError,
     InvalidSettingError,
     MemqError,
+    MovedError,
     NotReadyError,
     OutOfSequenceError,
     ProducerFencedError,
+    StoreError,
     TooLargeError,
 )
 from memq.format.pointer import NamedProducer, Pointer, decode_pointer
 from memq.limits import NAMED_PRODUCERS_MAX
 from memq.notification import Entry
 from memq.topic import Topic, TopicSettings, producer_id_of, read_partitions
-from tests.brokers import GatedStore, run, running_broker
+from tests.brokers import PRODUCER, GatedStore, block_of, run, running_broker, write_frame
+from tests.unit.test_broker_epochs import processor_of
+from tests.unit.test_broker_opening import owning
+from tests.unit.test_topic_processor import GatedQueue, Sink, turns
 
 HOUR_MS = 3_600_000
 
@@ -161,6 +167,147 @@ def test_the_id_of_a_name_never_changes() -> None:
     assert producer_id_of("job") == 0x385D45E8C1522B1
     assert producer_id_of("job") != producer_id_of("job2")
     assert producer_id_of("") == 0
+
+
+# ---- instances at the owner of a partition -----------------------------------------------------------
+
+NAME, OTHER = 5, 6
+
+
+def named_at(processor: TopicProcessor, epoch: int, following: int) -> None:
+    """Have the queue know an instance and its sequences."""
+    processor._owned().learn([NamedProducer(producer=NAME, epoch=epoch, last_sequence=following)], 1)
+
+
+def stated(broker: Broker, topic: Topic) -> list[list[tuple[int, int, int]]]:
+    """Return what each `opened` says of names."""
+    return [
+        [(each.producer, each.epoch, each.last_sequence) for each in pointer.named]
+        for pointer in pointers(broker, topic)
+        if pointer.kind == "opened"
+    ]
+
+
+def test_an_instance_begins_when_its_epoch_is_in_the_queue_and_redirects_older_ones_alone() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor, sink = processor_of(broker, topic), Sink()
+            named_at(processor, 2, 7)
+            for number, producer in ((1, NAME), (2, OTHER), (3, NAME)):
+                processor.open_stream(number, sink, producer, 1, 0)
+            queue = GatedQueue.close_gate(broker.services.queue)
+            begins = asyncio.create_task(processor.begin_producer(NAME))
+            await queue.begun.wait()
+            await turns()
+            assert not begins.done()
+            assert sink.redirected == [1, 3]
+            queue.gate.set()
+            begun = await begins
+            assert not queue.reads, "nothing came between"
+            assert (begun.epoch, begun.last_sequence) == (3, 7)
+            assert stated(broker, topic) == [[], [(NAME, 3, 7)]]
+
+    run(work())
+
+
+def test_of_two_instances_that_begin_at_once_the_older_one_is_fenced() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            queue = GatedQueue.close_gate(broker.services.queue)
+            older = asyncio.create_task(processor.begin_producer(NAME, 2))
+            await queue.begun.wait()
+            newer = asyncio.create_task(processor.begin_producer(NAME, 3))
+            await turns()
+            queue.gate.set()
+            with pytest.raises(ProducerFencedError):
+                await older
+            assert (await newer).epoch == 3
+
+    run(work())
+
+
+@pytest.mark.parametrize("how", ["failed", "lost"])
+def test_an_instance_does_not_begin_at_an_owner_that_lost_its_epoch_while_it_waited(how: str) -> None:
+    async def work() -> None:
+        async with owning() as (broker, client, topic):
+            store = broker.services.stores["main"] = GatedStore()
+            processor = processor_of(broker, topic)
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            await store.begun.wait()
+            begins = asyncio.create_task(processor.begin_producer(PRODUCER))
+            await turns()
+            if how == "failed":
+                processor.ring.batches.clear()
+                processor.fail(StoreError("gone"))
+            else:
+                processor._fenced.set()
+            with pytest.raises(MovedError, match="lost its epoch while a producer began"):
+                await begins
+            store.gate.set()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("epoch", "sequence", "streams_of", "opened", "error"),
+    [
+        (2, 7, 0, 1, None),  # as the queue shows it
+        (2, 6, 0, 1, None),
+        (2, 7, 2, 1, None),  # its own stream is in the ring
+        (2, 8, 0, 2, OutOfSequenceError),  # the queue may know more: it is read first
+        (3, 7, 0, 2, None),  # a new instance begins
+        (1, 7, 0, 1, ProducerFencedError),
+    ],
+)
+def test_an_instance_goes_on_at_once_where_nothing_is_in_doubt(
+    epoch: int, sequence: int, streams_of: int, opened: int, error: type[MemqError] | None
+) -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            named_at(processor, 2, 7)
+            slab = broker.services.pool.lease(256 * 1024)
+            assert slab is not None
+            if streams_of:
+                stream = processor.open_stream(1, Sink(), NAME, 1, 7, streams_of)
+                processor.ring.append(stream, 7, 1, slab, 0, 10, processor._now())
+            admits = processor.admit_producer(NAME, epoch, sequence)
+            if error is None:
+                await admits
+            else:
+                with pytest.raises(error):
+                    await admits
+            assert len(stated(broker, topic)) == opened
+            if streams_of:
+                processor.ring.give_up()
+                broker.services.pool.release(slab)  # the reference of the ring
+            broker.services.pool.release(slab)
+
+    run(work())
+
+
+def test_what_is_stated_is_read_up_to_its_own_pointer() -> None:
+    """Another owner's pointer of the same log lies between: nobody is answered before it is read."""
+
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            own = processor._owned()
+            queue = GatedQueue.close_gate(broker.services.queue)
+            first = asyncio.create_task(processor._state())
+            await queue.begun.wait()
+            second = asyncio.create_task(processor._state())  # the pointer that is on its way says less than it wants
+            own.read_to -= 1
+            await turns()
+            queue.gate.set()
+            await first
+            assert not own.unread
+            await second
+            assert not processor._restate
+            assert len(stated(broker, topic)) == 3
+
+    run(work())
 
 
 # ---- what is remembered --------------------------------------------------------------------------

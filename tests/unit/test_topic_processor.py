@@ -1,0 +1,557 @@
+"""One partition at its owner: its start, its drain, the work of its ring, and the end of an epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from memq.broker.held import HeldBlocks
+from memq.broker.ownership import Phase
+from memq.broker.spool.writer import Spool
+from memq.broker.staged import StagedBatch
+from memq.broker.streams import Stream
+from memq.broker.topic_processor import TopicProcessor
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    DrainingError,
+    EpochFencedError,
+    FencedError,
+    MemqError,
+    MovedError,
+    ObjectExistsError,
+    SpoolError,
+    StoreError,
+)
+from memq.format.block import Buffer
+from memq.format.pointer import Location, ProducerEnd
+from memq.notification import Entries, Publication
+from memq.notification.memory import MemoryQueue
+from memq.topic import ReadPartition, Topic, TopicSettings
+from tests.brokers import PRODUCER, RUN_S_MAX, GatedStore, block_of, run, running_broker, until, write_frame
+from tests.unit.test_broker_epochs import connected, control, pointers, processor_of, until_held, until_sealed
+from tests.unit.test_broker_opening import events_of, failing, owning
+
+AGED = TopicSettings(seal_when_idle=False, batch_age_ms_max=60_000)
+
+
+class Sink:
+    """A connection that notes which of its streams were redirected."""
+
+    def __init__(self) -> None:
+        self.redirected: list[int] = []
+
+    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
+        """Take it."""
+
+    def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
+        raise AssertionError("nothing is held back here")
+
+    def send_redirect(self, stream: Stream) -> None:
+        self.redirected.append(stream.number)
+
+
+class GatedQueue(MemoryQueue):
+    """A queue whose publishes begin, and end when its gate is open."""
+
+    begun: asyncio.Event
+    gate: asyncio.Event
+    reads = 0
+
+    @classmethod
+    def close_gate(cls, queue: Any) -> GatedQueue:
+        """Turn a broker's queue into one."""
+        queue.__class__ = cls
+        queue.begun, queue.gate = asyncio.Event(), asyncio.Event()
+        return cast(GatedQueue, queue)
+
+    async def publish(self, publication: Publication) -> int:
+        self.begun.set()
+        await self.gate.wait()
+        return await super().publish(publication)
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        self.reads += 1
+        return await super().read(partition, offset, bytes_max)
+
+
+async def turns(count: int = 20) -> None:
+    """Let the loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# ---- its start and its end -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ack1", "disk", "refusal", "named"),
+    [
+        ("disk", None, SpoolError("there is none", hint="make one"), True),
+        ("disk", None, None, False),
+        ("disk", "disk", SpoolError("it is full"), False),
+        ("memory", None, SpoolError("there is none"), False),
+    ],
+)
+def test_a_topic_whose_spool_is_missing_is_named_once(
+    ack1: Any, disk: Any, refusal: MemqError | None, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoSpool:
+        def __init__(self) -> None:
+            self.disk, self.refusal = disk, refusal
+
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            services = replace(broker.services, spool=cast(Spool, NoSpool()))
+            settings = msgspec.structs.replace(topic.settings, ack1=ack1)
+            changed = msgspec.structs.replace(topic, settings=settings)
+            processor = TopicProcessor(services, processor_of(broker, topic)._sharing, lambda held: None, changed, 0)
+            caplog.clear()
+            processor.start()
+            assert events_of(caplog) == ["no-spool"] * named
+            await processor.stop()
+
+    run(work())
+
+
+def test_what_ended_a_partition_first_is_what_all_that_wait_get() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            GatedQueue.close_gate(broker.services.queue)
+            processor._ready.clear()
+            waiting = [
+                asyncio.create_task(processor.end_producer(ProducerEnd(producer=1, next_sequence=0))),
+                asyncio.create_task(processor.ready()),
+                asyncio.create_task(processor._state()),
+            ]
+            await turns()
+            assert not any(task.done() for task in waiting)
+            processor.fail(StoreError("gone for good"))
+            processor.fail(StoreError("another reason"))
+            for task in waiting:
+                with pytest.raises(StoreError, match="gone for good"):
+                    await task
+            for call in (processor.end_producer(ProducerEnd(producer=1, next_sequence=0)), processor.ready()):
+                with pytest.raises(StoreError, match="gone for good"):
+                    await call
+            with pytest.raises(MovedError, match="is not open any more"):
+                await processor._state()
+            unopened = TopicProcessor(broker.services, processor._sharing, lambda held: None, topic, 0)
+            await unopened.restate()
+            assert not unopened._restate, "its opening says all"
+
+    run(work())
+
+
+def test_a_partition_that_dies_of_what_nobody_foresaw_says_so_and_sends_its_clients_elsewhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def died_of(error: Exception) -> MemqError | None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            caplog.clear()
+            processor._failed(error)
+            assert events_of(caplog) == ["processor-failed"]
+            return processor.failure
+
+    async def work() -> None:
+        error = DeniedError("not you")
+        assert await died_of(error) is error
+        moved = await died_of(ValueError("what is that"))
+        assert isinstance(moved, MovedError)
+        assert "what is that" in str(moved)
+
+    run(work())
+
+
+def test_a_stop_ends_uploads_before_it_gives_the_memory_back_that_they_read() -> None:
+    leased: list[int] = []
+
+    class Slow(GatedStore):
+        async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+            try:
+                await super().put(key, buffers, checksum)
+            finally:
+                await turns()  # a thread reads the buffers until its put ends
+                leased.append(sum(len(memoryview(buffer)) for buffer in buffers) and slots[0].slabs[0].references)
+
+    slots: list[Any] = []
+
+    async def work(end: Callable[[TopicProcessor], Any]) -> None:
+        async with owning() as (broker, client, topic):
+            broker.services.stores["main"] = Slow()
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            processor = processor_of(broker, topic)
+            await until_sealed(processor)
+            await turns()
+            slots[:] = processor.ring
+            before = slots[0].slabs[0].references
+            await end(processor)
+            assert leased == [before]
+            leased.clear()
+            await processor.stop()
+
+    run(work(lambda processor: processor.stop()))
+    run(work(lambda processor: processor._give_up_epoch()))
+
+
+def test_what_is_held_is_described_by_its_sequences() -> None:
+    async def work() -> None:
+        async with owning() as (broker, client, topic):
+            store = broker.services.stores["main"] = GatedStore()
+            client.write(write_frame(block_of(topic, 0, [b"a", b"b", b"c"])))
+            processor = processor_of(broker, topic)
+            await store.begun.wait()
+            assert processor.held_blocks() == [
+                "topic 'clicks' partition 0 batch 0 (storing): producer 0000000000001234 sequences 0 to 2, acks=all"
+            ]
+            store.gate.set()
+
+    run(work())
+
+
+# ---- its drain -------------------------------------------------------------------------------------
+
+
+def test_a_drain_takes_nothing_new_and_waits_for_no_batch_to_come_of_age() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, AGED)
+            await client.open(topic)
+            processor = processor_of(broker, topic)
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            await until_held(processor, 1)
+            drain = asyncio.create_task(processor.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(DrainingError):
+                await processor.ready()
+            await drain
+            assert [each.kind for each in await pointers(broker, topic)] == ["opened", "data", "closed"]
+            await client.close()
+
+    run(work())
+
+
+def test_nothing_follows_the_last_word_of_an_epoch() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            queue = GatedQueue.close_gate(broker.services.queue)
+            processor = processor_of(broker, topic)
+            drain = asyncio.create_task(processor.drain())
+            await queue.begun.wait()
+            await processor.restate()
+            await turns()
+            queue.gate.set()
+            await drain
+            assert [each.kind for each in await pointers(broker, topic)] == ["opened", "closed"]
+
+    run(work())
+
+
+def test_a_queue_that_refuses_the_last_word_does_not_keep_the_broker(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            failing(broker.services.queue, "publish", *[DeniedError("not you")] * 9)
+            caplog.clear()
+            await processor_of(broker, topic).drain()
+            assert events_of(caplog) == ["release-failed"]
+
+    run(work())
+
+
+def test_a_partition_that_failed_without_anything_in_its_ring_is_drained() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            processor.fail(StoreError("gone for good"))
+            await processor.drain()
+            assert [each.kind for each in await pointers(broker, topic)] == ["opened"]
+
+    run(work())
+
+
+# ---- streams and producers ---------------------------------------------------------------------------
+
+
+def test_a_producer_is_remembered_while_one_of_its_streams_is_open() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            forgotten_ms = broker.services.runtime.clock.wall_ms() + 10 * topic.settings.dedup_window_ms
+            streams = [processor.open_stream(number, Sink(), 9, 1, 0) for number in (1, 2)]
+            other = processor.open_stream(3, Sink(), 9, 1, 0)
+            other.processor = processor
+            processor._streams.pop(other)  # as a fence does: its connection closes it later
+            processor.close_stream(other)
+            for stream, left in zip(streams, (2, 1), strict=True):
+                assert processor._owned().producer(9).streams == left + 1, "the one that was taken away counts"
+                processor.forget_silent(forgotten_ms)
+                assert 9 in processor._owned().producers
+                processor.close_stream(stream)
+                assert not stream.open
+            processor._owned().producer(9).streams -= 1
+            processor.forget_silent(forgotten_ms)
+            assert 9 not in processor._owned().producers
+
+    run(work())
+
+
+def test_a_producer_with_a_block_in_the_ring_is_not_forgotten() -> None:
+    async def work() -> None:
+        async with owning() as (broker, client, topic):
+            store = broker.services.stores["main"] = GatedStore()
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            processor = processor_of(broker, topic)
+            await store.begun.wait()
+            await client.close()
+            await until(lambda: not processor._streams)
+            processor.forget_silent(broker.services.runtime.clock.wall_ms() + 10 * topic.settings.dedup_window_ms)
+            assert PRODUCER in processor._owned().producers
+            store.gate.set()
+
+    run(work())
+
+
+# ---- the ring's work -------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_stored_while_another_pointer_is_on_its_way_is_published_behind_it() -> None:
+    async def work() -> None:
+        async with owning() as (broker, client, topic):
+            processor, counters = processor_of(broker, topic), broker.services.counters
+            queue = GatedQueue.close_gate(broker.services.queue)
+            await processor.restate()
+            await queue.begun.wait()
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            await until(lambda: counters.stored_objects == 1)
+            await turns()
+            ends = asyncio.create_task(processor.end_producer(ProducerEnd(producer=1, next_sequence=0)))
+            await turns()
+            queue.gate.set()
+            assert (await client.frame()).argument == 1
+            await ends
+            await until(lambda: processor._publishing is None)
+            assert [each.kind for each in await pointers(broker, topic)] == ["opened", "opened", "data", "ended"]
+            assert (processor._uploads, processor._sealed, processor._ends) == ({}, {}, [])
+            assert sum(counters.ack_seconds.counts) == 1
+            assert 0 <= counters.ack_seconds.sum_s < RUN_S_MAX
+
+    run(work())
+
+
+def test_what_is_stated_again_goes_before_a_batch_that_is_stored() -> None:
+    """Who waits for it holds back blocks of a name; a batch may have to wait for its queue for long."""
+
+    async def work() -> None:
+        async with owning() as (broker, client, topic):
+            store = broker.services.stores["main"] = GatedStore()
+            processor = processor_of(broker, topic)
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            await store.begun.wait()
+            processor._restate = True
+            store.gate.set()
+            assert (await client.frame()).argument == 1
+            assert [each.kind for each in await pointers(broker, topic)] == ["opened", "opened", "data"]
+
+    run(work())
+
+
+def test_blocks_that_come_in_one_round_after_another_make_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            store = broker.services.stores["main"] = GatedStore()
+            processor = processor_of(broker, topic)
+            monkeypatch.setattr(processor, "_now", lambda: 1.0)
+            stream = processor.open_stream(2, Sink(), 9, 1, 0)
+            slab = broker.services.pool.lease(256 * 1024)
+            assert slab is not None
+            slab.view[:48] = bytes(48)
+            for number in range(3):
+                processor.ring.append(stream, number, 1, slab, 0, 72, 1.0)
+                processor.pump_soon()
+                await asyncio.sleep(0)
+            assert [slot.records for slot in processor.ring] == [3], "no round passed without a block"
+            assert processor.ring.open is not None
+            processor.ring.give_up()[0].let_go()
+            for _ in range(2):
+                broker.services.pool.release(slab)
+            assert not store.begun.is_set()
+
+    run(work())
+
+
+def test_a_batch_that_comes_of_age_later_is_asked_for_then_and_altered_settings_at_once() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, AGED)
+            await client.open(topic)
+            processor = processor_of(broker, topic)
+            plans = 0
+            plan = processor.ring.plan
+
+            def counted(*arguments: Any, **options: Any) -> Any:
+                nonlocal plans
+                plans += 1
+                return plan(*arguments, **options)
+
+            processor.ring.plan = counted  # type: ignore[method-assign]
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            await until_held(processor, 1)
+            await turns(100)
+            assert plans < 10
+            processor.follow(msgspec.structs.replace(topic, settings=TopicSettings()))
+            assert (await client.frame()).argument == 1
+            await client.close()
+
+    run(work())
+
+
+# ---- the end of an epoch ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("publishing", [False, True])
+def test_an_upload_that_finds_its_key_taken_ends_the_epoch_behind_a_publish_that_is_under_way(
+    publishing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
+            own, sink = processor._owned(), Sink()
+            stream = processor.open_stream(1, sink, 9, 1, 0)
+            if publishing:
+                await processor.restate()
+                await queue.begun.wait()
+            caplog.clear()
+            processor._fence(ObjectExistsError("somebody was here"))
+            processor._fence(ObjectExistsError("and there"))
+            assert events_of(caplog) == ["fenced"] * 2
+            assert own.phase is Phase.FENCED
+            await turns()
+            assert (processor.own is own) == publishing
+            queue.gate.set()
+            await until(lambda: processor.own not in (own, None))
+            assert processor._owned().epoch == 2
+            assert broker.services.counters.fenced == 1
+            assert sink.redirected == [1]
+            assert not stream.open
+            kinds = [(each.kind, each.epoch) for each in await pointers(broker, topic)]
+            assert kinds == [("opened", 1), *[("opened", 1)] * publishing, ("opened", 2)]
+
+    run(work())
+
+
+def test_only_a_higher_epoch_is_a_fence_and_every_other_error_ends_the_partition(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def events_after(error: MemqError) -> list[str]:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            own = processor.own
+            caplog.clear()
+            if isinstance(error, FencedError):
+                await broker.services.queue.publish(control(topic, "opened", 9))
+                processor._owned().unread = True
+            else:
+                failing(broker.services.queue, "publish", error)
+            await processor.restate()
+            await until(lambda: processor.own is not own or processor.failure is not None)
+            return events_of(caplog)
+
+    async def work() -> None:
+        assert await events_after(EpochFencedError("9")) == ["fenced"]
+        assert await events_after(CorruptDataError("what")) == ["processor-failed"]
+
+    run(work())
+
+
+def test_a_lost_epoch_settles_what_waits_and_leaves_nothing_behind() -> None:
+    async def work() -> None:
+        async with owning() as (broker, client, topic):
+            processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
+            store = broker.services.stores["main"] = GatedStore()
+            settled: list[MemqError | None] = []
+            location = Location(store="main", key="k", offset=0, length=70)
+            staged = StagedBatch(location, (), 5, 70, 0, 0, (0, 0), 0, 0, (), settled.append)
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            await store.begun.wait()
+            assert processor.ring.add_staged(staged, processor._now(), 1)
+            states = asyncio.create_task(processor._state())
+            await queue.begun.wait()
+            processor._fence(ObjectExistsError("somebody was here"))
+            ready = asyncio.create_task(processor._give_up_epoch())
+            await ready
+            assert processor._uploads == {}
+            assert isinstance(settled[0], MovedError)
+            with pytest.raises(MovedError, match="lost its epoch"):
+                await states
+            processor.fail(StoreError("enough"))
+            queue.gate.set()
+
+    run(work())
+
+
+def test_nobody_is_ready_while_an_epoch_is_given_up_and_settings_altered_meanwhile_hold_in_the_next() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
+            processor._fenced.set()
+            await queue.begun.wait()
+            assert processor.own is None
+            ready = asyncio.create_task(processor.ready())
+            await turns()
+            assert not ready.done()
+            altered = replace_settings(topic, stale_publish_ms=31_000, dedup_window_ms=900_000, ring_slots=3)
+            processor.follow(altered)
+            queue.gate.set()
+            await ready
+            own = processor._owned()
+            assert (own.stale_publish_s, own.dedup_window_ms, processor.ring.limits.slots) == (31.0, 900_000, 3)
+            assert processor.delivery_timeout_ms == topic.settings.delivery_timeout_ms
+
+    run(work())
+
+
+def replace_settings(topic: Topic, **settings: Any) -> Topic:
+    return msgspec.structs.replace(topic, settings=msgspec.structs.replace(topic.settings, **settings))
+
+
+def test_only_the_streams_of_one_producer_are_redirected_and_forgotten_by_none_but_a_fence() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor, sink = processor_of(broker, topic), Sink()
+            processor._streams.clear()
+            streams = [processor.open_stream(number, sink, producer, 1, 0) for number, producer in ((1, 9), (2, 8))]
+            processor._redirect_streams(of=streams[0].producer)
+            assert (sink.redirected, list(processor._streams)) == ([1], streams)
+            processor._redirect_streams()
+            assert (sink.redirected, list(processor._streams)) == ([1, 2], [])
+            assert not any(stream.open for stream in streams)
+
+    run(work())
+
+
+def test_an_opening_that_another_broker_won_ends_the_partition_and_others_are_tried_again() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            left: list[HeldBlocks] = []
+            processor = TopicProcessor(
+                broker.services, processor_of(broker, topic)._sharing, left.append, gone(topic), 0
+            )
+            processor.start()
+            with pytest.raises(MemqError) as caught:
+                await processor.ready()
+            assert processor.failure is caught.value
+            await processor.stop()
+            assert processor.failure is caught.value
+            assert not left
+
+    def gone(topic: Topic) -> Topic:
+        return msgspec.structs.replace(topic, id="f" * 32)
+
+    run(work())
