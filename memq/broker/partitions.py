@@ -165,8 +165,7 @@ class Partitions:
         entry = self._assignments.get(key)
         if entry is None:
             del self.processors[key]
-            processor.fail(_deleted(processor.topic))
-            self._let_go(processor, processor.stop())
+            self._let_go(processor, processor.stop())  # `refresh` says to it that it was deleted
         elif entry.broker != self._id:
             del self.processors[key]
             processor.moved_to = self._addresses.get(entry.broker, "")

@@ -27,9 +27,11 @@ from memq.errors import (
     ObjectExistsError,
     SpoolError,
     StoreError,
+    UnreachableError,
 )
 from memq.format.block import Buffer
 from memq.format.pointer import Location, ProducerEnd
+from memq.governor import Assignment
 from memq.notification import Entries, Publication
 from memq.notification.memory import MemoryQueue
 from memq.topic import ReadPartition, Topic, TopicSettings
@@ -145,6 +147,8 @@ def test_what_ended_a_partition_first_is_what_all_that_wait_get() -> None:
             unopened = TopicProcessor(broker.services, processor._sharing, lambda held: None, topic, 0)
             await unopened.restate()
             assert not unopened._restate, "its opening says all"
+            unopened.start_draining()
+            assert len(unopened.ring) == 0
 
     run(work())
 
@@ -227,6 +231,7 @@ def test_a_drain_takes_nothing_new_and_waits_for_no_batch_to_come_of_age() -> No
             processor = processor_of(broker, topic)
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             await until_held(processor, 1)
+            await turns()
             drain = asyncio.create_task(processor.drain())
             await asyncio.sleep(0)
             with pytest.raises(DrainingError):
@@ -241,8 +246,14 @@ def test_a_drain_takes_nothing_new_and_waits_for_no_batch_to_come_of_age() -> No
 def test_nothing_follows_the_last_word_of_an_epoch() -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):
-            queue = GatedQueue.close_gate(broker.services.queue)
-            processor = processor_of(broker, topic)
+            queue, coordinator = GatedQueue.close_gate(broker.services.queue), broker.services.coordinator
+            processor, assignment = processor_of(broker, topic), coordinator.assignment
+
+            async def slow(topic_id: str, partition: int) -> Assignment:
+                await turns()
+                return await assignment(topic_id, partition)
+
+            coordinator.assignment = slow  # type: ignore[method-assign]
             drain = asyncio.create_task(processor.drain())
             await queue.begun.wait()
             await processor.restate()
@@ -367,7 +378,7 @@ def test_blocks_that_come_in_one_round_after_another_make_one_batch(monkeypatch:
         async with owning() as (broker, _, topic):
             store = broker.services.stores["main"] = GatedStore()
             processor = processor_of(broker, topic)
-            monkeypatch.setattr(processor, "_now", lambda: 1.0)
+            monkeypatch.setattr(processor, "_now", lambda: 1.001)
             stream = processor.open_stream(2, Sink(), 9, 1, 0)
             slab = broker.services.pool.lease(256 * 1024)
             assert slab is not None
@@ -463,9 +474,21 @@ def test_only_a_higher_epoch_is_a_fence_and_every_other_error_ends_the_partition
             await until(lambda: processor.own is not own or processor.failure is not None)
             return events_of(caplog)
 
+    async def events_of_an_opening(error: MemqError) -> list[str]:
+        async with owning() as (broker, _, topic):
+            failing(broker.services.queue, "publish", error)
+            opening = TopicProcessor(broker.services, processor_of(broker, topic)._sharing, lambda held: None, topic, 0)
+            caplog.clear()
+            opening.start()
+            with pytest.raises(type(error)):
+                await opening.ready()
+            await opening.stop()
+            return events_of(caplog)
+
     async def work() -> None:
         assert await events_after(EpochFencedError("9")) == ["fenced"]
         assert await events_after(CorruptDataError("what")) == ["processor-failed"]
+        assert await events_of_an_opening(CorruptDataError("what")) == ["processor-failed"]
 
     run(work())
 
@@ -500,12 +523,23 @@ def test_nobody_is_ready_while_an_epoch_is_given_up_and_settings_altered_meanwhi
     async def work() -> None:
         async with owning() as (broker, _, topic):
             processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
+
+            async def upload() -> None:
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    await turns(50)
+
+            processor._uploads[7] = asyncio.create_task(upload())
+            await turns()
             processor._fenced.set()
+            await turns()
+            assert not queue.begun.is_set(), "the upload has not ended"
+            ready = asyncio.create_task(processor.ready())
             await queue.begun.wait()
             assert processor.own is None
-            ready = asyncio.create_task(processor.ready())
-            await turns()
             assert not ready.done()
+            failing(broker.services.coordinator, "topics", *[UnreachableError("it knows of no change")] * 9)
             altered = replace_settings(topic, stale_publish_ms=31_000, dedup_window_ms=900_000, ring_slots=3)
             processor.follow(altered)
             queue.gate.set()
