@@ -36,7 +36,7 @@ from memq.notification import Entries, Publication
 from memq.notification.memory import MemoryQueue
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, RUN_S_MAX, GatedStore, block_of, run, running_broker, until, write_frame
-from tests.unit.test_broker_epochs import connected, control, pointers, processor_of, until_held, until_sealed
+from tests.unit.test_broker_epochs import connected, control, pointers, processor_of, until_held
 from tests.unit.test_broker_opening import events_of, failing, owning
 
 AGED = TopicSettings(seal_when_idle=False, batch_age_ms_max=60_000)
@@ -189,11 +189,10 @@ def test_a_stop_ends_uploads_before_it_gives_the_memory_back_that_they_read() ->
 
     async def work(end: Callable[[TopicProcessor], Any]) -> None:
         async with owning() as (broker, client, topic):
-            broker.services.stores["main"] = Slow()
+            store = broker.services.stores["main"] = Slow()
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             processor = processor_of(broker, topic)
-            await until_sealed(processor)
-            await turns()
+            await store.begun.wait()
             slots[:] = processor.ring
             before = slots[0].slabs[0].references
             await end(processor)
@@ -486,7 +485,7 @@ def test_only_a_higher_epoch_is_a_fence_and_every_other_error_ends_the_partition
             return events_of(caplog)
 
     async def work() -> None:
-        assert await events_after(EpochFencedError("9")) == ["fenced"]
+        assert (await events_after(EpochFencedError("9")))[0] == "fenced", "it may have opened again since"
         assert await events_after(CorruptDataError("what")) == ["processor-failed"]
         assert await events_of_an_opening(CorruptDataError("what")) == ["processor-failed"]
 
