@@ -12,6 +12,8 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.sweep import Sweep, Unnamed
 from memq.client.aio_consumer import AsyncConsumer
+from memq.client.fields import check_fields, check_many
+from memq.client.staged_object import StagedObjectBuilder
 from memq.client.staged_writer import StagedCommits, StagedWriter
 from memq.errors import (
     CorruptDataError,
@@ -22,14 +24,19 @@ from memq.errors import (
     TooLargeError,
     TooOldError,
 )
+from memq.format.block import check_block
+from memq.format.columns import open_block
 from memq.format.key import manifest_key, staged_prefix
-from memq.format.manifest import Manifest, StagedObject, decode_manifest, encode_manifest
+from memq.format.manifest import Manifest, StagedObject, decode_manifest, digest_of, encode_manifest
+from memq.format.object import open_object
 from memq.format.pointer import Pointer, decode_pointer
+from memq.limits import SLOTS
 from memq.notification import Publication
 from memq.protocol.messages import PublishStaged
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, read_partitions, writer_id
 from tests.brokers import run, running_broker
+from tests.unit.toy_broker import toy_topic
 
 WRITER = "nightly"
 
@@ -357,6 +364,130 @@ def test_a_manifest_reads_back_and_any_other_bytes_are_named() -> None:
     for body in (b"", b"{}", b"[]", encode_manifest(manifest)[:-1], b"\xff", b'{"version":9}'):
         with pytest.raises(MemqError):
             decode_manifest(body)
+
+
+# ---- one object, without a store -----------------------------------------------------------------
+
+
+class Packed:
+    """An object of a builder with blocks of at least 200 bytes, for a topic of three partitions."""
+
+    def __init__(self, codec: str = "none") -> None:
+        self.topic = toy_topic(partitions=3, settings=TopicSettings(record_bytes_max=1_024))
+        self.builder = StagedObjectBuilder({"clicks": self.topic}, 7, block_bytes=200, codec=codec)
+
+    def add(self, value: bytes, key: bytes | None = None, partition: int | None = None) -> None:
+        self.builder.add("clicks", check_fields(value, key, None, None, None), partition, 60_000)
+
+    def add_many(self, sizes: Sequence[int], keys: Sequence[bytes | None] | None = None) -> None:
+        self.builder.add_many("clicks", check_many([bytes(size) for size in sizes], keys, None, None), 60_000)
+
+    def blocks(self) -> tuple[StagedObject, list[tuple[int, list[int]]]]:
+        """Return what the manifest says, and per block its partition and the sizes of its values."""
+        buffers, _, staged = self.builder.build("memq", "w", "staged/key", 61_000)
+        body = b"".join(buffers)
+        index = open_object(body)
+        assert (len(body), staged.producer) == (staged.bytes, f"{7:016x}")
+        found = []
+        for batch, piece in zip(index.batches, staged.pieces, strict=True):
+            assert (batch.offset, batch.length, batch.partition) == (piece.offset, piece.length, piece.partition)
+            assert batch.epoch == 0, "no owner has written it"
+            end, sequence, raw = piece.offset, 0, 0
+            for entry in index.blocks[batch.first_block : batch.first_block + batch.blocks]:
+                data = body[entry.offset : entry.offset + entry.length]
+                header = check_block(data)
+                assert (entry.offset, header.first_sequence, header.producer_id) == (end, sequence, 7)
+                end, sequence, raw = end + entry.length, header.next_sequence, raw + header.raw_length
+                found.append((piece.partition, [len(value or b"") for value in open_block(data).values()]))
+            assert (end, sequence, raw) == (piece.offset + piece.length, piece.records, piece.raw_bytes)
+        assert index.blocks[-1].offset + index.blocks[-1].length == staged.index_offset
+        return staged, found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([100, 100, 100, 100], [(0, [100, 100]), (1, [100, 100])]),
+        ([100, 99, 1, 1], [(0, [100, 99, 1]), (1, [1])]),
+        ([200, 100, 99, 1], [(0, [200]), (1, [100, 99, 1])]),
+        ([300, 300, 300, 300], [(0, [300]), (0, [300]), (1, [300]), (2, [300])]),
+        ([1], [(0, [1])]),
+    ],
+)
+def test_many_records_without_keys_are_cut_at_the_size_of_a_block_and_take_turns(
+    sizes: list[int], expected: list[tuple[int, list[int]]]
+) -> None:
+    packed = Packed()
+    packed.add_many(sizes)
+    assert packed.blocks()[1] == expected
+
+
+def test_blocks_of_single_records_are_cut_at_their_size_and_only_free_ones_take_turns() -> None:
+    packed = Packed()
+    for size in (179, 1, 178, 1, 179):  # a block costs 16 bytes, and each of its rows 5
+        packed.add(bytes(size))
+    packed.add(bytes(300), partition=2)
+    packed.add(bytes(300), key=b"k1")  # of the second partition
+    packed.add(bytes(1))
+    packed.add_many([50, 300], [None, b"k1"])
+    assert packed.blocks()[1] == [
+        (0, [179]),
+        (0, [1, 50]),
+        (1, [1, 178]),
+        (1, [300]),
+        (1, [300]),
+        (2, [1, 179]),
+        (2, [300]),
+    ]
+
+
+def test_a_block_with_a_record_of_a_chosen_partition_may_hold_any_key() -> None:
+    packed = Packed()
+    own = packed.topic.partitions[1]
+    for key, partition in ((b"k1", None), (b"a", 1), (b"kX", None)):
+        packed.add(bytes(300), key, partition)
+    buffers, _, _ = packed.builder.build("memq", "w", "k", 61_000)
+    ranges = [(header.slot_first, header.slot_last) for header in map(check_block, buffers[:-1])]
+    assert ranges == [(own.slot_first, own.slot_last), (0, SLOTS - 1), (own.slot_first, own.slot_last)]
+
+
+def test_what_a_staged_object_holds_is_known_while_it_grows() -> None:
+    packed = Packed("zstd")
+    packed.add(bytes(100))
+    assert packed.builder.bytes == 105
+    packed.add_many([50])
+    assert packed.builder.bytes == 160
+    packed.add(bytes(500), partition=1)
+    staged, _ = packed.blocks()
+    assert abs(packed.builder.bytes - staged.index_offset) <= 2 * 16, "what was packed counts as it is packed"
+    assert staged.index_offset < 500, "and it was packed"
+
+
+def test_records_in_any_order_and_in_any_calls_have_one_digest() -> None:
+    one, other, less = Packed(), Packed(), Packed()
+    one.add_many([3, 4, 5], [b"a", None, b"b"])
+    for size, key in ((5, b"b"), (3, b"a"), (4, None)):
+        other.add(bytes(size), key)
+    less.add_many([3, 4, 5])
+    digests = [each.blocks()[0].digest for each in (one, other, less)]
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[2] == f"{digest_of([bytes(3), bytes(4), bytes(5)]):016x}"
+
+
+def test_a_record_that_is_too_large_is_refused_among_small_ones() -> None:
+    packed = Packed()
+    with pytest.raises(TooLargeError):
+        packed.add_many([1, 1_025, 1])
+    packed.add_many([1_024])
+
+
+def test_the_least_times_of_blocks_are_said_by_the_minute() -> None:
+    packed = Packed()
+    for timestamp_ms in (120_500, 120_400, 179_999, 180_500, 180_400, 121_000):
+        fields = check_fields(bytes(300), None, None, timestamp_ms, None)
+        packed.builder.add("clicks", fields, 1, 0)
+    staged, _ = packed.blocks()
+    assert staged.pieces[0].times == ((120_400, 3), (180_400, 5), (121_000, 6))
 
 
 async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int:
