@@ -442,7 +442,6 @@ class PartitionFlow:
         self.counts.expired_records += lost
         silent, here = self._begins_anywhere, self._passed_totals()
         if pointer is not None:
-            self._progress.start_at(pointer)
             self._pass(slot)
         else:
             self.counts.expired_offsets += gap.first - slot.offset
