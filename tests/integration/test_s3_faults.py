@@ -99,6 +99,22 @@ async def test_a_put_carries_its_checksum_and_its_marks(server: FaultyS3, store:
     assert asked.headers["if-none-match"] == "*"
 
 
+@over_paths(storage_class="STANDARD_IA", sse="aws:kms", sse_kms_key_id="our-key")
+async def test_a_put_asks_for_its_storage_class_and_encryption(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    (asked,) = server.asked
+    named = ("x-amz-storage-class", "x-amz-server-side-encryption", "x-amz-server-side-encryption-aws-kms-key-id")
+    assert [asked.headers[name] for name in named] == ["STANDARD_IA", "aws:kms", "our-key"]
+    assert asked.headers["content-type"] == "application/octet-stream"
+
+
+@over_paths()
+async def test_a_put_without_settings_asks_for_nothing_more(server: FaultyS3, store: S3Handler) -> None:
+    await put(store)
+    (asked,) = server.asked
+    assert not any(name.startswith(("x-amz-storage", "x-amz-server-side")) for name in asked.headers)
+
+
 @over_paths()
 async def test_a_put_whose_answer_was_lost_is_a_success(server: FaultyS3, store: S3Handler) -> None:
     server.plan("PUT", Fault("lost"))

@@ -6,7 +6,17 @@ import random
 from dataclasses import fields
 from pathlib import Path
 
+import aiohttp
 import pytest
+from botocore.exceptions import (
+    ClientError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    SSOError,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +30,7 @@ from memq.errors import (
     StoreError,
     UnknownSettingError,
 )
+from memq.storage_handlers.s3.aio_path import _answers
 from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for, meaning
 from memq.storage_handlers.s3.breaker import BreakerState, CircuitBreaker
 from memq.storage_handlers.s3.data_path import cut_parts, found_of
@@ -113,6 +124,36 @@ def test_keys_that_can_not_be_had_are_no_server_that_is_away() -> None:
     error = error_for(answer, "object 'k' not stored", "bucket 'b'", "k")
     assert isinstance(error, StoreError)  # a role's keys may come later
     assert "boto3" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "text"),
+    [
+        (NoCredentialsError(), 401, "NoCredentials", "Unable to locate credentials"),
+        (PartialCredentialsError(provider="env", cred_var="secret"), 401, "NoCredentials", "secret"),
+        (NoRegionError(), 0, "NoCredentials", "specify a region"),
+        (CredentialRetrievalError(provider="role", error_msg="gone"), 0, "NoCredentials", "gone"),
+        (SSOError(), 0, "NoCredentials", "unspecified"),
+        (RuntimeError(""), 0, "NoCredentials", "RuntimeError"),
+        (ValueError("no JSON"), 0, "NoCredentials", "no JSON"),
+        (EndpointConnectionError(endpoint_url="http://h"), 0, "", "http://h"),
+        (aiohttp.ClientPayloadError("cut"), 0, "", "cut"),
+        (OSError(), 0, "", "OSError"),
+        (ClientError({"Error": {"Code": "SlowDown", "Message": "x" * 400}}, "Put"), 0, "SlowDown", "x" * 300),
+        (ClientError({"Error": {"Code": "404"}, "ResponseMetadata": {"HTTPStatusCode": 404}}, "Head"), 404, "", ""),
+        (ClientError({}, "Put"), 0, "", ""),
+    ],
+)
+def test_each_error_of_the_second_library_is_an_answer(error: Exception, status: int, code: str, text: str) -> None:
+    for has_body in (True, False):
+        with pytest.raises(StoreAnswer) as caught, _answers(has_body=has_body):
+            raise error
+        answer = caught.value
+        assert (answer.status, answer.code) == (status, code)
+        assert text in answer.text
+        assert len(answer.text) <= 300
+        if isinstance(error, ClientError):
+            assert answer.has_body is has_body
 
 
 # ---- breaker ---------------------------------------------------------------------------------

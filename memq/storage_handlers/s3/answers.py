@@ -143,8 +143,11 @@ def meaning(status: int, code: str, *, has_body: bool = True) -> Meaning:
 MAY_PASS = (Meaning.TRY_AGAIN, Meaning.SLOW_DOWN, Meaning.DAMAGED, Meaning.UNEXPLAINED)
 
 
-def error_for(answer: StoreAnswer, failure: str, place: str, key: str) -> MemqError:
-    """Return memq's error for an answer; `failure` says what was not done, `place` where the bucket is."""
+def error_for(answer: StoreAnswer, failure: str, place: str, key: str = "") -> MemqError:
+    """Return memq's error for an answer; `failure` says what was not done, `place` where the bucket is.
+
+    `key` is that of NO_KEY, which only callers of `Attempts.run` judge.
+    """
     hint = _hint(answer)
     match answer.meaning:
         case Meaning.NO_KEY:

@@ -54,7 +54,6 @@ class Attempts:
         request: Request[T],
         failure: str,
         *,
-        key: str = "",
         hedge: bool = False,
         deadline_s: float | None = None,
     ) -> T:
@@ -67,14 +66,14 @@ class Attempts:
         until_s = self.deadline() if deadline_s is None else deadline_s
         tries = 0
         while True:
-            await self._admission(until_s, failure, key)
+            await self._admission(until_s, failure)
             try:
                 return await self._hedged(kind, size, request, hedge=hedge)
             except StoreAnswer as answer:
                 if answer.meaning in (Meaning.TAKEN, Meaning.NO_KEY, Meaning.NO_RANGE):
                     raise
                 tries += 1
-                await self._pause(answer, tries, until_s, error_for(answer, failure, self._place, key))
+                await self._pause(answer, tries, until_s, error_for(answer, failure, self._place))
 
     async def pause(self, tries: int, until_s: float, text: str) -> None:
         """Wait before a call does its `tries`-th further try. Raises: StoreError when its time is over."""
@@ -92,12 +91,12 @@ class Attempts:
         self.events.info("s3-retry", f"try {tries}: {error}")
         await asyncio.sleep(delay_s)
 
-    async def _admission(self, until_s: float, failure: str, key: str) -> None:
+    async def _admission(self, until_s: float, failure: str) -> None:
         """Wait until the breaker lets a request through. Raises: what the last request met that failed."""
         while wait_s := self.breaker.ask(self._now(), _LEASE_S):
             wait_s = min(wait_s, _LOOK_AGAIN_S)  # the one that tries may succeed long before its time is over
             if self._now() + wait_s >= until_s:
-                error = error_for(self._last, failure, self._place, key)
+                error = error_for(self._last, failure, self._place)
                 error.add_note("not asked again so soon: it has failed too often")
                 raise error from self._last
             await asyncio.sleep(wait_s)

@@ -127,7 +127,7 @@ class S3Handler:
             await path.put(order)
 
         failure = f"object '{key}' not stored"
-        await self._attempts.run("put", order.size, send, failure, key=key, hedge=not in_parts, deadline_s=until_s)
+        await self._attempts.run("put", order.size, send, failure, hedge=not in_parts, deadline_s=until_s)
 
     async def delete(self, key: str) -> None:
         """See `ObjectWriter.delete`."""
@@ -269,9 +269,7 @@ class S3Handler:
         await self._path.open()
         what = f"objects under '{key}'" if kind == "list" else f"object '{key}'"
         try:
-            return await self._attempts.run(
-                kind, size, request, f"{what} {failure}", key=key, hedge=hedge, deadline_s=until_s
-            )
+            return await self._attempts.run(kind, size, request, f"{what} {failure}", hedge=hedge, deadline_s=until_s)
         except StoreAnswer as answer:
             if answer.meaning is Meaning.NO_RANGE:
                 raise

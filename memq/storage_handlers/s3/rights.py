@@ -82,7 +82,7 @@ async def _refusal(
     Raises: MemqError for all else, also when the keys themselves are wrong.
     """
     try:
-        await attempts.run("check", 0, request, f"{bucket.place} not checked", key=key)
+        await attempts.run("check", 0, request, f"{bucket.place} not checked")
     except DeniedError as error:
         cause = error.__cause__
         if isinstance(cause, StoreAnswer) and cause.code in OF_THE_KEYS:
