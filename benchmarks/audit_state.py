@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from memq.audit.live.books import Books
-from memq.audit.live.database import SqliteDatabase
+from memq.audit.live.partition_state import Books
 from memq.audit.live.rows import QUEUE, Row
-from memq.audit.live.store import AuditStore, Changes, Step
+from memq.audit.live.storage.database import SqliteDatabase
+from memq.audit.live.storage.store import AuditStore, Changes, Step
 from memq.audit.minutes import MINUTE_MS
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 
 TOPICS = 1_000
 MINUTES = 1_440

@@ -25,8 +25,8 @@ from benchmarks.results import Figure, Options, median
 from benchmarks.servers import load
 from memq.audit.dashboard.audited import LiveSource
 from memq.audit.dashboard.view import TopicRow
-from memq.audit.live.database import SqliteDatabase
-from memq.clock import SystemClock
+from memq.audit.live.storage.database import SqliteDatabase
+from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from tests.browsers import chromium
 from tests.dashboards import Served, served

@@ -20,8 +20,8 @@ from folders import claim, clear
 from injury import Injury, injure
 
 import memq
-from memq.audit.live.database import SqliteDatabase
 from memq.audit.live.finding import LiveFinding
+from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.view import AuditView
 
 GROUP = "demo"

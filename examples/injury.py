@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 from awscrt.checksums import crc32c
 
-from memq.clock import SystemClock
-from memq.format.block import parse_header, scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import parse_header, scope_of
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification import Publication
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import ReadPartition, Topic
 

@@ -21,8 +21,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import memq
 from localstack.spark import spark_environment
 from memq.spark.pipelines.__main__ import pipelines
-from memq.spark.pipelines.file_store import place_of_text
-from memq.spark.pipelines.from_files import read_files
+from memq.spark.pipelines.files.file_store import place_of_text
+from memq.spark.pipelines.files.from_files import read_files
 
 ended = ExitStack()
 atexit.register(ended.close)

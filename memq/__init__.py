@@ -13,33 +13,33 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from memq import aio as aio
     from memq import errors as errors
-    from memq.client.admin import Admin as Admin
-    from memq.client.batch import Batch as Batch
-    from memq.client.collector import ClientCollector as ClientCollector
-    from memq.client.consumer import Consumer as Consumer
-    from memq.client.delivery import Ack as Ack
-    from memq.client.delivery import Delivery as Delivery
-    from memq.client.producer import Producer as Producer
-    from memq.client.read_arrow import read_arrow as read_arrow
-    from memq.client.record import Record as Record
+    from memq.client.admin.admin import Admin as Admin
+    from memq.client.consumer.batch import Batch as Batch
+    from memq.client.consumer.consumer import Consumer as Consumer
+    from memq.client.consumer.read_arrow import read_arrow as read_arrow
+    from memq.client.consumer.record import Record as Record
+    from memq.client.observers.collector import ClientCollector as ClientCollector
+    from memq.client.producer.delivery import Ack as Ack
+    from memq.client.producer.delivery import Delivery as Delivery
+    from memq.client.producer.producer import Producer as Producer
     from memq.errors import MemqError as MemqError
     from memq.topic import Position as Position
 
 # Where each public name lives. Importing all of it would cost a program that only sends 30 ms at its start.
 _HOMES = {
-    "Ack": "memq.client.delivery",
-    "Admin": "memq.client.admin",
-    "Batch": "memq.client.batch",
-    "ClientCollector": "memq.client.collector",
-    "Consumer": "memq.client.consumer",
-    "Delivery": "memq.client.delivery",
+    "Ack": "memq.client.producer.delivery",
+    "Admin": "memq.client.admin.admin",
+    "Batch": "memq.client.consumer.batch",
+    "ClientCollector": "memq.client.observers.collector",
+    "Consumer": "memq.client.consumer.consumer",
+    "Delivery": "memq.client.producer.delivery",
     "MemqError": "memq.errors",
     "Position": "memq.topic",
-    "Producer": "memq.client.producer",
-    "Record": "memq.client.record",
+    "Producer": "memq.client.producer.producer",
+    "Record": "memq.client.consumer.record",
     "aio": "memq.aio",
     "errors": "memq.errors",
-    "read_arrow": "memq.client.read_arrow",
+    "read_arrow": "memq.client.consumer.read_arrow",
 }
 
 

@@ -6,20 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memq.client.aio_admin import AsyncAdmin as Admin
-    from memq.client.aio_consumer import AsyncConsumer as Consumer
-    from memq.client.aio_producer import AsyncProducer as Producer
-    from memq.client.delivery import Ack
-    from memq.client.delivery import AsyncDelivery as Delivery
+    from memq.client.admin.aio_admin import AsyncAdmin as Admin
+    from memq.client.consumer.aio_consumer import AsyncConsumer as Consumer
+    from memq.client.producer.aio_producer import AsyncProducer as Producer
+    from memq.client.producer.delivery import Ack
+    from memq.client.producer.delivery import AsyncDelivery as Delivery
 
 __all__ = ["Ack", "Admin", "Consumer", "Delivery", "Producer"]
 
 _HOMES = {
-    "Ack": ("memq.client.delivery", "Ack"),
-    "Admin": ("memq.client.aio_admin", "AsyncAdmin"),
-    "Consumer": ("memq.client.aio_consumer", "AsyncConsumer"),
-    "Delivery": ("memq.client.delivery", "AsyncDelivery"),
-    "Producer": ("memq.client.aio_producer", "AsyncProducer"),
+    "Ack": ("memq.client.producer.delivery", "Ack"),
+    "Admin": ("memq.client.admin.aio_admin", "AsyncAdmin"),
+    "Consumer": ("memq.client.consumer.aio_consumer", "AsyncConsumer"),
+    "Delivery": ("memq.client.producer.delivery", "AsyncDelivery"),
+    "Producer": ("memq.client.producer.aio_producer", "AsyncProducer"),
 }
 
 

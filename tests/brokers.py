@@ -10,15 +10,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from memq.broker.broker import Broker
-from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
+from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
-from memq.broker.slabs import SlabPool
 from memq.broker.spool.writer import Spool
-from memq.clock import SystemClock
-from memq.format.block import Buffer, parse_header, scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import Buffer, parse_header, scope_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime, parse_address
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, WRITE_PREFIX, AckLevel, Api, Frame, FrameReader, encode_frame
 from memq.protocol.messages import (
@@ -31,6 +29,8 @@ from memq.protocol.messages import (
     decode_message,
     encode_message,
 )
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime, parse_address
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic

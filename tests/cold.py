@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import memq
-from memq.client.fetcher import ReadMode
-from memq.cold import compaction
-from memq.cold.compaction import TrimmedQueue
-from memq.cold.copying import Copied, Copier
-from memq.cold.files import ColdFiles
-from memq.cold.plan import ColdRule
-from memq.network import Runtime
-from memq.notification.sqlite import SqliteQueue
+from memq.client.consumer.fetch.fetcher import ReadMode
+from memq.compaction import compaction
+from memq.compaction.compaction import TrimmedQueue
+from memq.compaction.copying import Copied, Copier
+from memq.compaction.files import ColdFiles
+from memq.compaction.plan import ColdRule
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.network import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Self
 
 import memq
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 from tests.processes import BrokerProcess
 
 TOPIC = "clicks"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 
 
 def moment() -> datetime:

@@ -13,7 +13,7 @@ from tests.memq_process import BrokerServer
 SESSION_TIMEOUT_MS = 1_500
 _BEHIND = """
 import sys, time
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 SystemClock.wall_ms = lambda self: time.time_ns() // 1_000_000 - {}
 from memq.cli import main
 sys.exit(main())

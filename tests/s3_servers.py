@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localstack.servers import start_s3
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.storage_handlers.s3.handler import S3Handler
 

@@ -19,8 +19,8 @@ import uvloop
 
 from memq.broker.broker import Broker
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.filesystem import FilesystemHandler

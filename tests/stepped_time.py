@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from memq.clock import SystemClock
-from memq.network import Runtime
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memq.broker.retention import sweep
 from memq.broker.services import Services
+from memq.broker.upkeep.retention import sweep
 
 
 async def sweep_twice(services: Services, age_ms: int) -> tuple[int, int]:

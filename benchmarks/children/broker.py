@@ -15,11 +15,11 @@ import uvloop
 from benchmarks.children.commands import answer, commands_async, options, use_cubic
 from memq.broker.broker import Broker
 from memq.broker.process import calm_collector
-from memq.clock import SystemClock
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB
-from memq.network import ProtocolFactory, Runtime, SocketListener, SocketNetwork
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import ProtocolFactory, Runtime, SocketListener, SocketNetwork
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer, StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler

@@ -14,10 +14,9 @@ import time
 from awscrt.checksums import crc32c
 
 from benchmarks.children.commands import Command, answer, commands, use_cubic
-from memq.format.block import CHECKED_FROM, scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import CHECKED_FROM, scope_of
 from memq.limits import BLOCK_HEADER_BYTES, FRAME_PREFIX_BYTES, KIB, MIB
-from memq.network import parse_address
 from memq.protocol.frames import ACK, HELLO_MAGIC, VERSIONS, WRITE_PREFIX, AckLevel, Api, Frame, encode_frame
 from memq.protocol.frames import PREFIX as FRAME_PREFIX
 from memq.protocol.messages import (
@@ -29,6 +28,7 @@ from memq.protocol.messages import (
     decode_message,
     encode_message,
 )
+from memq.runtime.network import parse_address
 
 WINDOW_BYTES = 32 * MIB  # unacked, of all connections
 SEND_BYTES = 1 * MIB

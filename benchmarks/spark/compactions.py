@@ -38,8 +38,8 @@ def compaction_figures(scene: Scene, options: Options) -> list[Figure]:
 
 def _compact(scene: Scene, place: str) -> None:
     from memq.spark.options import read_options
-    from memq.spark.pipelines.file_store import place_of_text
-    from memq.spark.pipelines.to_files import write_files
+    from memq.spark.pipelines.files.file_store import place_of_text
+    from memq.spark.pipelines.files.to_files import write_files
 
     options = read_options({"brokers": scene.address, "topics": COMPACTED})
     manifest = write_files(scene.spark, options, place_of_text(place), settled=False)
@@ -67,7 +67,7 @@ def _small_topics(scene: Scene, count: int) -> list[str]:
 
 
 def _enlarge(scene: Scene, topics: Iterator[str]) -> None:
-    from memq.cold.plan import ColdRule
+    from memq.compaction.plan import ColdRule
     from memq.spark.options import read_options
     from memq.spark.pipelines.large_objects import compact_objects
 

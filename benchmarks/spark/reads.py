@@ -74,9 +74,9 @@ def decoded(spark: SparkSession, objects: Path) -> DataFrame:
 def _values(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow
 
-    from memq.format.arrow import block_rows
-    from memq.format.block import BlockHeader
-    from memq.format.columns import BlockReader
+    from memq.format.blocks.arrow import block_rows
+    from memq.format.blocks.columns import BlockReader
+    from memq.format.blocks.header import BlockHeader
     from memq.format.object import scan_object
 
     for batch in batches:

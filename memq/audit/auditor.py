@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, Tail
-from memq.audit.batch_check import NO_NUMBER, BatchCheck, BlockCheck
-from memq.audit.checked import Checked
-from memq.audit.contents import Contents
+from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck
+from memq.audit.checks.checked_entry import Checked
+from memq.audit.checks.contents import Contents
 from memq.audit.minutes import Met, Minutes, active_ms, late_ms, window_ms
 from memq.audit.totals import RunningTotals
 from memq.audit.verdict import (
@@ -29,7 +29,7 @@ from memq.audit.verdict import (
     Verdict,
 )
 from memq.errors import CorruptDataError, MemqError, TooLargeError
-from memq.format.block import BlockHeader
+from memq.format.blocks.header import BlockHeader
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Span

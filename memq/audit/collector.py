@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memq.audit.auditor import Auditor
-from memq.audit.checker import Checker
+from memq.audit.checks.checker import Checker
+from memq.audit.checks.whole_object import ReadObject
 from memq.audit.verdict import THROUGH_STORE, Verdict
-from memq.audit.whole_object import ReadObject
 from memq.errors import MemqError, TooLargeError
 from memq.notification import PointerReader
 from memq.topic import Topic, read_partitions

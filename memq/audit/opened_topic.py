@@ -6,18 +6,18 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from memq.audit.checks.whole_object import ReadObject, read_by_ranges
 from memq.audit.verdict import THROUGH_STORE
-from memq.audit.whole_object import ReadObject, read_by_ranges
-from memq.client.any_broker import AnyBroker
+from memq.client.broker_router import AnyBroker
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.stores import OpenStores
 from memq.errors import CorruptDataError, DeniedError, MemqError
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.key import shared_prefix, topic_prefix
 from memq.format.pointer import Location
-from memq.network import Runtime
 from memq.notification.remote import RemoteQueue
+from memq.runtime.network import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic
 

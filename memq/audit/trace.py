@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memq.errors import MemqError
-from memq.format.block import BlockHeader, Buffer, parse_header
-from memq.format.columns import open_block
+from memq.format.blocks.columns import open_block
+from memq.format.blocks.header import BlockHeader, Buffer, parse_header
 from memq.format.pointer import Pointer
 from memq.notification import Entry
 from memq.topic import Position, slot_of_key

@@ -12,21 +12,21 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
-from memq.broker.limit_settings import client_limits
-from memq.broker.lost_queue import LostQueue
+from memq.broker.ingest.quota_settings import client_limits
 from memq.broker.peer import connect_peer
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.start_step import start_step
 from memq.broker.store_mark import StoreMark
+from memq.broker.upkeep.lost_logs import LostQueue
 from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator, MarkedCoordinator
 from memq.governor.data_folder import lock_folder, make_folder
 from memq.governor.standalone import StandaloneCoordinator
-from memq.logs import EventLog
-from memq.network import Runtime, format_address
 from memq.notification import NotificationQueue
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime, format_address
 from memq.settings import BrokerSettings, PartSettings, did_you_mean
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler

@@ -8,33 +8,33 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from memq.broker.audit_topic import make_audit_topic
-from memq.broker.connection import Connection
-from memq.broker.hot import HotBatches
-from memq.broker.intake import Intake
-from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits, LimitBook
+from memq.broker.api.requests import Requests
+from memq.broker.ingest.connection import Connection
+from memq.broker.ingest.intake import Intake
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, LimitBook
+from memq.broker.ingest.slabs import SLAB_BYTES, SlabPool
 from memq.broker.metrics import Counters
+from memq.broker.partition.recent_batch_cache import HotBatches
+from memq.broker.partition.shared_objects import Sharing
 from memq.broker.partitions import Partitions
-from memq.broker.requests import Requests
 from memq.broker.services import Services
-from memq.broker.sharing import Sharing
-from memq.broker.slabs import SLAB_BYTES, SlabPool
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.writer import Spool
 from memq.broker.start_step import start_step
 from memq.broker.traffic import Traffic
-from memq.broker.turns import bunches
+from memq.broker.upkeep.audit_topic import make_audit_topic
 from memq.errors import FencedError, InvalidRequestError, MemqError, NotFoundError, ProtocolError
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.governor import Governor
-from memq.network import Address, Listener, Runtime, format_address, parse_address
 from memq.notification import NotificationQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import Draining, encode_message
+from memq.runtime.network import Address, Listener, Runtime, format_address, parse_address
+from memq.runtime.tasks import TaskOwner
+from memq.runtime.timed_semaphore import bunches
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
-from memq.tasks import TaskOwner
 from memq.topic import ReadPartition, read_partitions
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from opentelemetry.trace import SpanKind, TracerProvider, get_tracer_provider
 
-from memq.broker.batch import SealedBatch
-from memq.clock import Clock
-from memq.traces import Attributes, Block, Traces
+from memq.broker.partition.batch import SealedBatch
+from memq.observe.traces import Attributes, Block, Traces
+from memq.runtime.clock import Clock
 
 
 class BrokerTraces:

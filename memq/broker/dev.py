@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memq.broker.broker import Broker
-from memq.broker.limit_book import NO_CLIENT_LIMITS, ClientLimits
-from memq.broker.pointers import LogReading
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
-from memq.broker.retention import sweep
 from memq.broker.spool.files import SpoolFiles
+from memq.broker.upkeep.pointers import LogReading
+from memq.broker.upkeep.retention import sweep
 from memq.errors import CorruptDataError
 from memq.format.key import sweep_prefix
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
-from memq.network import Runtime
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.filesystem import FilesystemHandler
 

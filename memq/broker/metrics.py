@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
-from memq.metrics import METRICS, lines_of
+from memq.observe.metrics import METRICS, lines_of
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -41,7 +41,7 @@ class Histogram:
 class Counters:
     """Counters of a broker.
 
-    Each field is the metric of the same name after `memq_broker_` in `memq.metrics`.
+    Each field is the metric of the same name after `memq_broker_` in `memq.observe.metrics`.
     """
 
     received_bytes: int = 0

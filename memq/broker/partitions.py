@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
-from memq.backoff import backoff_s
-from memq.broker.forwarding import Forwarder
+from memq.broker.partition.shared_objects import Sharing
+from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.progress import Progress
 from memq.broker.services import Services
-from memq.broker.sharing import Sharing
-from memq.broker.topic_processor import TopicProcessor
+from memq.broker.spool.forwarding import Forwarder
 from memq.errors import (
     AlreadyExistsError,
     DrainingError,
@@ -26,7 +25,8 @@ from memq.errors import (
 )
 from memq.governor import Assignment, BrokerEntry
 from memq.protocol.messages import Owner
-from memq.tasks import TaskOwner
+from memq.runtime.backoff import backoff_s
+from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions
 
 STARTING_MS = 200  # when to come back to a broker that is just starting

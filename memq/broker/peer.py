@@ -7,11 +7,11 @@ from typing import cast
 
 from memq import __version__
 from memq.errors import MemqError, ProtocolError, TimedOutError, UnreachableError
-from memq.network import Runtime, parse_address
 from memq.protocol.connection import Conversation, Side
 from memq.protocol.forward import encode_forward
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
 from memq.protocol.messages import Forward, Hello, HelloAnswer, Nack, decode_message, encode_message, error_of
+from memq.runtime.network import Runtime, parse_address
 from memq.topic import Topic
 
 CONNECT_TIMEOUT_S = 10.0

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
+from memq.broker.api.http import HttpPort
 from memq.broker.broker import Broker
-from memq.broker.http import HttpPort
-from memq.broker.limit_metrics import LimitCollector
+from memq.broker.ingest.quota_metrics import LimitCollector
 from memq.broker.metrics import CounterCollector
-from memq.broker.retention import look_after
+from memq.broker.partition.topic_processor import given_up_text
 from memq.broker.signals import Signals
 from memq.broker.store_metrics import StoreCollector
-from memq.broker.topic_processor import given_up_text
+from memq.broker.upkeep.retention import look_after
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
-from memq.network import Runtime, format_address
+from memq.runtime.network import Runtime, format_address
 from memq.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _name_held(broker: Broker) -> None:
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
     """Run retention at its interval and the sweep several times per safety age.
 
-    One broker of a cluster sweeps, the governor: any could (`memq.broker.sweep`), but a listing costs requests.
+    One broker of a cluster sweeps, the governor: any could (`memq.broker.upkeep.sweep`), but a listing costs requests.
     """
     clock = broker.services.runtime.clock
     swept_s = clock.monotonic()
@@ -165,7 +165,7 @@ def traces_of(settings: BrokerSettings, runtime: Runtime) -> BrokerTraces | None
 
 
 def metrics_of(broker: Broker) -> CollectorRegistry:
-    """Return what a broker exports: all that `memq.metrics` says of brokers and stores."""
+    """Return what a broker exports: all that `memq.observe.metrics` says of brokers and stores."""
     registry = CollectorRegistry()
     registry.register(CounterCollector(broker.services.counters, _gauges(broker)))
     registry.register(StoreCollector(broker.services.stores))

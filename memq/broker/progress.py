@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memq.clock import Clock
-from memq.logs import EventLog
+from memq.runtime.clock import Clock
+from memq.runtime.logs import EventLog
 
 INTERVAL_S = 5.0
 

@@ -6,21 +6,21 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memq.broker.hot import HotBatches
-from memq.broker.limit_book import LimitBook
-from memq.broker.lost_queue import LostQueue
+from memq.broker.ingest.quotas import LimitBook
+from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
-from memq.broker.slabs import SlabPool
+from memq.broker.partition.recent_batch_cache import HotBatches
 from memq.broker.spool.writer import Spool
-from memq.broker.turns import Turns
-from memq.cold.files import ColdFiles
-from memq.cold.reader import ColdReader
+from memq.broker.upkeep.lost_logs import LostQueue
+from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdReader
 from memq.governor import Coordinator
 from memq.governor.balance import STRATEGIES
 from memq.governor.planner import Planner
-from memq.logs import EventLog
-from memq.network import Runtime
 from memq.notification import NotificationQueue
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.runtime.timed_semaphore import Turns
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 

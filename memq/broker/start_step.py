@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from memq.backoff import backoff_s
 from memq.errors import UnreachableError
-from memq.logs import EventLog
-from memq.network import Runtime
+from memq.runtime.backoff import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import Metric
 
-from memq.metrics import lines_of
+from memq.observe.metrics import lines_of
 from memq.storage_handlers import Counted, StorageHandler
 
 

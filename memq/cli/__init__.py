@@ -17,26 +17,26 @@ COMPLETE_VARIABLE = "_MEMQ_COMPLETE"  # set by the shell when it asks for comple
 
 # name: (module, attribute, what it does); in the order of help
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "dev": ("memq.cli.dev", "dev", "run broker, store, queue and auditor in one process, on one folder"),
-    "broker": ("memq.cli.broker", "broker", "run one broker of a cluster; list and drain those that run"),
-    "governor": ("memq.cli.governor", "governor", "show what the governor would change"),
-    "topic": ("memq.cli.topic", "topic", "list, create, describe, alter and delete topics"),
-    "produce": ("memq.cli.produce", "produce", "send records, one per line of stdin or files"),
-    "consume": ("memq.cli.consume", "consume", "print records"),
-    "group": ("memq.cli.group", "group", "list, describe, reset and delete consumer groups"),
-    "lag": ("memq.cli.lag", "lag", "how far groups are behind, in records and bytes"),
-    "inspect": ("memq.cli.inspect", "inspect", "show what an object holds"),
-    "verify": ("memq.cli.verify", "verify", "check objects, folders or topics: index, blocks, checksums"),
-    "audit": ("memq.cli.audit", "audit", "say what was lost, doubled or damaged, and how sure that is"),
-    "trace": ("memq.cli.trace", "trace", "show the whole path of one record"),
-    "auditor": ("memq.cli.auditor", "auditor", "watch all topics for lost, doubled and damaged records"),
-    "import": ("memq.cli.import_topics", "import_topics", "copy topics of a Kafka"),
-    "sweep": ("memq.cli.sweep", "sweep", "delete the objects that no pointer names, or only name them"),
-    "restore": ("memq.cli.restore", "restore", "make a lost notification queue anew from the objects"),
-    "accept-store": ("memq.cli.accept_store", "accept_store", "take a moved store as that of the cluster"),
-    "bench": ("memq.cli.bench", "bench", "measure produce and consume against a broker"),
-    "doctor": ("memq.cli.doctor", "doctor", "check this machine, the settings and the broker"),
-    "config": ("memq.cli.config", "config", "show the settings, and where each comes from"),
+    "dev": ("memq.cli.cluster.dev", "dev", "run broker, store, queue and auditor in one process, on one folder"),
+    "broker": ("memq.cli.cluster.broker", "broker", "run one broker of a cluster; list and drain those that run"),
+    "governor": ("memq.cli.cluster.governor", "governor", "show what the governor would change"),
+    "topic": ("memq.cli.cluster.topic", "topic", "list, create, describe, alter and delete topics"),
+    "produce": ("memq.cli.records.produce", "produce", "send records, one per line of stdin or files"),
+    "consume": ("memq.cli.records.consume", "consume", "print records"),
+    "group": ("memq.cli.cluster.group", "group", "list, describe, reset and delete consumer groups"),
+    "lag": ("memq.cli.cluster.lag", "lag", "how far groups are behind, in records and bytes"),
+    "inspect": ("memq.cli.store.inspect", "inspect", "show what an object holds"),
+    "verify": ("memq.cli.store.verify", "verify", "check objects, folders or topics: index, blocks, checksums"),
+    "audit": ("memq.cli.audit.audit", "audit", "say what was lost, doubled or damaged, and how sure that is"),
+    "trace": ("memq.cli.audit.trace", "trace", "show the whole path of one record"),
+    "auditor": ("memq.cli.audit.auditor", "auditor", "watch all topics for lost, doubled and damaged records"),
+    "import": ("memq.cli.records.import_topics", "import_topics", "copy topics of a Kafka"),
+    "sweep": ("memq.cli.store.sweep", "sweep", "delete the objects that no pointer names, or only name them"),
+    "restore": ("memq.cli.store.restore", "restore", "make a lost notification queue anew from the objects"),
+    "accept-store": ("memq.cli.store.accept_store", "accept_store", "take a moved store as that of the cluster"),
+    "bench": ("memq.cli.records.bench", "bench", "measure produce and consume against a broker"),
+    "doctor": ("memq.cli.cluster.doctor", "doctor", "check this machine, the settings and the broker"),
+    "config": ("memq.cli.cluster.config", "config", "show the settings, and where each comes from"),
 }
 
 
@@ -96,7 +96,7 @@ def _main_of_process(arguments: list[str]) -> int:
 
     Librdkafka's destructors may wait for ever: the process ends without them.
     """
-    from memq.process_end import end_process, own_process
+    from memq.runtime.process_end import end_process, own_process
 
     own_process()
     code = main(arguments)

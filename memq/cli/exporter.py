@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from memq.broker.http import HttpPort
+from memq.broker.api.http import HttpPort
 from memq.broker.signals import Signals
 from memq.errors import MemqError, UnreachableError
-from memq.logs import EventLog
-from memq.metrics import lines_of
-from memq.network import Address, Runtime, format_address
+from memq.observe.metrics import lines_of
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Address, Runtime, format_address
 
 ROUND_S = 15.0
 Ask = Callable[[], Awaitable[Sequence[Metric]]]

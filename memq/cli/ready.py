@@ -7,7 +7,7 @@ import sys
 import click
 
 from memq.errors import InvalidSettingError, UnreachableError
-from memq.network import Address, parse_address
+from memq.runtime.network import Address, parse_address
 
 
 def say_ready(address: str) -> None:

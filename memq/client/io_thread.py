@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from memq.errors import ForkedError, InvalidRequestError, TimedOutError
-from memq.threads import wait_for_native_threads
+from memq.runtime.threads import wait_for_native_threads
 
 EXIT_FLUSH_S_MAX = 5.0
 _START_S_MAX = 30.0

@@ -9,7 +9,6 @@ import msgspec
 
 from memq import __version__
 from memq.errors import MemqError, ProtocolError, TimedOutError, UnreachableError
-from memq.network import Address, Runtime, format_address
 from memq.protocol.connection import Conversation, Side, State
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
 from memq.protocol.messages import (
@@ -22,6 +21,7 @@ from memq.protocol.messages import (
     encode_message,
     error_of,
 )
+from memq.runtime.network import Address, Runtime, format_address
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _STREAM_APIS = frozenset({Api.ACK, Api.NACK, Api.THROTTLE, Api.REDIRECT})

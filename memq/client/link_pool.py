@@ -17,8 +17,8 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.limits import STREAMS_PER_CONNECTION_MAX
-from memq.network import Address, Runtime, format_address, parse_address
 from memq.protocol.frames import Frame
+from memq.runtime.network import Address, Runtime, format_address, parse_address
 
 CONNECT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second

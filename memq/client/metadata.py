@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memq.backoff import backoff_s
 from memq.client.link_pool import LinkPool
 from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, UnreachableError
 from memq.format.pointer import Pointer
-from memq.network import Address, Runtime, format_address, parse_address
 from memq.protocol.frames import Api
 from memq.protocol.messages import Metadata, MetadataRequest, Owner, StoreMetadata, TopicMetadata
+from memq.runtime.backoff import backoff_s
+from memq.runtime.network import Address, Runtime, format_address, parse_address
 from memq.topic import Topic, check_name
 
 ANSWER_TIMEOUT_S = 5.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from memq.backoff import backoff_s
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.errors import MovedError, NotReadyError, RetryableError
-from memq.network import Runtime
 from memq.protocol.frames import Api
 from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, PublishStaged
+from memq.runtime.backoff import backoff_s
+from memq.runtime.network import Runtime
 from memq.topic import Topic
 
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0

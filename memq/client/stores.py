@@ -9,7 +9,7 @@ from urllib.request import url2pathname
 
 from memq.client.metadata import ClusterMetadata
 from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.settings import Section, environment_settings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler

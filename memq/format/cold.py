@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.packed_file import KIND_MANIFEST, KIND_PART, pack_file, unpack_file
 from memq.format.pointer import Number, Text, Time, TopicId, decode_pointer
 

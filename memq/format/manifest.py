@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.pointer import Hex, Number, Text, Time, TopicId
 from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS, MANIFEST_BYTES_MAX
 

@@ -11,8 +11,8 @@ import msgspec
 from awscrt.checksums import combine_crc32c, crc32c
 
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
-from memq.format.block import CHECKED_FROM, CODEC_NONE, BlockHeader, Buffer, check_block, parse_header
-from memq.format.block import MAGIC as BLOCK_MAGIC
+from memq.format.blocks.header import CHECKED_FROM, CODEC_NONE, BlockHeader, Buffer, check_block, parse_header
+from memq.format.blocks.header import MAGIC as BLOCK_MAGIC
 from memq.format.key import ObjectKey, SharedObjectKey, object_key, parse_object_key, shared_object_key
 from memq.limits import (
     BATCH_ENTRY_BYTES,

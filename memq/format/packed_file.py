@@ -10,8 +10,8 @@ import struct
 from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
-from memq.format.block import CODEC_ZSTD, CODECS, Buffer
-from memq.format.codec import compress, decompress
+from memq.format.blocks.codec import compress, decompress
+from memq.format.blocks.header import CODEC_ZSTD, CODECS, Buffer
 from memq.limits import COLD_RAW_BYTES_MAX, FORMAT_VERSION, FORMAT_VERSIONS
 
 MAGIC = b"mqC1"

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from memq.errors import CorruptDataError, InvalidNameError, InvalidRequestError, TooLargeError, UnsupportedFormatError
-from memq.format.block import BlockHeader
+from memq.format.blocks.header import BlockHeader
 from memq.format.latency import Bucket
 from memq.format.ranges import Range
 from memq.limits import (

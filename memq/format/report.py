@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from memq.errors import CorruptDataError, InvalidNameError, UnsupportedFormatError
-from memq.format.block import scope_of
+from memq.format.blocks.header import scope_of
 from memq.format.latency import Bucket, Latency
 from memq.format.pointer import Hex, Number, Text, Time, TopicId
 from memq.format.ranges import Range

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
-from memq.format.block import BlockHeader, check_block, scope_of
+from memq.format.blocks.header import BlockHeader, check_block, scope_of
 from memq.limits import BLOCK_BYTES_MAX, BLOCK_HEADER_BYTES, FORMAT_VERSION, FORMAT_VERSIONS
 
 MAGIC = b"mqS1"

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.packed_file import KIND_SWEEP_LIST, pack_file, unpack_file
 from memq.format.pointer import Number, Text, Time
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from memq.clock import Clock
 from memq.errors import NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.planner import Planner
 from memq.governor.planning import Change, ClusterView
-from memq.logs import OUTAGE_INTERVAL_S, EventLog
+from memq.runtime.clock import Clock
+from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 
 
 async def view_of(coordinator: Coordinator, now_ms: int) -> ClusterView:

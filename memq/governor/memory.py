@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memq.clock import Clock, SystemClock
 from memq.governor import BrokerEntry
 from memq.governor.local import LocalCoordinator
 from memq.governor.registry import Change, Registry
 from memq.governor.watchers import Watchers
-from memq.logs import EventLog
+from memq.runtime.clock import Clock, SystemClock
+from memq.runtime.logs import EventLog
 
 
 class MemoryCluster:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from memq.governor.planning import ClusterView, Plan, Strategy
 from memq.governor.widening import Reshape, reshapes
-from memq.threads import ThreadPool
+from memq.runtime.threads import ThreadPool
 
 T = TypeVar("T")
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from memq.clock import Clock
 from memq.errors import CorruptDataError, MemqError, UnreachableError
 from memq.governor import Assignment
 from memq.governor.local import LocalCoordinator
 from memq.governor.registry import Change, Registry, check_topic
 from memq.governor.stored_topic import encode_topic
 from memq.governor.watchers import Watchers
-from memq.logs import EventLog
-from memq.notification.sqlite_file import SqliteFile
-from memq.threads import ThreadPool
+from memq.notification.sqlite.file import SqliteFile
+from memq.runtime.clock import Clock
+from memq.runtime.logs import EventLog
+from memq.runtime.threads import ThreadPool
 from memq.topic import Topic
 
 # Not of the schema: earlier versions open a file that has it, and this one makes it where an earlier one did not.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from memq.logs import EventLog
+from memq.runtime.logs import EventLog
 
 
 class Watchers:

@@ -2,8 +2,8 @@
 
 Pure. A split gives the upper half of a write partition's slots to another one, whose pointers go to the same read
 partition; a join gives them back. So readers see nothing of it, and the order of a key holds: its producers keep the
-first block of a slot that moved until all that went before is acked (`memq.client.send_buffer`), and what lies in one
-read partition first is read first.
+first block of a slot that moved until all that went before is acked (`memq.client.producer.send_buffer`), and what
+lies in one read partition first is read first.
 
 A joined partition keeps its number, its epoch and its totals, and has no slots: it takes nothing new, what is sent to
 it again still finds its owner, and the next split takes it before it makes another one. The partitions that a topic

@@ -26,7 +26,7 @@ import msgspec
 
 from memq.errors import GenerationFencedError, InvalidRequestError, TooLargeError
 from memq.notification import Membership
-from memq.notification.balance import balance
+from memq.notification.assignment import balance
 from memq.notification.refusals import check_position
 from memq.topic import Committed, ReadPartition, check_name
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from memq.clock import Clock
 from memq.errors import NotFoundError, QueueRefusedError
 from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span
 from memq.notification.groups import Group
 from memq.notification.refusals import check_epoch, check_publication, missing_partition
 from memq.notification.waiters import Waiters, until_reached
+from memq.runtime.clock import Clock
 from memq.topic import Committed, ReadPartition, check_group
 
 AHEAD_MS_MAX = 10_000  # in "age" mode, as Kafka's message.timestamp.after.max.ms is set

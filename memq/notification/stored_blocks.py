@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from memq.errors import IdentityConflictError, MemqError, RetryableError
-from memq.format.block import BlockHeader, StoredBlock
+from memq.format.blocks.header import BlockHeader, StoredBlock
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
-from memq.logs import EventLog
 from memq.notification import Entry, PointerReader
+from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition
 
 Claim = tuple[int, int, int]  # of a block that seems to be there: producer id, first sequence, one above the last

@@ -6,20 +6,20 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from memq.client.any_broker import AnyBroker
-from memq.client.fetcher import Fetcher
+from memq.client.broker_router import AnyBroker
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.offset_resolver import Places
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
-from memq.client.places import Places
-from memq.cold.files import ColdFiles
-from memq.cold.reader import ColdReader
+from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdReader
 from memq.errors import CorruptDataError
 from memq.format.pointer import decode_pointer
-from memq.logs import EventLog
-from memq.network import Runtime
 from memq.notification import Groups, PointerReader
 from memq.notification.log_reader import all_entries
 from memq.notification.remote import RemoteQueue
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
 from memq.spark.options import ReadOptions
 from memq.spark.queues import find_topic, open_queue
 from memq.spark.stores import ANY, StoreUrls, TaskStores

@@ -15,7 +15,7 @@ from memq.errors import InvalidSettingError
 from memq.limits import KIB, MIB
 from memq.settings import did_you_mean, parse_size
 from memq.spark.columns import COLUMNS, DEFAULT_COLUMNS
-from memq.spark.given import read_choice, read_given
+from memq.spark.option_parsing import read_choice, read_given
 from memq.topic import Position, check_name
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memq.errors import InvalidSettingError, NotFoundError
-from memq.network import Runtime
 from memq.notification import TopicFinder
 from memq.notification.kafka import open_from_settings
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.network import Runtime
 from memq.settings import environment_settings
 from memq.spark.options import ReadOptions
 from memq.topic import ReadPartition

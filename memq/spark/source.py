@@ -38,9 +38,9 @@ class MemqSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of what there is. Raises: as `read_options` and `fields_at`."""
-        from memq.spark.batch_reader import MemqReader
         from memq.spark.columns import fields_at
         from memq.spark.options import read_options
+        from memq.spark.read.batch_reader import MemqReader
 
         options = read_options(self.options, "batch")
         fields_at(schema.names, options.columns, options.schema)
@@ -50,7 +50,7 @@ class MemqSource(DataSource):
         """Return a reader that continues. Raises: as `read_options` and `fields_at`."""
         from memq.spark.columns import fields_at
         from memq.spark.options import read_options
-        from memq.spark.stream_reader import MemqStreamReader
+        from memq.spark.streaming.stream_reader import MemqStreamReader
 
         options = read_options(self.options, "streaming")
         fields_at(schema.names, options.columns, options.schema)
@@ -58,14 +58,14 @@ class MemqSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return what appends a data frame. Raises: as `write_options` and `check_columns`."""
-        from memq.spark.write_options import write_options
-        from memq.spark.writers import MemqWriter
+        from memq.spark.write.options import write_options
+        from memq.spark.write.writers import MemqWriter
 
         return MemqWriter(write_options(self.options, streams=False), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - as above
         """Return what appends micro-batches. Raises: as `write_options` and `check_columns`."""
-        from memq.spark.write_options import write_options
-        from memq.spark.writers import MemqStreamWriter
+        from memq.spark.write.options import write_options
+        from memq.spark.write.writers import MemqStreamWriter
 
         return MemqStreamWriter(write_options(self.options, streams=True), schema, overwrite=overwrite)

@@ -8,11 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from memq.client.fetcher import Fetcher
+from memq.client.consumer.fetch.fetcher import Fetcher
 from memq.errors import DeniedError, InvalidSettingError, MemqError
-from memq.format.block import Buffer
-from memq.logs import EventLog
-from memq.network import Runtime
+from memq.format.blocks.header import Buffer
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
 from memq.settings import environment_settings
 from memq.spark.options import ReadOptions
 from memq.storage_handlers import StorageHandler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from functools import cache
 
-from memq.memory import keep_freed_blocks
+from memq.runtime.allocator import keep_freed_blocks
 
 
 @cache

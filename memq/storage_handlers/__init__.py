@@ -99,7 +99,7 @@ class StorageHandler(ObjectReader, ObjectWriter, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """One number that a store counts: `memq.metrics` has it as `memq_store_` and its name."""
+    """One number that a store counts: `memq.observe.metrics` has it as `memq_store_` and its name."""
 
     name: str
     value: float

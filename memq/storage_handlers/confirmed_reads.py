@@ -11,7 +11,7 @@ an answer                          what follows
 whole                              it is returned; doubtful answers before it were changed on the way
 damaged, or short                  fetched again; two equal answers from one place are what is stored
 missing                            fetched again; it is missing when all ways said so `MISSING_ROUNDS` times, and for
-                                   `missing_s`. A consumer that would pass over it asks for 30 s (`memq.client.reading`)
+                                   `missing_s`. A consumer that would pass over it asks for 30 s
 an error of another kind           the way counts in this round for nothing
 other each time                    after `ROUNDS_MAX` rounds StoreError: nothing is known, it may pass
 =================================  =======================================================================
@@ -34,7 +34,7 @@ from memq.errors import (
     StoreError,
     UnsupportedFormatError,
 )
-from memq.logs import EventLog
+from memq.runtime.logs import EventLog
 
 T = TypeVar("T")
 

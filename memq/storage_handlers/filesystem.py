@@ -14,10 +14,10 @@ from typing import ParamSpec, TypeVar
 from awscrt.checksums import crc32c
 
 from memq.errors import DeniedError, InvalidRequestError, MemqError, StoreError
+from memq.runtime.threads import ThreadPool
 from memq.storage_handlers import CHECK_PREFIX, Buffer, ObjectEntry
 from memq.storage_handlers.files import ObjectFiles
 from memq.storage_handlers.keys import check_key, check_prefix
-from memq.threads import ThreadPool
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from awscrt.checksums import crc32c
 
-from memq.clock import Clock
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
+from memq.runtime.clock import Clock
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.keys import check_key, check_prefix, check_size
 

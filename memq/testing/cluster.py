@@ -11,16 +11,16 @@ from typing import Any, Self, TypeVar
 
 from memq.broker.broker import Broker
 from memq.broker.spool.memory import MemorySpool
-from memq.client.admin import Admin
-from memq.client.consumer import Consumer
+from memq.client.admin.admin import Admin
+from memq.client.consumer.consumer import Consumer
+from memq.client.consumer.record import Record
 from memq.client.io_thread import new_event_loop
-from memq.client.record import Record
 from memq.errors import ClosedError, InvalidRequestError, MemqError, NotFoundError
-from memq.format.block import parse_header
+from memq.format.blocks.header import parse_header
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import BLOCK_HEADER_BYTES
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.testing.faults import Faults, FaultyQueue, FaultyStore
 from memq.topic import Position, ReadPartition, is_internal

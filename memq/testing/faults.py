@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from memq.client.fields import check_kind
-from memq.clock import Clock
+from memq.client.producer.fields import check_kind
 from memq.errors import InvalidRequestError, MemqError, QueueError, StoreError
 from memq.notification import Entries, Membership, Publication
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import Clock
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Committed, ReadPartition

@@ -13,7 +13,7 @@ from typing import Any
 
 from localstack.s3 import BUCKET
 from memq.broker.spool.files import sizes_in
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 from tests.chaos.clients import SIZE, Client
 from tests.chaos.stack import PREFIX, Stack
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import memq
 from localstack import guard
 from localstack.launch import NotReadyError
-from memq.clock import SystemClock
 from memq.errors import RetryableError
+from memq.runtime.clock import SystemClock
 from tests.chaos.clients import Client, SparkClient
 from tests.chaos.ending import Ending
 from tests.chaos.journal import COPIES, lines_of

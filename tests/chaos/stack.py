@@ -16,7 +16,7 @@ from localstack.kafka import SMALL
 from localstack.launch import Launch, Server
 from localstack.ports import HOST, free_ports
 from localstack.servers import S3Server, start_kafka, start_s3
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 from tests.chaos.links import Links
 from tests.chaos.plan import BROKERS, KAFKAS, ZOOKEEPERS, Fault
 from tests.memq_process import BrokerServer
@@ -38,7 +38,10 @@ TOPIC = {
 # libfaketime is no choice: under it time.sleep of Python 3.11 fails with EINVAL (clock_nanosleep until a moment).
 _CLOCKED = """
 import sys, time
-from memq.clock import SystemClock
+try:
+    from memq.runtime.clock import SystemClock
+except ImportError:  # an earlier revision
+    from memq.clock import SystemClock
 seen = [-1.0, 0]
 def wall_ms(self):
     if time.monotonic() - seen[0] > 0.05:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import memq
-from memq.client.staged_writer import StagedCommits, StagedWriter
+from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.storage_handlers.filesystem import FilesystemHandler
 from tests.servers import DevServer, dev_server
 

@@ -17,8 +17,7 @@ from typing import Literal
 
 import memq
 from memq.client.arguments import runtime_of
-from memq.client.staged_writer import StagedCommits, StagedWriter
-from memq.clock import SystemClock
+from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -30,6 +29,7 @@ from memq.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers.s3 import open_store
 from tests.chaos.journal import Journal, value_of
 

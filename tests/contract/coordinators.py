@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from localstack.servers import Server
-from memq.clock import SystemClock
 from memq.governor import BrokerEntry, MarkedCoordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
 from memq.governor.zookeeper import open_from_settings
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
-from memq.network import Runtime
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings, equal_slots
 

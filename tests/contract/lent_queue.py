@@ -8,10 +8,9 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from memq.broker.group_requests import GroupRequests
-from memq.clock import Clock
-from memq.cold.files import ColdFiles
-from memq.cold.reader import ColdReader
+from memq.broker.api.group_requests import GroupRequests
+from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdReader
 from memq.errors import MemqError, NotFoundError
 from memq.notification import NotificationQueue, Publication
 from memq.notification.remote import RemoteQueue
@@ -24,6 +23,7 @@ from memq.protocol.messages import (
     error_of,
     nack_of,
 )
+from memq.runtime.clock import Clock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
 

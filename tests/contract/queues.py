@@ -13,7 +13,7 @@ import pytest
 
 from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
 from memq.topic import Committed, Position, ReadPartition, Totals
 from tests.contract.lent_queue import LentQueue
 from tests.contract.manual_clock import ManualClock

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memq.clock import SystemClock
 from memq.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -27,6 +26,7 @@ from memq.errors import (
 from memq.governor import Assignment, Coordinator, Load, MarkedCoordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
+from memq.runtime.clock import SystemClock
 from memq.topic import TopicSettings, equal_slots
 from tests.contract.coordinators import broker, over_coordinators, topic
 

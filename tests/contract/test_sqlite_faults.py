@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from memq.clock import SystemClock
 from memq.errors import QueueError, UnreachableError
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.log_reader import all_entries
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
 from tests.contract import test_queue_groups, test_queue_log
 from tests.contract.coordinators import topic
 from tests.contract.manual_clock import ManualClock

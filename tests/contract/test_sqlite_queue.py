@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from memq.clock import SystemClock
 from memq.errors import (
     ClosedError,
     CorruptDataError,
@@ -27,12 +26,14 @@ from memq.errors import (
     QueueError,
     UnsupportedFormatError,
 )
-from memq.logs import EventLog
-from memq.notification import Publication, Span, sqlite_log
-from memq.notification.group_commit import Writer
+from memq.notification import Publication, Span
 from memq.notification.log_reader import all_entries
-from memq.notification.sqlite import SqliteQueue
-from memq.notification.sqlite_file import SqliteFile
+from memq.notification.sqlite import log
+from memq.notification.sqlite.file import SqliteFile
+from memq.notification.sqlite.group_commit import Writer
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -86,21 +87,21 @@ def test_what_was_trimmed_is_out_of_sight_before_all_of_it_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trim takes many transactions: a reader between two of them sees the partition as it will be."""
-    monkeypatch.setattr(sqlite_log, "DELETE_ROWS_MAX", 2)
-    file = SqliteFile(tmp_path / "q.sqlite", "queue file", sqlite_log.APPLICATION_ID, 1, sqlite_log.SCHEMA, QueueError)
+    monkeypatch.setattr(log, "DELETE_ROWS_MAX", 2)
+    file = SqliteFile(tmp_path / "q.sqlite", "queue file", log.APPLICATION_ID, 1, log.SCHEMA, QueueError)
     with closing(file.connect()) as connection:
-        sqlite_log.create(connection, [part()], STALE_MS)
+        log.create(connection, [part()], STALE_MS)
         for number in range(6):
-            sqlite_log.publish(connection, Publication(part(), 0, 1, 10 * number, b"%d" % number))
-        assert sqlite_log.trim(connection, part(), 5), "there is more to delete"
-        assert sqlite_log.span(connection, part()) == Span(5, 6)
-        assert [entry.offset for entry in sqlite_log.read(connection, part(), 0, ALL)] == [5]
-        assert sqlite_log.seek_time(connection, part(), 20) == 5
-        while sqlite_log.trim(connection, part(), 5):
+            log.publish(connection, Publication(part(), 0, 1, 10 * number, b"%d" % number))
+        assert log.trim(connection, part(), 5), "there is more to delete"
+        assert log.span(connection, part()) == Span(5, 6)
+        assert [entry.offset for entry in log.read(connection, part(), 0, ALL)] == [5]
+        assert log.seek_time(connection, part(), 20) == 5
+        while log.trim(connection, part(), 5):
             pass
         assert connection.execute("SELECT count(*) FROM entries").fetchone() == (1,)
-        assert not sqlite_log.trim(connection, part(), 3), "a trim never goes back"
-        assert sqlite_log.span(connection, part()) == Span(5, 6)
+        assert not log.trim(connection, part(), 3), "a trim never goes back"
+        assert log.span(connection, part()) == Span(5, 6)
 
 
 # ---- a file that somebody changed ------------------------------------------------------------

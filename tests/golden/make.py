@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memq.format.block import scope_of
-from memq.format.builder import BlockBuilder, SealedBlock
+from memq.format.blocks.builder import BlockBuilder, SealedBlock
+from memq.format.blocks.header import scope_of
 from memq.format.cold import (
     ColdEntry,
     ColdManifest,

@@ -17,15 +17,15 @@ from awscrt.checksums import crc32c
 
 from localstack.servers import Server
 from memq.audit.live.finding import IN_GROUP, IN_OBJECT, IN_QUEUE
-from memq.clock import SystemClock
-from memq.format.block import parse_header, scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import parse_header, scope_of
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.format.ranges import RangeSet
-from memq.network import Runtime
 from memq.notification import Publication
 from memq.notification.kafka.queue import KafkaQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.storage_handlers.s3.handler import S3Handler
 from memq.topic import Topic

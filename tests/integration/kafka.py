@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from localstack.servers import Server, start_kafka
-from memq.network import Runtime
 from memq.notification.kafka import open_from_settings
 from memq.notification.kafka.queue import KafkaQueue
+from memq.runtime.network import Runtime
 from memq.settings import PartSettings
 
 _SETTINGS = {  # members that are gone are noticed sooner

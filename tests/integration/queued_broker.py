@@ -12,9 +12,9 @@ import pytest
 from localstack.servers import Server
 from memq.broker.broker import Broker
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification import NotificationQueue
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.integration.kafka import kafka_queue

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from memq.audit.live.database import SqliteDatabase
-from memq.audit.live.store import AuditStore
+from memq.audit.live.storage.database import SqliteDatabase
+from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView
-from memq.cli.audit_export import Known, audit_metrics
+from memq.cli.audit.audit_export import Known, audit_metrics
 from tests.integration.test_lag_export import exporter, scraped
 from tests.unit.audited import TOPIC
 from tests.unit.blocks import NOW_MS

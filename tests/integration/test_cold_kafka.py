@@ -8,9 +8,9 @@ from pathlib import Path
 
 import memq
 from localstack.servers import S3Server, Server
-from memq.cold.compaction import manifest_of
-from memq.cold.plan import ColdRule
-from memq.network import Runtime
+from memq.compaction.compaction import manifest_of
+from memq.compaction.plan import ColdRule
+from memq.runtime.network import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.topic import Topic, read_partitions
 from tests.cold import CLUSTER, all_records, parts_on

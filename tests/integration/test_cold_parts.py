@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import memq
-from memq.cold.compaction import manifest_of
+from memq.compaction.compaction import manifest_of
 from memq.format.key import is_cold_object
 from memq.topic import Topic, read_partitions
 from tests.cold import Seen, all_records, compact_topic, folder_parts, make_old, seen_by

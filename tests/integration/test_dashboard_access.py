@@ -15,7 +15,7 @@ from playwright.sync_api import Browser
 
 from memq.audit.dashboard.sources import MinuteRow, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from tests.browsers import Tab, need_chromium
 from tests.dashboards import Served, WrittenAudit, served

@@ -237,7 +237,7 @@ def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluste
 
 def minutes(dashboard: object) -> list[MinuteRow]:
     """Return an hour of two partitions, with a loss in it."""
-    from memq.clock import SystemClock
+    from memq.runtime.clock import SystemClock
 
     now = SystemClock().wall_ms() // MINUTE_MS
     rows = []

@@ -16,18 +16,18 @@ from prometheus_client import CollectorRegistry
 
 import memq
 from memq.broker.broker import Broker
-from memq.broker.limit_book import ClientLimits
+from memq.broker.ingest.quotas import ClientLimits
+from memq.broker.ingest.rate_limit import Limit
 from memq.broker.process import metrics_of
-from memq.broker.rate_limit import Limit
 from memq.broker.spool.files import SpoolFiles, sizes_in
 from memq.broker.store_metrics import StoreCollector
-from memq.clock import SystemClock
 from memq.errors import UnreachableError
 from memq.format.spool import HEAD
-from memq.metrics import METRICS
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
+from memq.observe.metrics import METRICS
 from memq.protocol.frames import AckLevel
+from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from memq.topic import ReadPartition, TopicSettings
 from tests.brokers import BareClient, block_of, running_broker, write_frame

@@ -11,7 +11,7 @@ import pytest
 
 from localstack.servers import Server
 from memq.aio import Admin, Consumer, Producer
-from memq.client.record import TopicPartition
+from memq.client.consumer.record import TopicPartition
 from memq.errors import FencedError, RetryableError
 from tests.integration.queued_broker import QUEUES, queued_broker
 from tests.soak import repetitions

@@ -124,7 +124,7 @@ def test_a_settings_file_with_an_unknown_key_is_refused_with_a_guess(tmp_path: P
 PLACES = ("--port", "0", "--http-port", "-1", "--dashboard-port", "-1")
 AS_NOBODY = """
 import os, sys
-import memq.broker.dev, memq.cli.dev, memq.cli.run, memq.cli.output, memq.settings
+import memq.broker.dev, memq.cli.cluster.dev, memq.cli.run, memq.cli.output, memq.settings
 import uvloop, encodings.idna, importlib.util
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -215,7 +215,9 @@ def test_a_damaged_object_fails_or_is_skipped_or_goes_to_the_dead_letters(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("memq.client.reading.MISSING_S", 2.0)  # 30 s, which tests on virtual time wait for
+    monkeypatch.setattr(
+        "memq.client.consumer.fetch.fetch_scheduler.MISSING_S", 2.0
+    )  # 30 s, which tests on virtual time wait for
     topic = "clicks"
     with dev_server(tmp_path / "data") as server:
         files = three_objects(server, topic)

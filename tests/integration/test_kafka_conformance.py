@@ -14,11 +14,12 @@ from itertools import count, cycle, product
 
 import pytest
 
-from memq.clock import SystemClock
 from memq.errors import DeniedError, GenerationFencedError, RetryableError
 from memq.notification import Membership, NotificationQueue, Span
-from memq.notification.kafka import looks, offsets, queue
+from memq.notification.kafka import queue, topic_metadata_cache
+from memq.notification.kafka.reading import offsets
 from memq.notification.log_reader import all_entries
+from memq.runtime.clock import SystemClock
 from tests.contract import test_queue_log
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, Scenario, committed, part, publication, scenarios_of
@@ -201,7 +202,7 @@ def test_a_reader_of_false_answers(
     proxy: KafkaProxy, key: ApiKey, lie: Lie, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic that was seen is neither gone nor shorter: each question is answered rightly, or fails for now."""
-    monkeypatch.setattr(looks, "FRESH_S", -1.0)  # each question reads the topic again
+    monkeypatch.setattr(topic_metadata_cache, "FRESH_S", -1.0)  # each question reads the topic again
     monkeypatch.setattr(queue, "LEADERLESS_S_MAX", 0.2)
     fault = Fault(key, Phase.FALSE, 0, lie)
     struck(proxy, fault, lied_to(proxy, fault, times))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from localstack.servers import Server
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 from tests.contract import test_queue_log
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, Scenario, scenarios_of

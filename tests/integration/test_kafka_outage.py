@@ -16,8 +16,8 @@ from memq.aio import Admin, Consumer, Producer
 from memq.broker.broker import Broker
 from memq.errors import MemqError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.kafka.queue import KafkaQueue
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.contract.queues import HANG_S, part

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 
 import memq
 from localstack.servers import S3Server, Server
-from memq.clock import SystemClock
 from memq.format.report import AUDIT_TOPIC
+from memq.runtime.clock import SystemClock
 from tests.processes import BrokerProcess, broker_processes
 
 TOPIC = "clicks"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
-from memq.clock import SystemClock
 from memq.errors import DeniedError, MemqError
 from memq.notification import Publication
+from memq.runtime.clock import SystemClock
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 from tests.integration.kafka import kafka_queue
 from tests.integration.secured_kafka import Secured, secured_kafka

@@ -23,7 +23,6 @@ from confluent_kafka.admin import (
 )
 
 from localstack.servers import Server
-from memq.clock import SystemClock
 from memq.errors import (
     InvalidNameError,
     InvalidRequestError,
@@ -34,9 +33,10 @@ from memq.errors import (
 )
 from memq.notification import Publication, Span
 from memq.notification.kafka.names import Names
-from memq.notification.kafka.offsets import Offsets
 from memq.notification.kafka.queue import KafkaQueue
+from memq.notification.kafka.reading.offsets import Offsets
 from memq.notification.kafka.topics import Topics
+from memq.runtime.clock import SystemClock
 from memq.topic import ReadPartition
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 from tests.integration.kafka import kafka_queue

@@ -18,9 +18,9 @@ import pytest
 import memq
 from localstack.servers import S3Server, Server
 from memq.audit.live.view import AuditView
-from memq.cli.audit_state import database_at
-from memq.client.assigned import Assigned
-from memq.client.flow import Delivery
+from memq.cli.audit.audit_state import database_at
+from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.partition_cursor import Delivery
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC
 from memq.topic import Topic

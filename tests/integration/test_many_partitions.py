@@ -11,8 +11,8 @@ import pytest
 
 import memq
 from localstack.servers import S3Server, Server
-from memq.clock import SystemClock
 from memq.limits import MIB
+from memq.runtime.clock import SystemClock
 from tests.integration.kafka import running_kafka
 from tests.memory import peak_bytes
 from tests.processes import BrokerProcess, settings_text

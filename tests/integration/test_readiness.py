@@ -13,13 +13,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from localstack.servers import Server
+from memq.broker.api.http import HttpPort
 from memq.broker.broker import Broker
-from memq.broker.http import HttpPort
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Address, Runtime
 from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.network import Address, Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.memory import MemoryHandler

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import memq
-from memq.clock import SystemClock
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
 from tests.servers import DevServer
 
 TOPIC = "clicks"

@@ -14,9 +14,9 @@ import pytest
 import memq
 from localstack.s3 import BUCKET
 from localstack.servers import S3Server, Server
-from memq.broker.pointers import keys_of, whole_log
-from memq.clock import SystemClock
+from memq.broker.upkeep.pointers import keys_of, whole_log
 from memq.errors import PositionExpiredError
+from memq.runtime.clock import SystemClock
 from memq.topic import Position, read_partitions
 from tests.integration.kafka import kafka_queue
 from tests.processes import BrokerProcess, broker_processes

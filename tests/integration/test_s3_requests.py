@@ -9,10 +9,10 @@ import pytest
 
 import memq
 from memq.broker.broker import Broker
-from memq.cli.audit import audit_by_brokers
+from memq.cli.audit.audit import audit_by_brokers
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from tests.s3_faults import Asked, FaultyS3, faulty_s3, place_of
 

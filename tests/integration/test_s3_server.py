@@ -18,8 +18,8 @@ from memq.broker.store_metrics import StoreCollector
 from memq.cli.run import run
 from memq.errors import CorruptDataError, DeniedError, MemqError, ObjectExistsError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.s3.handler import S3Handler
 from tests.s3_servers import BUCKET, S3Place

@@ -15,10 +15,10 @@ import memq
 from memq.audit.collector import audit
 from memq.audit.opened_topic import opened_topic
 from memq.broker.broker import Broker
-from memq.clock import SystemClock
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from tests.s3_proxy import Harmed, HarmingProxy, harming_proxy
 from tests.s3_servers import S3Place, seaweedfs

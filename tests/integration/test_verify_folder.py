@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import memq
-from memq.client.staged_writer import StagedCommits, StagedWriter
+from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.storage_handlers.filesystem import FilesystemHandler
 from tests.servers import DevServer, dev_server
 

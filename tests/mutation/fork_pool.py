@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 
 Send = Callable[[dict[str, Any]], None]
 START_LIMIT_S = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 from tests.mutation.fork_pool import Ended, Send, Task, run_tasks
 from tests.mutation.nearest import TestMap, TracedTest, hash_of, store_map, traced
 from tests.mutation.trial import SIMULATION_CPU_S, process_cpu_s, run_seed, run_test, seeds_of

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-WINDOW = "memq/client/window.py"
-LEDGER = "memq/client/ledger.py"
-COMMITTER = "memq/client/committer.py"
-LOOKBACK = "memq/client/lookback.py"
-FLOW = "memq/client/flow.py"
-OPENER = "memq/client/opener.py"
-SESSION = "memq/client/group_session.py"
-DIRECT = "memq/client/direct_writer.py"
+WINDOW = "memq/client/producer/window.py"
+LEDGER = "memq/client/consumer/group/ledger.py"
+COMMITTER = "memq/client/consumer/group/committer.py"
+LOOKBACK = "memq/client/consumer/fetch/lookback.py"
+FLOW = "memq/client/consumer/fetch/partition_cursor.py"
+OPENER = "memq/client/consumer/opener.py"
+SESSION = "memq/client/consumer/group/session.py"
+DIRECT = "memq/client/bulk/direct_writer.py"
 
 STORED = "            for assigned, committed in due.values():\n                assigned.ledger.stored(committed)\n"
 

@@ -1,4 +1,4 @@
-"""The command: `python -m tests.mutation.run --module memq/broker/ring.py --sample 50` tries mutants of the product."""
+"""The command: `python -m tests.mutation.run --module memq/broker/partition/ring.py --sample 50` tries mutants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 from tests.mutation.equivalents import load_equivalents, reason_of
 from tests.mutation.fork_pool import Ended, Task, run_tasks
 from tests.mutation.hand_made import hand_made

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 from tests.mutation.fork_pool import Send
 from tests.mutation.live_code import LiveCode, UnreachableError
 from tests.mutation.mutant import Mutant

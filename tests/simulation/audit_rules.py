@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from memq.audit.checks.whole_object import ReadObject, read_by_ranges
 from memq.audit.collector import audit
 from memq.audit.verdict import Kind, Verdict
-from memq.audit.whole_object import ReadObject, read_by_ranges
 from memq.errors import CorruptDataError, NotFoundError
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
 from memq.notification import Entries, PointerReader, Span
 from memq.topic import ReadPartition, Topic

@@ -12,13 +12,13 @@ import msgspec
 
 from memq.broker.broker import Broker
 from memq.broker.metrics import Counters
-from memq.broker.retention import look_after
-from memq.cold.plan import ColdRule
+from memq.broker.upkeep.retention import look_after
+from memq.compaction.plan import ColdRule
 from memq.errors import MemqError, VersionConflictError
 from memq.governor import BrokerEntry
 from memq.governor.widening import join, neighbours, split
 from memq.limits import KIB, MIB
-from memq.network import Address, Runtime
+from memq.runtime.network import Address, Runtime
 from memq.settings import BrokerSettings
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.simulation.checker import Checker

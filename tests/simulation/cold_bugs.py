@@ -7,7 +7,7 @@ from tests.simulation.bug import Planted
 COLD_BUGS = (
     Planted(
         "a manifest ends one too far",
-        "memq.cold.compaction",
+        "memq.compaction.compaction",
         "following",
         "next=parts[-1].next",
         "next=parts[-1].next + 1",
@@ -17,7 +17,7 @@ COLD_BUGS = (
     ),
     Planted(
         "sweep takes large objects that manifests name",
-        "memq.broker.sweep",
+        "memq.broker.upkeep.sweep",
         "Sweep._cold_keys",
         "for part in (*manifest.parts, *left):",
         "for part in (*manifest.parts[1:], *left):",
@@ -27,7 +27,7 @@ COLD_BUGS = (
     ),
     Planted(
         "reader of cold parts passes over the first pointer",
-        "memq.cold.reader",
+        "memq.compaction.reader",
         "ColdReader._read_cold",
         "bisect_left(entries, offset, key=lambda each: each.offset) :",
         "bisect_left(entries, offset + (offset == part.first), key=lambda each: each.offset) :",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from memq.cold.compaction import compact
-from memq.cold.copying import Copier
-from memq.cold.files import ColdFiles
+from memq.compaction.compaction import compact
+from memq.compaction.copying import Copier
+from memq.compaction.files import ColdFiles
 from memq.errors import MemqError
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from tests.simulation.cloud import Doors
 from tests.simulation.cluster import CLUSTER, SimCluster
 from tests.simulation.node import Node

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.batch import Batch
-from memq.client.record import TopicPartition
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.batch import Batch
+from memq.client.consumer.record import TopicPartition
 from memq.errors import MemqError, PositionExpiredError
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.checker import Checker
 from tests.simulation.cluster import PORT, SimCluster

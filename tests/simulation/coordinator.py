@@ -10,7 +10,7 @@ from memq.errors import UnreachableError
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.watchers import Watchers
-from memq.logs import EventLog
+from memq.runtime.logs import EventLog
 from memq.topic import Topic
 from tests.simulation.calls import Caller
 from tests.simulation.loop import SimTask

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from memq.client.direct_writer import DirectIdentity, DirectWriter
+from memq.client.bulk.direct_writer import DirectIdentity, DirectWriter
 from memq.errors import MemqError
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from tests.simulation.checker import Checker
 from tests.simulation.node import Node
 from tests.simulation.plan import Plan

@@ -7,7 +7,7 @@ from tests.simulation.bug import Planted
 IDENTITY_BUGS = (
     Planted(
         "copy acked without a comparison",
-        "memq.format.block",
+        "memq.format.blocks.header",
         "StoredBlock.is_copied_by",
         "if header.checksum == self.checksum or",
         "return True\n    if header.checksum == self.checksum or",
@@ -16,7 +16,7 @@ IDENTITY_BUGS = (
     ),
     Planted(
         "block that overlaps taken for a new one",
-        "memq.broker.known_blocks",
+        "memq.broker.partition.known_blocks",
         "KnownBlocks.holds",
         "if ring.overlaps(*claim):",
         "if False:",
@@ -25,7 +25,7 @@ IDENTITY_BUGS = (
     ),
     Planted(
         "producer cuts anew after a reconnect",
-        "memq.client.partition_sender",
+        "memq.client.producer.partition_sender",
         "PartitionSender._write",
         "link.write(",
         "from awscrt.checksums import crc32c\n"
@@ -40,7 +40,7 @@ IDENTITY_BUGS = (
     ),
     Planted(
         "writer takes a refusal for written",
-        "memq.client.direct_writer",
+        "memq.client.bulk.direct_writer",
         "DirectWriter._settle",
         "await self._change_order(sent, error)",
         "pass",

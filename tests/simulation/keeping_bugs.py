@@ -15,7 +15,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "commit returns and stores nothing",
-        "memq.client.committer",
+        "memq.client.consumer.group.committer",
         "Committer.commit",
         "await self._group.commit({partition: committed for partition, (_, committed) in due.items()})",
         "pass",
@@ -23,7 +23,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "a position of before is stored after a later one",
-        "memq.client.ledger",
+        "memq.client.consumer.group.ledger",
         "CommitLedger.stored",
         "self._stored = committed",
         "self._prefix, self._stored = self._stored, committed",
@@ -31,7 +31,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "retention takes objects before pointers",
-        "memq.broker.retention",
+        "memq.broker.upkeep.retention",
         "_retire_partition",
         "await services.queue.trim(partition, found.before)",
         "for key in found.keys: await services.store.delete(key)\n"
@@ -41,7 +41,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "retention takes what is young",
-        "memq.broker.retention",
+        "memq.broker.upkeep.retention",
         "expired",
         "entry.time_ms < now_ms - settings.retention_ms",
         "entry.time_ms < now_ms - settings.retention_ms // 3",
@@ -51,7 +51,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "retention takes what the dedup window needs",
-        "memq.broker.retention",
+        "memq.broker.upkeep.retention",
         "expired",
         "<= bytes_behind and entry.time_ms < window_ms",
         "<= bytes_behind",
@@ -60,7 +60,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "reader passes over what retention took",
-        "memq.client.flow",
+        "memq.client.consumer.fetch.partition_cursor",
         "PartitionFlow._records_lost",
         "return max(0, gap.before.records - self._passed_totals().records)",
         "return 0",
@@ -69,7 +69,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep takes what pointers name",
-        "memq.broker.sweep",
+        "memq.broker.upkeep.sweep",
         "Sweep._strike_log",
         "keys.pop(key, None)",
         "pass",
@@ -78,7 +78,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep leaves what it finds",
-        "memq.broker.sweep",
+        "memq.broker.upkeep.sweep",
         "Sweep.run",
         "await self._store.delete(each.key)",
         "pass",
@@ -87,7 +87,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep deletes in the first pass",
-        "memq.broker.sweep",
+        "memq.broker.upkeep.sweep",
         "Sweep._judged",
         "key in since and since[key] <= self._now_ms - self._confirm_ms",
         "True",
@@ -95,7 +95,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "gap of batch numbers ignored",
-        "memq.broker.shown_log",
+        "memq.broker.upkeep.log_coverage",
         "ShownLog.accounts_for",
         "return epoch not in self._whole and batch_sequence < numbers.least",
         "return True",
@@ -103,7 +103,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "second pass of the sweep takes the first one's answer",
-        "memq.broker.sweep",
+        "memq.broker.upkeep.sweep",
         "Sweep._judged",
         "if not why:\n        return []",
         "lists = self._pending.get(sweep_digest(prefix), [])\n"
@@ -112,7 +112,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep takes what a lost log may have named",
-        "memq.broker.sweep",
+        "memq.broker.upkeep.sweep",
         "Sweep._why",
         "await self._strike_unaccounted(mine, keys, logs)",
         "pass",
@@ -120,7 +120,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "ack=1 blocks dropped with their epoch",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor._empty_ring",
         "if held.blocks:",
         "if False:",
@@ -140,7 +140,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "commit of what is not iterated",
-        "memq.client.ledger",
+        "memq.client.consumer.group.ledger",
         "CommitLedger.hand",
         "self._marks.append(_Mark(behind, done=False))",
         "self.passed(behind)",
@@ -149,7 +149,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "consumer begins anew",
-        "memq.client.opener",
+        "memq.client.consumer.opener",
         "Opener._open",
         "position, known = stored.position, stored.totals",
         "position, known = Position(partition.partition, 0), Totals()",
@@ -158,7 +158,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "paused partition delivers",
-        "memq.client.reading",
+        "memq.client.consumer.fetch.fetch_scheduler",
         "Reading.pause",
         "flow.paused = paused",
         "flow.paused = False",
@@ -167,7 +167,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "seek keeps what was fetched",
-        "memq.client.opener",
+        "memq.client.consumer.opener",
         "Opener.seek",
         'self._read(partition, position, _known_before(point), "seek", assigned.grant)',
         "assigned.flow.position = position",
@@ -176,7 +176,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "queue time by the wall clock",
-        "memq.broker.publishing",
+        "memq.broker.partition.publishing",
         "Publisher.publish",
         "build(), own.queue_time_ms(), self._now()",
         "build(), self._services.runtime.clock.wall_ms() - int((self._now() - own.proof_s) * 1000), self._now()",
@@ -221,7 +221,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "shared object told stored before it is",
-        "memq.broker.sharing",
+        "memq.broker.partition.shared_objects",
         "Sharing._ship",
         "started_s = await self._put(shipment)\n"
         "    if started_s is not None:\n"
@@ -234,7 +234,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "all of a shared object told the first one's place",
-        "memq.broker.sharing",
+        "memq.broker.partition.shared_objects",
         "Sharing._put",
         "body = object_of(shipment.batches, *self._next_key())",
         "body = object_of(shipment.batches, *self._next_key())\n"
@@ -245,7 +245,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "retention takes objects that others share",
-        "memq.broker.retention",
+        "memq.broker.upkeep.retention",
         "_delete_unnamed",
         "if key in named or key.startswith(others):",
         "if key in named:",
@@ -255,7 +255,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep asks nobody about shared objects",
-        "memq.broker.sweep",
+        "memq.broker.upkeep.sweep",
         "Sweep._why",
         "if shared or topic_prefix(",
         "if topic_prefix(",
@@ -265,7 +265,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "sweep passes over shared objects",
-        "memq.broker.sweep",
+        "memq.broker.upkeep.sweep",
         "Sweep._prefix_of",
         "(shared_prefix(self._cluster), self._staged, CHECK_PREFIX)",
         "(self._staged, CHECK_PREFIX)",
@@ -274,7 +274,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "names forgotten with the dedup window",
-        "memq.broker.ownership",
+        "memq.broker.partition.ownership",
         "Ownership.forget",
         "self.named.forget(now_ms - retention_ms, writing)",
         "self.named.forget(horizon, writing)",
@@ -295,7 +295,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "spool lets go before the pointer is queued",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor._upload",
         "sealed = self._sealed.get(slot.number)",
         "slot.settle()\n    sealed = self._sealed.get(slot.number)",
@@ -324,7 +324,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "an older instance goes on",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor.admit_producer",
         "check_instance(producer, epoch, sequence)",
         "check_instance(producer, max(epoch, producer.epoch), sequence)",
@@ -333,7 +333,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "retention takes what another partition has of a staged object",
-        "memq.broker.retention",
+        "memq.broker.upkeep.retention",
         "_delete_unnamed",
         "others = (shared_prefix(services.settings.cluster), staged_prefix(services.settings.cluster))",
         "others = (shared_prefix(services.settings.cluster),)",
@@ -342,7 +342,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "an instance begins beside its predecessor's blocks",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor.begin_producer",
         "while self.own is own and any(",
         "while False and any(",
@@ -351,7 +351,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "a later commit decides anew",
-        "memq.client.staged_writer",
+        "memq.client.bulk.staged_writer",
         "StagedCommits._decide",
         "manifest = decode_manifest(body)",
         "manifest, body = manifest, encode_manifest(manifest)",
@@ -360,7 +360,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "what is processed is reported before it is committed",
-        "memq.client.committer",
+        "memq.client.consumer.group.committer",
         "Committer.commit",
         "await self._group.commit(",
         "[assigned.tally.store(behind, 0) for assigned, behind in due.values() if assigned.tally]\n"
@@ -370,7 +370,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "what is written is reported as acked",
-        "memq.client.partition_sender",
+        "memq.client.producer.partition_sender",
         "PartitionSender._report",
         "tally, parts = self._tally, self._parts",
         "tally, parts, stage = self._tally, self._parts, 'acked'",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from memq.client.flow import PartitionFlow
-from memq.client.places import Places, window_ms
+from memq.client.consumer.fetch.partition_cursor import PartitionFlow
+from memq.client.consumer.offset_resolver import Places, window_ms
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, encode_pointer
 from memq.format.totals import contended_ms

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from memq.audit.account import apart, common
+from memq.audit.checks.batch_index import named
 from memq.audit.live.finding import IN_GROUP, IN_OBJECT, IN_QUEUE
-from memq.audit.live.index import named
 from memq.audit.minutes import window_ms
 from memq.audit.verdict import Kind
 from memq.format.object import BlockEntry, open_object

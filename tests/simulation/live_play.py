@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memq.audit.account import apart
-from memq.audit.live.books import Books
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.home import Client, HomeAudit, Key
 from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.partition_state import Books
+from memq.audit.live.report_partition import Client, HomeAudit, Key
 from memq.audit.live.rows import Row
-from memq.audit.live.state import decode_state, encode_state
+from memq.audit.live.storage.state import decode_state, encode_state
 from memq.audit.verdict import Kind
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from memq.audit.account import apart
+from memq.audit.checks.batch_index import named
 from memq.audit.live.finding import IN_OBJECT, IN_QUEUE
-from memq.audit.live.index import named
 from memq.audit.verdict import Kind
 from memq.format.object import open_object
 from memq.format.ranges import RangeSet

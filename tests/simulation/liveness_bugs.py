@@ -7,7 +7,7 @@ from tests.simulation.bug import Planted
 LIVENESS_BUGS = (
     Planted(
         "one sick log fails a whole poll",
-        "memq.broker.group_requests",
+        "memq.broker.api.group_requests",
         "GroupRequests._poll_entries",
         "if errors and len(errors) == len(found):",
         "if errors:",
@@ -17,7 +17,7 @@ LIVENESS_BUGS = (
     ),
     Planted(
         "one sick log makes a consumer poll all again",
-        "memq.client.polling",
+        "memq.client.consumer.fetch.polling",
         "Polling._take_common",
         "self._failing[polled.partition] = None",
         "raise polled.error or QueueError(polled.partition.topic)",

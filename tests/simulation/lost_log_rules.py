@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from awscrt.checksums import crc32c
 
-from memq.broker.pointers import keys_of
-from memq.broker.sweep import Sweep
-from memq.clock import Clock
+from memq.broker.upkeep.pointers import keys_of
+from memq.broker.upkeep.sweep import Sweep
 from memq.format.key import is_staged_object
 from memq.format.pointer import Pointer, encode_pointer
 from memq.governor import Assignment
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import Clock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic
 from tests.simulation.read_log import ReadLog
@@ -33,11 +33,11 @@ class OneTopic:
         self._topic = topic
 
     async def topics(self) -> Sequence[Topic]:
-        """See `memq.broker.sweep.Topics`."""
+        """See `memq.broker.upkeep.sweep.Topics`."""
         return [self._topic]
 
     async def assignments(self) -> Sequence[Assignment]:
-        """See `memq.broker.sweep.Topics`."""
+        """See `memq.broker.upkeep.sweep.Topics`."""
         return [
             Assignment(topic_id=self._topic.id, partition=each.partition, epoch=1) for each in self._topic.partitions
         ]

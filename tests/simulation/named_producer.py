@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from memq.client.aio_producer import AsyncProducer
+from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import MemqError
 from tests.simulation.checker import Checker
 from tests.simulation.named_rules import NamedRules

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memq.errors import UnreachableError
-from memq.network import Address, Listener, ProtocolFactory
+from memq.runtime.network import Address, Listener, ProtocolFactory
 from tests.simulation.faults import NetworkFaults
 from tests.simulation.node import Node
 from tests.simulation.transport import READ_BYTES_MAX, End, Pipe, SimTransport
@@ -39,26 +39,26 @@ class SimListener:
     factory: ProtocolFactory
 
     def close(self) -> None:
-        """See `memq.network.Listener`."""
+        """See `memq.runtime.network.Listener`."""
         if self.switch.listeners.get(self.address) is self:
             del self.switch.listeners[self.address]
 
 
 class SimNetwork:
-    """One node's network: see `memq.network.Network`."""
+    """One node's network: see `memq.runtime.network.Network`."""
 
     def __init__(self, switch: Switch, node: Node) -> None:
         self._switch = switch
         self._node = node
 
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
-        """See `memq.network.Network`; the address names the node."""
+        """See `memq.runtime.network.Network`; the address names the node."""
         return self._switch.listen(self._node, port, factory)
 
     async def connect(
         self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
     ) -> asyncio.BufferedProtocol:
-        """See `memq.network.Network`."""
+        """See `memq.runtime.network.Network`."""
         future: asyncio.Future[asyncio.BufferedProtocol] = asyncio.get_running_loop().create_future()
         target = (self._node.name if host in LOCAL else host, port)
         self._switch.dial(self._node, target, factory, future)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from memq.network import Network, Runtime
+from memq.runtime.network import Network, Runtime
 from tests.simulation.loop import SimLoop
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class NodeClock:
         self.offset_ms = offset_ms
 
     def monotonic(self) -> float:
-        """See `memq.clock.Clock`."""
+        """See `memq.runtime.clock.Clock`."""
         return self._world.now + self._start_s
 
     def wall_ms(self) -> int:
-        """See `memq.clock.Clock`."""
+        """See `memq.runtime.clock.Clock`."""
         return EPOCH_MS + self.offset_ms + int(self._world.now * 1000)
 
 

@@ -7,7 +7,7 @@ from tests.simulation.bug import Planted
 OWNERSHIP_BUGS = (
     Planted(
         "a slow opening counts",
-        "memq.broker.opening",
+        "memq.broker.partition.opening",
         "_publish_opened",
         "async with asyncio.timeout(own.stale_publish_s):\n"
         "        offset = await services.queue.publish(publication)\n"
@@ -16,7 +16,7 @@ OWNERSHIP_BUGS = (
     ),
     Planted(
         "any answered publish is a proof",
-        "memq.broker.ownership",
+        "memq.broker.partition.ownership",
         "Ownership.follows",
         "return offset == self.read_to",
         "return offset >= self.read_to",
@@ -25,7 +25,7 @@ OWNERSHIP_BUGS = (
     ),
     Planted(
         "a proof never grows old",
-        "memq.broker.ownership",
+        "memq.broker.partition.ownership",
         "Ownership.needs_proof",
         "return now_s - self.proof_s > self.stale_publish_s / 3",
         "return False",
@@ -33,7 +33,7 @@ OWNERSHIP_BUGS = (
     ),
     Planted(
         "two publishes in flight",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor.pump",
         "may_publish = self._publishing is None and not self._restate",
         "self._publishing, may_publish = None, not self._restate",
@@ -50,7 +50,7 @@ OWNERSHIP_BUGS = (
     ),
     Planted(
         "closed before the ring is empty",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor.drain",
         "while self.failure is None and (len(self.ring) or self._ends or self._publishing):\n"
         "            self.changed.clear()\n"
@@ -62,7 +62,7 @@ OWNERSHIP_BUGS = (
     ),
     Planted(
         "blocks of a lost epoch forwarded at once",
-        "memq.broker.held",
+        "memq.broker.spool.unpublished_blocks",
         "HeldBlocks.of_epoch",
         "own.handed_over_s + own.stale_publish_s",
         "own.handed_over_s",
@@ -71,7 +71,7 @@ OWNERSHIP_BUGS = (
     ),
     Planted(
         "late batches thrown away by the owner",
-        "memq.broker.ownership",
+        "memq.broker.partition.ownership",
         "Ownership.meet",
         'if pointer.kind == "data":\n        self.join',
         'if pointer.kind == "data" and pointer.epoch >= self.epoch:\n        self.join',
@@ -80,7 +80,7 @@ OWNERSHIP_BUGS = (
     ),
     Planted(
         "a key used beyond half of the safety age",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor._publish_batch",
         "slot.put_s + key_s(self.services.settings)",
         "slot.put_s + 1e9",

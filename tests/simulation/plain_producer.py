@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 from memq.client.link import Link, connect_link
 from memq.errors import IdentityConflictError, MemqError, TimedOutError, TooOldError
-from memq.format.block import scope_of
-from memq.format.builder import BlockBuilder
-from memq.network import Address, Runtime, parse_address
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import scope_of
 from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame
 from memq.protocol.messages import Metadata, MetadataRequest, Nack, Open, decode_message, error_of
+from memq.runtime.network import Address, Runtime, parse_address
 from memq.topic import Topic
 
 STREAM = 1

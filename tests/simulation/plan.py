@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from memq.cold.plan import ColdRule
+from memq.compaction.plan import ColdRule
 from memq.limits import KIB, MIB
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape

@@ -27,7 +27,7 @@ from tests.simulation.world import SimulationError
 BUGS = (
     Planted(
         "ack before upload",
-        "memq.broker.connection",
+        "memq.broker.ingest.connection",
         "Connection._after_blocks",
         "if stream.acks == AckLevel.ONE and",
         "if stream.acks == AckLevel.ALL: self.send_ack(stream, AckLevel.ALL, stream.expected, 1)\n"
@@ -36,7 +36,7 @@ BUGS = (
     ),
     Planted(
         "ack before pointer",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor._publish_batch",
         "if not await self._publisher()",
         "self._ack(slot, own.epoch)\n    if not await self._publisher()",
@@ -44,7 +44,7 @@ BUGS = (
     ),
     Planted(
         "pointer before object",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor._upload",
         "put_s = await store_object(self.services, own_object(sealed)",
         "body = own_object(sealed)\n"
@@ -57,7 +57,7 @@ BUGS = (
     ),
     Planted(
         "pointers out of order",
-        "memq.broker.ring",
+        "memq.broker.partition.ring",
         "Ring.plan",
         "head = self.batches[0] if self.batches else None",
         "done = [slot for slot in self.batches if slot.state is SlotState.STORED]\n"
@@ -68,7 +68,7 @@ BUGS = (
     ),
     Planted(
         "dedup off",
-        "memq.broker.ownership",
+        "memq.broker.partition.ownership",
         "Ownership.join",
         "producer.queued.add(first, next_)",
         "pass",
@@ -76,7 +76,7 @@ BUGS = (
     ),
     Planted(
         "nothing left out at publishing",
-        "memq.broker.known_blocks",
+        "memq.broker.partition.known_blocks",
         "KnownBlocks.copies_in",
         "skip = tuple(",
         "return ()\n    skip = tuple(",
@@ -86,7 +86,7 @@ BUGS = (
     ),
     Planted(
         "buffer reused early",
-        "memq.broker.slabs",
+        "memq.broker.ingest.slabs",
         "SlabPool.release",
         "slab.references -= 1",
         "slab.references -= 2 if slab.references > 1 else 1",
@@ -94,7 +94,7 @@ BUGS = (
     ),
     Planted(
         "proof dated when its answer was read",
-        "memq.broker.publishing",
+        "memq.broker.partition.publishing",
         "Publisher.publish",
         "own.prove(handed_over_s)",
         "own.prove(self._now())",
@@ -104,7 +104,7 @@ BUGS = (
     ),
     Planted(
         "publish repeated without reading the tail",
-        "memq.broker.publishing",
+        "memq.broker.partition.publishing",
         "Publisher.publish",
         "own.unread, tries = True, tries + 1",
         "tries = tries + 1",
@@ -112,7 +112,7 @@ BUGS = (
     ),
     Planted(
         "what moved overtakes what went before",
-        "memq.client.open_block",
+        "memq.client.producer.open_block",
         "PartitionBuffer.holds_back",
         "return any(gate.first <= sequence for gate in self.gates)",
         "return False",
@@ -122,7 +122,7 @@ BUGS = (
     ),
     Planted(
         "an open block continues over a change of the map",
-        "memq.client.send_buffer",
+        "memq.client.producer.send_buffer",
         "SendBuffer._hand_on",
         "for each in (before, buffer)",
         "for each in (buffer,)",
@@ -132,7 +132,7 @@ BUGS = (
     ),
     Planted(
         "cumulative ack over a refused block",
-        "memq.broker.connection",
+        "memq.broker.ingest.connection",
         "Connection._take_block",
         "self._turn_away(stream, first)",
         "stream.expected = next_",
@@ -140,7 +140,7 @@ BUGS = (
     ),
     Planted(
         "stale epoch accepted by its owner",
-        "memq.broker.ownership",
+        "memq.broker.partition.ownership",
         "Ownership.meet",
         "if pointer.epoch > self.epoch",
         "if False",
@@ -158,7 +158,7 @@ BUGS = (
     ),
     Planted(
         "off-by-one seal",
-        "memq.broker.ring",
+        "memq.broker.partition.ring",
         "Ring.seal",
         "self.batches.append(slot)",
         "slot.extents[1:] = slot.extents[1:-1]\n    self.batches.append(slot)",
@@ -166,7 +166,7 @@ BUGS = (
     ),
     Planted(
         "lost wake-up after a publish",
-        "memq.broker.topic_processor",
+        "memq.broker.partition.topic_processor",
         "TopicProcessor._publish",
         "self.pump()",
         "pass",
@@ -175,7 +175,7 @@ BUGS = (
     ),
     Planted(
         "opened without reading the tail",
-        "memq.broker.opening",
+        "memq.broker.partition.opening",
         "_read_tail",
         "own.restart(start)",
         "own.restart(span.end)",
@@ -183,7 +183,7 @@ BUGS = (
     ),
     Planted(
         "epoch used again",
-        "memq.broker.opening",
+        "memq.broker.partition.opening",
         "_claim",
         "epoch=max(current.epoch, seen) + 1",
         "epoch=max(current.epoch, seen, 1)",
@@ -191,7 +191,7 @@ BUGS = (
     ),
     Planted(
         "reader without dedup",
-        "memq.client.lookback",
+        "memq.client.consumer.fetch.lookback",
         "Lookback.judge",
         "verdict = self._compare(source, first, next_)",
         "verdict = Verdict.NEW",
@@ -199,7 +199,7 @@ BUGS = (
     ),
     Planted(
         "reader without look-back",
-        "memq.client.places",
+        "memq.client.consumer.offset_resolver",
         "Places.window_before",
         "if start > span.begin:",
         "if False:",
@@ -207,7 +207,7 @@ BUGS = (
     ),
     Planted(
         "late batches never counted",
-        "memq.broker.ownership",
+        "memq.broker.partition.ownership",
         "Ownership._count_met",
         "self.adopted.append(adopted_of(offset, pointer))",
         "pass",
@@ -215,7 +215,7 @@ BUGS = (
     ),
     Planted(
         "late batches counted again and again",
-        "memq.broker.ownership",
+        "memq.broker.partition.ownership",
         "Ownership._count_own",
         "self.adopted = [entry for entry in self.adopted if entry.offset not in listed]",
         "pass",
@@ -223,7 +223,7 @@ BUGS = (
     ),
     Planted(
         "opening without the batches that nobody counted",
-        "memq.broker.ownership",
+        "memq.broker.partition.ownership",
         "Ownership.state",
         "self.adopted = self.tail.uncounted()",
         "pass",
@@ -247,7 +247,7 @@ BUGS = (
     ),
     Planted(
         "a delivery at its bound passes over the block that did not fit",
-        "memq.client.flow",
+        "memq.client.consumer.fetch.partition_cursor",
         "PartitionFlow._assemble",
         "if size >= DELIVERY_BYTES:\n            found.stop = piece.first",
         "if size >= DELIVERY_BYTES:\n            slot.judged += 1\n"

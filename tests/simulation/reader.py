@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from memq.format.block import TIMESTAMP, BlockHeader, parse_header, scope_of
-from memq.format.columns import open_block
+from memq.format.blocks.columns import open_block
+from memq.format.blocks.header import TIMESTAMP, BlockHeader, parse_header, scope_of
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 
 from awscrt.checksums import crc32c
 
-from memq.broker.restore import Restorer
-from memq.clock import Clock
-from memq.cold.files import ColdFiles
-from memq.cold.reader import ColdReader
+from memq.broker.restore.restore import Restorer
+from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdReader
 from memq.format.pointer import decode_pointer
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import Clock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic
 from tests.simulation.read_log import ReadLog

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from memq.clock import SystemClock
+from memq.runtime.clock import SystemClock
 from tests.simulation.coverage import Summary
 from tests.simulation.faults import LEVELS
 from tests.simulation.fresh_seeds import fresh_start

@@ -10,14 +10,14 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memq.client.aio_producer import AsyncProducer
-from memq.client.delivery import AsyncDelivery
-from memq.client.producer_settings import AcksLike
-from memq.cold.files import ColdFiles
-from memq.cold.reader import ColdReader
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.delivery import AsyncDelivery
+from memq.client.producer.settings import AcksLike
+from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdReader
 from memq.errors import MemqError
 from memq.format import pointer as pointer_format
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from tests.simulation.audit_rules import AuditRules
 from tests.simulation.chaos import Chaos
 from tests.simulation.cloud import Doors

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from memq.client.staged_writer import StagedCommits, StagedWriter
+from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.errors import InvalidRequestError, MemqError
 from memq.format.manifest import StagedObject
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.storage_handlers import StorageHandler
 from tests.simulation.node import Node
 from tests.simulation.plan import Plan

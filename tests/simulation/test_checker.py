@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from memq.format.block import scope_of
-from memq.format.builder import BlockBuilder, SealedBlock
+from memq.format.blocks.builder import BlockBuilder, SealedBlock
+from memq.format.blocks.header import scope_of
 from memq.format.cold import ColdManifest, encode_cold_manifest
 from memq.format.key import cold_manifest_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer

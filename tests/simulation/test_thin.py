@@ -35,9 +35,9 @@ def test_a_constant_is_small_wherever_it_was_imported_and_as_before_afterwards(
 ) -> None:
     before = memq.limits.READ_BYTES_MAX
     users = [importlib.import_module(f"memq.{name}").__dict__ for name in ("broker.requests", "client.any_broker")]
-    monkeypatch.delitem(sys.modules, "memq.client.joined_reads")
+    monkeypatch.delitem(sys.modules, "memq.client.consumer.fetch.range_coalescer")
     with scaled({"memq.limits:READ_BYTES_MAX": 100}):
-        late = importlib.import_module("memq.client.joined_reads").__dict__
+        late = importlib.import_module("memq.client.consumer.fetch.range_coalescer").__dict__
         assert [names["READ_BYTES_MAX"] for names in (*users, late)] == [100] * 3
     assert [names["READ_BYTES_MAX"] for names in (*users, late)] == [before] * 3
 

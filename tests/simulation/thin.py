@@ -17,60 +17,60 @@ from typing import Any
 Constants = Mapping[str, float]
 CLOCK_ERROR = "memq.topic:CLOCK_ERROR_MS"
 AHEAD = "memq.notification.memory:AHEAD_MS_MAX"
-REQUESTS = "memq.broker.requests:REQUESTS_PER_CONNECTION_MAX"
-FETCHES = "memq.client.reading:FETCHES_MAX"
-LOOK_BACKS = "memq.client.reading:LOOK_BACKS_MAX"
+REQUESTS = "memq.broker.api.requests:REQUESTS_PER_CONNECTION_MAX"
+FETCHES = "memq.client.consumer.fetch.fetch_scheduler:FETCHES_MAX"
+LOOK_BACKS = "memq.client.consumer.fetch.fetch_scheduler:LOOK_BACKS_MAX"
 CLOCK_ERRORS_MS = (200, 1_000, 5_000)
 RATE = 0.5  # how many of the table a run has
 TABLE: dict[str, tuple[float, ...]] = {
     # broker: reads of the log, what an owner remembers, what one step takes
-    "memq.broker.pointers:READ_BYTES": (1, 2_000),  # retention, restore, and the search for stored blocks
+    "memq.broker.upkeep.pointers:READ_BYTES": (1, 2_000),  # retention, restore, and the search for stored blocks
     "memq.notification.stored_blocks:STEP_OFFSETS": (1, 3),
-    "memq.broker.known_blocks:RECENT_BATCHES": (1,),
-    "memq.broker.known_blocks:RECENT_BLOCKS_MAX": (0, 2),
-    "memq.broker.known_blocks:CLAIMS_MAX": (1, 3),
-    "memq.broker.known_blocks:ANSWERS_MAX": (1, 10),
-    "memq.broker.ownership:ADOPTED_MAX": (1, 2),
-    "memq.broker.intake:ASIDE_BYTES": (1_000,),
-    "memq.broker.intake:MOVED_BYTES_MAX": (0, 200),
-    "memq.broker.slabs:READ_BYTES_MIN": (100, 1_000),
-    "memq.broker.object_index:TAIL_BYTES": (40, 200),
-    "memq.broker.requests:HELD_MS_MAX": (50, 500),
+    "memq.broker.partition.known_blocks:RECENT_BATCHES": (1,),
+    "memq.broker.partition.known_blocks:RECENT_BLOCKS_MAX": (0, 2),
+    "memq.broker.partition.known_blocks:CLAIMS_MAX": (1, 3),
+    "memq.broker.partition.known_blocks:ANSWERS_MAX": (1, 10),
+    "memq.broker.partition.ownership:ADOPTED_MAX": (1, 2),
+    "memq.broker.ingest.intake:ASIDE_BYTES": (1_000,),
+    "memq.broker.ingest.intake:MOVED_BYTES_MAX": (0, 200),
+    "memq.broker.ingest.slabs:READ_BYTES_MIN": (100, 1_000),
+    "memq.broker.upkeep.object_index:TAIL_BYTES": (40, 200),
+    "memq.broker.api.requests:HELD_MS_MAX": (50, 500),
     REQUESTS: (8,),
-    "memq.broker.connection:THROTTLE_MS": (1,),
-    "memq.broker.forwarding:IN_FLIGHT_BLOCKS_MAX": (1, 2),
+    "memq.broker.ingest.connection:THROTTLE_MS": (1,),
+    "memq.broker.spool.forwarding:IN_FLIGHT_BLOCKS_MAX": (1, 2),
     "memq.broker.services:OPENINGS_AT_ONCE_MAX": (1,),
     "memq.broker.services:CLOSINGS_AT_ONCE_MAX": (1,),
-    "memq.broker.sharing:SHARED_BATCHES_MAX": (2,),
-    "memq.broker.sharing:UPLOADS_IN_FLIGHT_MAX": (1,),
+    "memq.broker.partition.shared_objects:SHARED_BATCHES_MAX": (2,),
+    "memq.broker.partition.shared_objects:UPLOADS_IN_FLIGHT_MAX": (1,),
     "memq.broker.spool.writer:GROUP_BYTES_MAX": (1, 2_000),
     "memq.broker.spool.replay:WORKS_MAX": (1,),
-    "memq.broker.turns:PARTITIONS_AT_ONCE_MAX": (1,),
-    "memq.broker.staging:READS_AT_ONCE_MAX": (1,),
-    "memq.broker.sweep:SWEPT_KEYS_MAX": (5, 20),  # all logs and lists are read for each so many
+    "memq.runtime.timed_semaphore:PARTITIONS_AT_ONCE_MAX": (1,),
+    "memq.broker.staging.publisher:READS_AT_ONCE_MAX": (1,),
+    "memq.broker.upkeep.sweep:SWEPT_KEYS_MAX": (5, 20),  # all logs and lists are read for each so many
     "memq.format.sweep_list:LISTED_MAX": (1, 3),
     "memq.governor.governor:CHANGES_AT_ONCE_MAX": (1,),
     # clients: polls, deliveries, what is fetched ahead, how long something is believed
     "memq.limits:POLL_BYTES_MAX": (1, 1_000),
     "memq.limits:READ_BYTES_MAX": (100, 2_000),
-    "memq.client.flow:DELIVERY_BYTES": (1, 500),
-    "memq.client.flow:PART_BYTES_MIN": (1, 500),
-    "memq.client.flow:SLOTS_MAX": (2, 5),
-    "memq.client.fetcher:INDEXES_MAX": (1,),
-    "memq.client.places:TAIL_OFFSETS": (1, 3),
+    "memq.client.consumer.fetch.partition_cursor:DELIVERY_BYTES": (1, 500),
+    "memq.client.consumer.fetch.partition_cursor:PART_BYTES_MIN": (1, 500),
+    "memq.client.consumer.fetch.partition_cursor:SLOTS_MAX": (2, 5),
+    "memq.client.consumer.fetch.fetcher:INDEXES_MAX": (1,),
+    "memq.client.consumer.offset_resolver:TAIL_OFFSETS": (1, 3),
     FETCHES: (1, 2),
     LOOK_BACKS: (1,),
-    "memq.client.polling:POLL_WAIT_MS": (20, 200),
-    "memq.client.consumer_core:REFRESH_S": (0.5,),  # that of the reader of cold parts, too
-    "memq.client.producer_core:METADATA_AGE_S_MAX": (0.5, 5.0),
+    "memq.client.consumer.fetch.polling:POLL_WAIT_MS": (20, 200),
+    "memq.client.consumer.core:REFRESH_S": (0.5,),  # that of the reader of cold parts, too
+    "memq.client.producer.core:METADATA_AGE_S_MAX": (0.5, 5.0),
     "memq.client.link_pool:DEAD_S": (0.1,),
-    "memq.client.naming:BEGINNINGS_AT_ONCE_MAX": (1,),
-    "memq.client.send_buffer:FIRST_LIMIT_BYTES": (100,),
-    "memq.client.staged_writer:PARTITIONS_AT_ONCE_MAX": (1,),
-    "memq.client.imported:STEP": (1,),
-    "memq.cold.compaction:OBJECTS_MAX": (1, 2),
-    "memq.cold.copying:READS_MAX": (1,),
-    "memq.cold.files:PARTS_BYTES_MAX": (0, 2_000),
+    "memq.client.producer.fencing:BEGINNINGS_AT_ONCE_MAX": (1,),
+    "memq.client.producer.send_buffer:FIRST_LIMIT_BYTES": (100,),
+    "memq.client.bulk.staged_writer:PARTITIONS_AT_ONCE_MAX": (1,),
+    "memq.client.bulk.import_progress:STEP": (1,),
+    "memq.compaction.compaction:OBJECTS_MAX": (1, 2),
+    "memq.compaction.copying:READS_MAX": (1,),
+    "memq.compaction.files:PARTS_BYTES_MAX": (0, 2_000),
 }
 
 

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import msgspec
 
-from memq.client.aio_admin import AsyncAdmin
-from memq.client.aio_producer import AsyncProducer
-from memq.client.delivery import AsyncDelivery
+from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.delivery import AsyncDelivery
 from memq.errors import AlreadyExistsError, MemqError, NotFoundError
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.topic import Topic, read_partitions
 from tests.simulation.cluster import PORT, SimCluster
 from tests.simulation.consumers import Reader

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from memq.network import Address
+from memq.runtime.network import Address
 
 if TYPE_CHECKING:
     from tests.simulation.network import Switch

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from memq.audit.live.database import SqliteDatabase
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.rows import Row
+from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.view import AuditView
-from memq.cli.live_audit import live_audit
+from memq.cli.audit.live_audit import live_audit
 from memq.format.pointer import ProducerRanges, decode_pointer
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from tests.processes import BrokerProcess
 
 KEEP_MS, WAIT_S = 86_400_000, 240.0

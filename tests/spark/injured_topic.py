@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from memq.audit.collector import audit
 from memq.audit.verdict import Verdict
-from memq.clock import SystemClock
-from memq.format.block import Buffer, parse_header
+from memq.format.blocks.header import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Location, Pointer, ProducerEnd, encode_pointer
 from memq.notification import Publication
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import Committed, Position, ReadPartition, Topic, equal_slots
 from tests.unit.audited import TOPIC, block, data_pointer, pointer

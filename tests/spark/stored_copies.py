@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from memq.spark.pipelines.__main__ import pipelines
-from memq.spark.pipelines.file_store import place_of_text
-from memq.spark.pipelines.from_files import read_files
+from memq.spark.pipelines.files.file_store import place_of_text
+from memq.spark.pipelines.files.from_files import read_files
 from tests.spark.streams import run_to_end
 from tests.spark.topics import make_topic, read
 

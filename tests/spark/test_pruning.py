@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import memq
-from memq.format.block import tag_bit
+from memq.format.blocks.header import tag_bit
 from memq.format.object import BlockEntry
 from tests.spark.counted_store import CountedStore, counted_store
 from tests.spark.topics import make_topic, read

@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from memq.network import Runtime
-from memq.notification.sqlite import SqliteQueue
-from memq.spark.progress import StreamLag, lag
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.network import Runtime
+from memq.spark.streaming.progress import StreamLag, lag
 from tests.servers import DevServer
 from tests.spark.streams import run_to_end
 from tests.spark.topics import make_topic, numbers, read, send, values_of

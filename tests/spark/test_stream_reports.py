@@ -15,10 +15,10 @@ from memq.audit.live.rows import Row
 from memq.client.io_thread import io_thread
 from memq.format.ranges import RangeSet
 from memq.spark.options import read_options
-from memq.spark.planner import Split
-from memq.spark.stream_reader import MemqStreamReader
-from memq.spark.write_options import write_options
-from memq.spark.writing import commit, stage
+from memq.spark.read.planner import Split
+from memq.spark.streaming.stream_reader import MemqStreamReader
+from memq.spark.write.options import write_options
+from memq.spark.write.tasks import commit, stage
 from tests.processes import BrokerProcess
 from tests.spark.audited import audit_until, auditing_broker, take_pointers_away
 from tests.spark.topics import make_topic

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import memq
 from memq.format.pointer import decode_pointer, encode_pointer
-from memq.network import Runtime
 from memq.notification import Publication
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.network import Runtime
 
 
 def make_topic(address: str, topic: str, partitions: int = 1, **settings: int | bool | str) -> None:

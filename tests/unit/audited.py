@@ -7,8 +7,8 @@ from typing import Any
 
 from awscrt.checksums import crc32c
 
-from memq.format.block import BlockHeader, parse_header, scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import BlockHeader, parse_header, scope_of
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.format.ranges import RangeSet

@@ -9,9 +9,9 @@ from typing import Any
 from awscrt.checksums import crc32c
 from hypothesis import strategies as st
 
-from memq.format.block import CHECKED_FROM
-from memq.format.builder import BlockBuilder, SealedBlock
-from memq.format.columns import RecordTuple
+from memq.format.blocks.builder import BlockBuilder, SealedBlock
+from memq.format.blocks.columns import RecordTuple
+from memq.format.blocks.header import CHECKED_FROM
 
 NOW_MS = 1_700_000_000_000
 Record = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int | None, str | None]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.home import Client, HomeAudit
 from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.report_partition import Client, HomeAudit
 from memq.audit.live.rows import Row
-from memq.audit.live.state import decode_state, encode_state
+from memq.audit.live.storage.state import decode_state, encode_state
 from memq.format.pointer import Pointer, ProducerEnd, decode_pointer, encode_pointer
 from memq.format.ranges import Range
 from memq.format.report import Begin, Damage, Part, Report, Span, decode_report, encode_report

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memq.clock import SystemClock
 from memq.notification import Entries, Span
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
 from memq.topic import ReadPartition
 
 ALL_BYTES = 1 << 30

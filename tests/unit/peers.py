@@ -9,25 +9,25 @@ import asyncio
 import random
 from typing import Any, cast
 
-from memq.broker.connection import Connection
-from memq.broker.hot import HotBatches
-from memq.broker.intake import Intake
-from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.ingest.connection import Connection
+from memq.broker.ingest.intake import Intake
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.ingest.rate_limit import Limiters
+from memq.broker.ingest.slabs import Slab, SlabPool
+from memq.broker.ingest.streams import Producer, Stream
 from memq.broker.metrics import Counters
-from memq.broker.ownership import Ownership
-from memq.broker.rate_limit import Limiters
-from memq.broker.ring import Ring, RingLimits
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.recent_batch_cache import HotBatches
+from memq.broker.partition.ring import Ring, RingLimits
 from memq.broker.services import Services
-from memq.broker.slabs import Slab, SlabPool
 from memq.broker.spool.writer import Spool
-from memq.broker.streams import Producer, Stream
-from memq.clock import SystemClock
-from memq.format.block import BlockHeader, check_block, scope_of
+from memq.format.blocks.header import BlockHeader, check_block, scope_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, AckLevel, Api, Frame, encode_frame
 from memq.protocol.messages import Hello, HelloAnswer, encode_message
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, equal_slots

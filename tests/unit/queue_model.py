@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memq.client.pieces import Piece, cut_batch
-from memq.format.block import scope_of
-from memq.format.builder import BlockBuilder
+from memq.client.consumer.fetch.pieces import Piece, cut_batch
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import scope_of
 from memq.format.pointer import Adopted, Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.notification import Entry, Span
 from memq.notification.stored_blocks import Claim, Copies, claim_of, stored_block

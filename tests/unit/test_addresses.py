@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import UnreachableError
-from memq.network import SocketNetwork, format_address, parse_address
+from memq.runtime.network import SocketNetwork, format_address, parse_address
 
 NO_HOSTS = ["a" * 64, "a..b", ".a", "nul\0", "\u00e4" * 64]
 NO_PORTS = ["x", "-1", "65536", "1" * 5_000, "\u00b2", "\u0663", "1_0", " 1", ""]

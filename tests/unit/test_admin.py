@@ -12,8 +12,7 @@ import pytest
 
 import memq
 from memq.cli import main
-from memq.cli.lag_export import lag_metrics
-from memq.clock import SystemClock
+from memq.cli.cluster.lag_export import lag_metrics
 from memq.errors import (
     AlreadyExistsError,
     InvalidNameError,
@@ -25,6 +24,7 @@ from memq.errors import (
 )
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from memq.topic import Position, ReadPartition
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memq.audit.account import BURNED_RANGES_CUT, Account, Balance, Evidence, Fate, RecentRanges, Tail, apart, common
-from memq.audit.contents import Contents
-from memq.format.block import BlockHeader
-from memq.format.builder import BlockBuilder
+from memq.audit.checks.contents import Contents
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import BlockHeader
 from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
 
@@ -157,7 +157,7 @@ def test_a_block_differs_from_the_first_of_its_sequences_or_not() -> None:
 
 
 def test_what_is_forgotten_is_judged_by_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memq.audit.contents.BLOCKS_MAX", 2)
+    monkeypatch.setattr("memq.audit.checks.contents.BLOCKS_MAX", 2)
     contents = Contents()
     for first in range(3):
         contents.add(0, sealed([b"a"], first=first))

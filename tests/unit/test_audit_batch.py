@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memq.audit.batch_check import BatchCheck, check_batch, merge_copies, missing_batch
-from memq.audit.whole_object import read_by_ranges
+from memq.audit.checks.batch_check import BatchCheck, check_batch, merge_copies, missing_batch
+from memq.audit.checks.whole_object import read_by_ranges
 from memq.errors import CorruptDataError, NotFoundError, StoreError
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.object import open_object
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.format.ranges import RangeSet

@@ -12,24 +12,24 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
+from memq.audit.checks.whole_object import ReadObject
 from memq.audit.collector import audit
 from memq.audit.opened_topic import THROUGH_BROKER
 from memq.audit.verdict import THROUGH_STORE, Kind, Outcome, Verdict
-from memq.audit.whole_object import ReadObject
 from memq.broker.broker import Broker
-from memq.cli.audit import audit_by_brokers, print_verdict
+from memq.cli.audit.audit import audit_by_brokers, print_verdict
 from memq.client.link import Link, connect_link
 from memq.errors import MemqError, StoreError
-from memq.format.block import Buffer, scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import Buffer, scope_of
 from memq.format.object import open_object
 from memq.format.pointer import Location, Pointer, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime, parse_address
 from memq.notification import Entries, Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import WRITE_PREFIX, Api, Frame
 from memq.protocol.messages import Close, Done, Metadata, MetadataRequest, Open, OpenAnswer
+from memq.runtime.network import Runtime, parse_address
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
@@ -354,7 +354,7 @@ def test_what_retention_takes_while_the_audit_runs_is_not_called_lost(moment: st
 
 
 def test_a_store_that_is_away_makes_the_verdict_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memq.audit.checker.RETRY_S", 0.0)
+    monkeypatch.setattr("memq.audit.checks.checker.RETRY_S", 0.0)
 
     async def away(key: str, *, checked: bool = True) -> bytes:
         raise StoreError("away")

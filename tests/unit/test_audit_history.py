@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memq.audit.auditor import Auditor
-from memq.audit.batch_check import BatchCheck, BlockCheck
+from memq.audit.checks.batch_check import BatchCheck, BlockCheck
 from memq.audit.verdict import Kind, Outcome, Verdict
 from memq.errors import CorruptDataError, StoreError, UnsupportedFormatError
 from memq.format.pointer import Adopted, ProducerEnd

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from memq.audit.auditor import Auditor
-from memq.audit.batch_check import BatchCheck, BlockCheck, missing_batch
-from memq.audit.checked import Checked
+from memq.audit.checks.batch_check import BatchCheck, BlockCheck, missing_batch
+from memq.audit.checks.checked_entry import Checked
 from memq.audit.minutes import COUNTS, MINUTE_MS, WORDS, MinuteRow, Minutes, watermark_ms
 from memq.errors import CorruptDataError, UnreachableError
 from memq.format.pointer import Pointer, ProducerEnd, encode_pointer

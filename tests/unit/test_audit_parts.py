@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from memq.audit.auditor import Auditor
-from memq.audit.batch_check import BatchCheck, BlockCheck, check_batch, missing_batch
-from memq.audit.checked import Checked, decode_checked, encode_checked
+from memq.audit.checks.batch_check import BatchCheck, BlockCheck, check_batch, missing_batch
+from memq.audit.checks.checked_entry import Checked, decode_checked, encode_checked
 from memq.audit.parts import merge_verdicts
 from memq.audit.verdict import Kind, Verdict
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnreachableError

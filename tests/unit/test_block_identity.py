@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from memq.broker import known_blocks
 from memq.broker.broker import Broker
-from memq.broker.known_blocks import RECENT_BATCHES, KnownBlocks
-from memq.broker.whole_pointers import search_of
-from memq.client.aio_consumer import AsyncConsumer
+from memq.broker.partition import known_blocks
+from memq.broker.partition.known_blocks import RECENT_BATCHES, KnownBlocks
+from memq.broker.partition.pointer_resolver import search_of
+from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.errors import DeniedError, ObjectExistsError, QueueError, ThrottledError
-from memq.format.block import StoredBlock, check_block, parse_header, scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import StoredBlock, check_block, parse_header, scope_of
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification.stored_blocks import Claim, claim_of
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Nack, decode_message
-from memq.tasks import TaskOwner
+from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import PRODUCER, BareClient, block_of, run, running_broker, until, write_frame
 from tests.unit.test_broker_epochs import connected, gated, pointers, processor_of, until_sealed

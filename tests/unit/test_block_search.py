@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from memq.errors import CorruptDataError, QueueError, StoreError
-from memq.format.block import StoredBlock, parse_header
+from memq.format.blocks.header import StoredBlock, parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
-from memq.logs import EventLog
 from memq.notification import Entries, Publication
 from memq.notification import stored_blocks as search
 from memq.notification.memory import MemoryQueue
 from memq.notification.stored_blocks import STEP_OFFSETS, BlockSearch, Claim, Copies, stored_block
+from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.unit.blocks import build, seal

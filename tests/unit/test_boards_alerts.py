@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from memq.metrics import METRICS
+from memq.observe.metrics import METRICS
 from tests.promtool import check_with_promtool
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -23,15 +23,15 @@ from memq.broker.assembly import (
     serve_cluster,
 )
 from memq.broker.broker import Broker
-from memq.broker.restore_cluster import restore_cluster
+from memq.broker.restore.cluster import restore_cluster
 from memq.broker.spool.files import SpoolFiles
-from memq.broker.sweep_cluster import cluster_lists, cluster_sweep
+from memq.broker.upkeep.sweep_cluster import cluster_lists, cluster_sweep
 from memq.errors import DeniedError, InvalidRequestError, InvalidSettingError, MemqError, UnreachableError
 from memq.format.key import object_key
 from memq.governor import BrokerEntry
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings, PartSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, TopicSettings, equal_slots, read_partitions

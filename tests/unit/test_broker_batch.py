@@ -9,14 +9,14 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.batch import COMBINED_BYTES_MIN, Origin, SealedBatch, data_pointer, own_object, seal_batch
-from memq.broker.ring import Ring, RingLimits, Slot
-from memq.broker.slabs import Slab, SlabPool
-from memq.broker.streams import AckSink, Producer, Stream
-from memq.broker.topic_processor import TopicProcessor
-from memq.format.block import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
-from memq.format.builder import BlockBuilder
-from memq.format.header_table import HeaderTable
+from memq.broker.ingest.slabs import Slab, SlabPool
+from memq.broker.ingest.streams import AckSink, Producer, Stream
+from memq.broker.partition.batch import COMBINED_BYTES_MIN, Origin, SealedBatch, data_pointer, own_object, seal_batch
+from memq.broker.partition.ring import Ring, RingLimits, Slot
+from memq.broker.partition.topic_processor import TopicProcessor
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
+from memq.format.blocks.header_table import HeaderTable
 from memq.format.latency import latency_of
 from memq.format.object import BLOCK_ENTRY, BlockEntry, open_object
 from memq.format.pointer import Pointer

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.block_run import Run, sound_run
-from memq.broker.slabs import Slab, SlabPool
-from memq.broker.streams import Producer, Stream
-from memq.format.block import CHECKED_FROM
+from memq.broker.ingest.block_run import Run, sound_run
+from memq.broker.ingest.slabs import Slab, SlabPool
+from memq.broker.ingest.streams import Producer, Stream
+from memq.format.blocks.header import CHECKED_FROM
 from memq.limits import BLOCK_HEADER_BYTES, BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, KIB, SEQUENCE_END, TIME_MS_END
 from memq.protocol.frames import AckLevel
 from tests.brokers import PRODUCER, block_of, write_frame

@@ -13,7 +13,6 @@ import pytest
 from memq.broker.broker import HAND_OVER_S, Broker
 from memq.broker.spool import SpoolDisk
 from memq.broker.traffic import Traffic
-from memq.clock import SystemClock
 from memq.errors import FencedError, InvalidRequestError, UnreachableError
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.balance import balanced
@@ -21,11 +20,12 @@ from memq.governor.governor import CHANGES_AT_ONCE_MAX, Governor
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.planner import Planner
 from memq.governor.planning import ClusterView, Plan
-from memq.logs import EventLog
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.protocol.messages import Redirect, decode_message
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, TopicSettings, equal_slots

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from memq.broker import forwarding
+from memq.broker.partition.publishing import Publisher
 from memq.broker.peer import Peer
-from memq.broker.publishing import Publisher
+from memq.broker.spool import forwarding
 from memq.broker.spool.files import SpoolFiles, look_at_spool, sizes_in
-from memq.clock import SystemClock
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -35,6 +34,7 @@ from memq.errors import (
 )
 from memq.notification import Entries
 from memq.protocol.frames import AckLevel, Api
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition, Topic
 from tests.brokers import BareClient, block_of, write_frame

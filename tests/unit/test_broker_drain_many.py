@@ -9,12 +9,12 @@ import pytest
 
 from memq.broker.progress import INTERVAL_S, Progress
 from memq.broker.services import CLOSINGS_AT_ONCE_MAX
-from memq.broker.turns import Turns
 from memq.format.pointer import decode_pointer
 from memq.limits import MIB
-from memq.logs import EventLog
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
+from memq.runtime.logs import EventLog
+from memq.runtime.timed_semaphore import Turns
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import run, running_broker
 from tests.contract.manual_clock import ManualClock

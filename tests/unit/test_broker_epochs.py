@@ -11,25 +11,25 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.hot import HotBatches
-from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
-from memq.broker.opening import open_partition, release_partition
-from memq.broker.ownership import Ownership
-from memq.broker.publishing import Publisher
+from memq.broker.partition.opening import open_partition, release_partition
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.publishing import Publisher
+from memq.broker.partition.recent_batch_cache import HotBatches
+from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.services import Services
-from memq.broker.slabs import SlabPool
-from memq.broker.topic_processor import TopicProcessor
-from memq.clock import SystemClock
 from memq.errors import DeniedError, MemqError, QueueError, StoreError
 from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB, POINTER_RANGES_MAX
-from memq.network import Runtime
 from memq.notification import Entry, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import AckLevel, Api, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, OpenAnswer, decode_message, encode_message
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler

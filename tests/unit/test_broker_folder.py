@@ -16,17 +16,17 @@ from awscrt.checksums import crc32c
 from memq.broker import dev
 from memq.broker.broker import Broker
 from memq.broker.process import Companion
-from memq.broker.restore_folder import restore_folder
+from memq.broker.restore.folder import restore_folder
 from memq.broker.signals import Signals
-from memq.broker.sweep_cluster import folder_lists, folder_sweep
-from memq.client.aio_producer import AsyncProducer
-from memq.clock import SystemClock
+from memq.broker.upkeep.sweep_cluster import folder_lists, folder_sweep
+from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError
 from memq.format.key import object_key
 from memq.format.pointer import Pointer, decode_pointer
 from memq.governor.data_folder import DataFolder
-from memq.network import Runtime
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.filesystem import FilesystemHandler
 from tests.brokers import run

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.held import HeldBlocks
-from memq.broker.opening import _claim
+from memq.broker.partition.opening import _claim
+from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.peer import connect_peer
-from memq.broker.topic_processor import TopicProcessor
+from memq.broker.spool.unpublished_blocks import HeldBlocks
 from memq.errors import IdentityConflictError, MovedError, NotFoundError, NotReadyError, ProtocolError, TooOldError
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entries, Publication

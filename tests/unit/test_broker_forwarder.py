@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker import forwarding
-from memq.broker.forwarding import BACKOFF_S_MAX, DELETED_S, READ_TIMEOUT_S, Forwarder
-from memq.broker.held import HeldBlock, HeldBlocks
+from memq.broker.ingest.slabs import Slab
 from memq.broker.peer import Peer
-from memq.broker.rebuild import BatchPlace, Rebuilder, find_batch
-from memq.broker.slabs import Slab
+from memq.broker.restore.rebuild import BatchPlace, Rebuilder, find_batch
+from memq.broker.spool import forwarding
+from memq.broker.spool.forwarding import BACKOFF_S_MAX, DELETED_S, READ_TIMEOUT_S, Forwarder
 from memq.broker.spool.segments import Ticket
+from memq.broker.spool.unpublished_blocks import HeldBlock, HeldBlocks
 from memq.errors import (
     CorruptDataError,
     IdentityConflictError,
@@ -29,7 +29,7 @@ from memq.errors import (
     TimedOutError,
     UnreachableError,
 )
-from memq.format.block import parse_header
+from memq.format.blocks.header import parse_header
 from memq.format.pointer import encode_pointer
 from memq.format.ranges import RangeSet
 from memq.limits import FORWARD_S_MAX, KIB

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.hot import UNREAD_BOUNDS, UNREAD_SHARE, HotBatch, HotBatches
-from memq.broker.slabs import Slab, SlabPool
+from memq.broker.ingest.slabs import Slab, SlabPool
+from memq.broker.partition.recent_batch_cache import UNREAD_BOUNDS, UNREAD_SHARE, HotBatch, HotBatches
 from memq.limits import KIB
 
 SLAB = 4 * KIB

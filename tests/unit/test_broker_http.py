@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from memq.broker import http, readiness
-from memq.broker.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpPort
+from memq.broker.api import http, readiness
+from memq.broker.api.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpPort
 from memq.broker.metrics import CounterCollector, Counters
-from memq.clock import SystemClock
 from memq.errors import StoreError
-from memq.logs import EventLog
-from memq.network import Address, SocketNetwork
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Address, SocketNetwork
 from tests.brokers import run
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.intake import MOVED_BYTES_MAX, Intake
-from memq.broker.outbox import Outbox
-from memq.broker.slabs import TRIM_SHARE, Slab, SlabPool
-from memq.broker.streams import Producer, Stream
+from memq.broker.ingest.intake import MOVED_BYTES_MAX, Intake
+from memq.broker.ingest.outbox import Outbox
+from memq.broker.ingest.slabs import TRIM_SHARE, Slab, SlabPool
+from memq.broker.ingest.streams import Producer, Stream
 from memq.errors import ThrottledError
 from memq.limits import (
     KIB,

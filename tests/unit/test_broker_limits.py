@@ -8,18 +8,18 @@ import contextlib
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.limit_book import ClientLimits, LimitBook
-from memq.broker.rate_limit import Limit
-from memq.client.aio_admin import AsyncAdmin
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.aio_producer import AsyncProducer
-from memq.client.delivery import AsyncDelivery
-from memq.clock import SystemClock
+from memq.broker.ingest.quotas import ClientLimits, LimitBook
+from memq.broker.ingest.rate_limit import Limit
+from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.delivery import AsyncDelivery
 from memq.errors import NotFoundError, OverLimitError
 from memq.governor.widening import join, split
 from memq.limits import KIB
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import MetadataRequest, encode_message
+from memq.runtime.clock import SystemClock
 from memq.topic import LimitMode, Topic, TopicSettings, equal_slots, parse_settings
 from tests.brokers import BareClient, run, running_broker
 

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from memq.broker import topic_processor
-from memq.broker.topic_processor import given_up_text
-from memq.logs import LINES_MAX
-from memq.network import peer_text
+from memq.broker.partition import topic_processor
+from memq.broker.partition.topic_processor import given_up_text
+from memq.runtime.logs import LINES_MAX
+from memq.runtime.network import peer_text
 from tests.brokers import TIMEOUT_S, BareClient, running_broker
 
 

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.hot import HotBatches
-from memq.broker.limit_book import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
-from memq.broker.opening import BACKOFF_S_MAX, HELD_RETRY_S, open_partition, release_partition
-from memq.broker.ownership import Ownership
+from memq.broker.partition.opening import BACKOFF_S_MAX, HELD_RETRY_S, open_partition, release_partition
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.recent_batch_cache import HotBatches
 from memq.broker.services import Services
-from memq.broker.slabs import SlabPool
 from memq.errors import (
     CorruptDataError,
     DeniedError,

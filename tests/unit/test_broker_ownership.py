@@ -7,12 +7,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from memq.broker.held import HeldBlock, HeldBlocks
-from memq.broker.ownership import ADOPTED_MAX, SUCCESSORS, Ownership, Phase
-from memq.broker.ring import Ring, RingLimits
-from memq.broker.slabs import Slab
-from memq.broker.streams import Stream
-from memq.format.block import parse_header
+from memq.broker.ingest.slabs import Slab
+from memq.broker.ingest.streams import Stream
+from memq.broker.partition.ownership import ADOPTED_MAX, SUCCESSORS, Ownership, Phase
+from memq.broker.partition.ring import Ring, RingLimits
+from memq.broker.spool.unpublished_blocks import HeldBlock, HeldBlocks
+from memq.format.blocks.header import parse_header
 from memq.format.pointer import NamedProducer, Pointer, ProducerRanges
 from memq.format.ranges import RangeSet
 from memq.protocol.frames import AckLevel

@@ -11,11 +11,11 @@ import pytest
 from memq.broker import process
 from memq.broker.broker import Broker
 from memq.broker.process import run_broker
-from memq.client.aio_producer import AsyncProducer
+from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import DeniedError, QueueError, UnreachableError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime, parse_address
 from memq.notification.memory import MemoryQueue
+from memq.runtime.network import Runtime, parse_address
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import run

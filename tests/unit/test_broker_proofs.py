@@ -12,16 +12,16 @@ from typing import cast
 import msgspec
 import pytest
 
-from memq.broker.forwarding import Forwarder
-from memq.broker.held import HeldBlocks
-from memq.broker.opening import _publish_opened, release_partition
-from memq.broker.ownership import Ownership
-from memq.broker.publishing import BACKOFF_S_MAX, Publisher
-from memq.broker.slabs import Slab
+from memq.broker.ingest.slabs import Slab
+from memq.broker.partition.opening import _publish_opened, release_partition
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.publishing import BACKOFF_S_MAX, Publisher
+from memq.broker.spool.forwarding import Forwarder
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.segments import Segment
+from memq.broker.spool.unpublished_blocks import HeldBlocks
 from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
-from memq.format.block import parse_header
+from memq.format.blocks.header import parse_header
 from memq.format.key import ObjectKey, parse_object_key
 from memq.format.pointer import Pointer, encode_pointer
 from memq.format.spool import SpoolEntry

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.limit_book import CLIENTS_MAX, ClientLimits, LimitBook
-from memq.broker.limit_settings import client_limits, parse_limit
-from memq.broker.rate_limit import Limit, Limiter, TokenBucket, refusal_of, room_of
+from memq.broker.ingest.quota_settings import client_limits, parse_limit
+from memq.broker.ingest.quotas import CLIENTS_MAX, ClientLimits, LimitBook
+from memq.broker.ingest.rate_limit import Limit, Limiter, TokenBucket, refusal_of, room_of
 from memq.errors import InvalidNameError, InvalidSettingError
 from memq.topic import LimitMode, Topic, TopicSettings, equal_slots
 from tests.contract.manual_clock import ManualClock

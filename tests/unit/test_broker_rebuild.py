@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.rebuild import (
+from memq.broker.restore.present_log import HeldPartition, held_in
+from memq.broker.restore.rebuild import (
     BatchPlace,
     FoundBatch,
     Rebuilder,
@@ -21,11 +22,9 @@ from memq.broker.rebuild import (
     shared_places,
     staged_places,
 )
-from memq.broker.restore_held import HeldPartition, held_in
-from memq.clock import SystemClock
 from memq.errors import CorruptDataError, NotFoundError
-from memq.format.block import parse_header, scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import parse_header, scope_of
 from memq.format.manifest import Manifest, StagedObject, StagedPiece
 from memq.format.object import (
     BatchEntry,
@@ -39,6 +38,7 @@ from memq.format.object import (
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, encode_pointer
 from memq.notification import Entries, Entry, Publication
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
 from memq.topic import Topic, TopicSettings, Totals, equal_slots, read_partitions, writer_id
 
 TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=0, partitions=equal_slots(2), settings=TopicSettings())

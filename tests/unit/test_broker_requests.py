@@ -14,13 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memq.broker.api.requests import _answer_bytes
 from memq.broker.broker import Broker
-from memq.broker.requests import _answer_bytes
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
-from memq.network import Runtime
-from memq.notification.sqlite import SqliteQueue
+from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.frames import Api, Frame, encode_frame
 from memq.protocol.messages import (
     Nack,
@@ -31,6 +30,7 @@ from memq.protocol.messages import (
     decode_message,
     encode_message,
 )
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.filesystem import FilesystemHandler
 from tests.brokers import BareClient

@@ -9,19 +9,19 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
-from memq.broker.opening import open_partition
-from memq.broker.restore import Restored, Restorer
-from memq.client.aio_producer import AsyncProducer
-from memq.client.staged_writer import StagedCommits, StagedWriter
-from memq.clock import SystemClock
+from memq.broker.partition.opening import open_partition
+from memq.broker.restore.restore import Restored, Restorer
+from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
+from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import CorruptDataError, NotFoundError, QueueError, StoreError
-from memq.format.block import parse_header
+from memq.format.blocks.header import parse_header
 from memq.format.key import object_key, shared_prefix
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, producer_id_of, read_partitions, writer_id
 from tests.brokers import BareClient, block_of, run, running_broker, write_frame

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.broker import Broker
-from memq.broker.retention import expired, look_after, retire, sweep
-from memq.clock import SystemClock
-from memq.cold.compaction import manifest_of
-from memq.cold.plan import ColdRule
+from memq.broker.upkeep.retention import expired, look_after, retire, sweep
+from memq.compaction.compaction import manifest_of
+from memq.compaction.plan import ColdRule
 from memq.errors import NotFoundError, StoreError
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.format.totals import contended_ms
-from memq.network import Runtime
 from memq.notification import Entry, Publication, Span
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memq.broker.ring import (
+from memq.broker.ingest.slabs import Slab, SlabPool
+from memq.broker.ingest.streams import Producer, Stream
+from memq.broker.partition.ring import (
     FAST_BYTES_S,
     FAST_S_MAX,
     GAP_S_MAX,
@@ -25,10 +27,8 @@ from memq.broker.ring import (
     Slot,
     SlotState,
 )
-from memq.broker.slabs import Slab, SlabPool
-from memq.broker.staged import StagedBatch
-from memq.broker.streams import Producer, Stream
-from memq.broker.topic_processor import TopicProcessor
+from memq.broker.partition.topic_processor import TopicProcessor
+from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import MemqError
 from memq.format.pointer import Location
 from memq.protocol.frames import AckLevel

@@ -8,23 +8,23 @@ from typing import Any
 
 import msgspec
 
+from memq.audit.checks.whole_object import ReadObject
 from memq.audit.collector import audit
 from memq.audit.verdict import Kind
-from memq.audit.whole_object import ReadObject
-from memq.broker.batch import seal_batch
 from memq.broker.broker import Broker
-from memq.broker.restore import Restorer
-from memq.broker.sharing import Sharing
-from memq.client.aio_admin import AsyncAdmin
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.aio_producer import AsyncProducer
-from memq.clock import SystemClock
+from memq.broker.partition.batch import seal_batch
+from memq.broker.partition.shared_objects import Sharing
+from memq.broker.restore.restore import Restorer
+from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import ObjectExistsError, StoreError
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.key import shared_prefix
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, read_partitions
 from tests.brokers import GatedStore, run, running_broker

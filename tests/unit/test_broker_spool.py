@@ -11,7 +11,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
 from memq.broker.spool.files import ASIDE, SpoolFiles, look_at_spool, sizes_in
-from memq.cli.doctor import _spool as spool_findings
+from memq.cli.cluster.doctor import _spool as spool_findings
 from memq.errors import InvalidRequestError, InvalidSettingError, SpoolError
 from memq.format.pointer import decode_pointer
 from memq.format.spool import HEAD, decode_segment

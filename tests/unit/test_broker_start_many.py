@@ -10,13 +10,13 @@ import pytest
 
 from memq.broker import broker as broker_module
 from memq.broker.broker import Broker
-from memq.broker.topic_processor import TopicProcessor
-from memq.broker.turns import PARTITIONS_AT_ONCE_MAX, bunches
+from memq.broker.partition.topic_processor import TopicProcessor
 from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
 from memq.governor import Assignment
 from memq.governor.memory import MemoryCoordinator
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
+from memq.runtime.timed_semaphore import PARTITIONS_AT_ONCE_MAX, bunches
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import run, running_broker, until
 

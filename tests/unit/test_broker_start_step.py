@@ -12,7 +12,7 @@ import pytest
 from memq.broker import start_step
 from memq.errors import UnreachableError
 from memq.governor.memory import MemoryCoordinator
-from memq.logs import EventLog
+from memq.runtime.logs import EventLog
 from memq.topic import TopicSettings
 from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.unit.test_broker_cluster import rig

@@ -10,11 +10,11 @@ from itertools import pairwise
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.batch import ObjectBody
+from memq.broker.partition.batch import ObjectBody
+from memq.broker.partition.storing import BACKOFF_S_MAX, STORE_TIMEOUT_S, key_s, store_object
 from memq.broker.services import Services
-from memq.broker.storing import BACKOFF_S_MAX, STORE_TIMEOUT_S, key_s, store_object
 from memq.errors import ObjectExistsError, StoreError
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.skipping_loop import run_skipping, skip

@@ -12,8 +12,8 @@ from awscrt.checksums import crc32c
 import memq
 from memq.cli.run import run
 from memq.errors import CorruptDataError
-from memq.format.block import parse_header
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.testing import Cluster
 

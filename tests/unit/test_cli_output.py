@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.cli.consume_start import last_offset
 from memq.cli.log_lines import JsonLines, TextLines
-from memq.cli.record_printer import record_printer
-from memq.client.batch import Batch, Slice
-from memq.client.pieces import Piece
-from memq.client.record import TopicPartition
-from memq.format.block import parse_header
-from memq.format.builder import BlockBuilder
+from memq.cli.records.consume_start import last_offset
+from memq.cli.records.record_printer import record_printer
+from memq.client.consumer.batch import Batch, Slice
+from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.record import TopicPartition
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import parse_header
 from memq.topic import Position
 
 

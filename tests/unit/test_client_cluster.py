@@ -8,16 +8,16 @@ from collections import Counter
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.connection import Connection
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.aio_producer import AsyncProducer
+from memq.broker.ingest.connection import Connection
+from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
-from memq.client.window_events import OpenFailed, OpenStream, Sealed, Tick
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.window_events import OpenFailed, OpenStream, Sealed, Tick
 from memq.errors import NotReadyError, ThrottledError
-from memq.network import Runtime, parse_address
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Metadata, Owner, TopicMetadata
+from memq.runtime.network import Runtime, parse_address
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.brokers import run
 from tests.unit.test_broker_cluster import Rig, rig

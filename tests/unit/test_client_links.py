@@ -21,7 +21,6 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.limits import STREAMS_PER_CONNECTION_MAX
-from memq.network import Address
 from memq.protocol.frames import Api, Frame, encode_frame
 from memq.protocol.messages import (
     Metadata,
@@ -30,6 +29,7 @@ from memq.protocol.messages import (
     encode_message,
     nack_of,
 )
+from memq.runtime.network import Address
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, silent_at, turns, until
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from memq.client.any_broker import AnyBroker
+from memq.client.broker_router import AnyBroker
 from memq.client.metadata import ANSWER_TIMEOUT_S, ClusterMetadata
 from memq.errors import (
     DeniedError,

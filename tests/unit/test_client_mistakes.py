@@ -16,7 +16,7 @@ import pytest
 
 import memq
 from memq.client.link_pool import bootstrap_addresses
-from memq.client.producer import Producer
+from memq.client.producer.producer import Producer
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.testing import Cluster
 
@@ -45,15 +45,19 @@ ANY: Any = memq  # without the types that would say the same
         (lambda: ANY.Consumer(HERE, None), TypeError, "topics are one topic or a sequence of such, not NoneType"),
         (lambda: ANY.Consumer(HERE, "clicks", start={"clicks": memq.Position(0, 1)}), TypeError, "by (topic, part"),
         (lambda: ANY.Consumer(HERE, "clicks", start=ANY.Position("0", 1)), TypeError, "start is a Position of some"),
-        (lambda: ANY.Consumer(HERE, "clicks", runtime=5), TypeError, "runtime is a memq.network.Runtime, not int"),
+        (
+            lambda: ANY.Consumer(HERE, "clicks", runtime=5),
+            TypeError,
+            "runtime is a memq.runtime.network.Runtime, not int",
+        ),
         (lambda: ANY.Consumer(HERE, "clicks", tracer_provider=5), TypeError, "tracer_provider is a TracerProvider of"),
         (lambda: ANY.Consumer(HERE, "clicks", client_id=0), TypeError, "client is of type str, not int"),
         (lambda: ANY.read_arrow(HERE, 5), TypeError, "topics are one topic"),
-        (lambda: ANY.Producer(HERE, runtime=5), TypeError, "runtime is a memq.network.Runtime, not int"),
+        (lambda: ANY.Producer(HERE, runtime=5), TypeError, "runtime is a memq.runtime.network.Runtime, not int"),
         (lambda: ANY.Producer(HERE, tracer_provider=5), TypeError, "tracer_provider is a TracerProvider of"),
         (lambda: ANY.Producer(HERE, acks=[]), InvalidSettingError, "acks = [] is not 0, 1 or 'all'"),
         (lambda: ANY.Producer(HERE, codec=[]), InvalidSettingError, "codec = [] is not one of"),
-        (lambda: ANY.Admin(HERE, runtime=5), TypeError, "runtime is a memq.network.Runtime, not int"),
+        (lambda: ANY.Admin(HERE, runtime=5), TypeError, "runtime is a memq.runtime.network.Runtime, not int"),
         (lambda: ANY.aio.Producer(HERE, tracer_provider=5), TypeError, "tracer_provider is a TracerProvider of"),
         (lambda: ANY.aio.Consumer(HERE, "clicks", on_lost=5), TypeError, "on_lost is a function, not int"),
         (lambda: ANY.ClientCollector(5), TypeError, "clients are a mapping of names to clients, not int"),
@@ -181,9 +185,9 @@ def test_addresses() -> None:
 
 def test_without_pyarrow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "memq.format.arrow", raising=False)
+    monkeypatch.delitem(sys.modules, "memq.format.blocks.arrow", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'memq\[arrow\]'"):
-        importlib.import_module("memq.format.arrow")
+        importlib.import_module("memq.format.blocks.arrow")
 
 
 def test_names_of_the_package_are_listed_once() -> None:

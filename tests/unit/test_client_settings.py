@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import memq
-from memq.client.consumer_settings import check_point, point_of
-from memq.client.fields import Fields, Many, check_fields, check_many, header_pairs
-from memq.client.producer_settings import ProducerSettings
-from memq.client.record import TopicPartition
+from memq.client.consumer.record import TopicPartition
+from memq.client.consumer.settings import check_point, point_of
+from memq.client.producer.fields import Fields, Many, check_fields, check_many, header_pairs
+from memq.client.producer.settings import ProducerSettings
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError
 from memq.limits import KIB, MIB, NAME_CHARS_MAX, TIME_MS_END
 from memq.topic import Position

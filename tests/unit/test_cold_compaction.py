@@ -10,25 +10,25 @@ import pytest
 from awscrt.checksums import crc32c
 from msgspec.structs import replace
 
-from memq.broker.cold_retention import expired_parts
-from memq.broker.restore import Restorer
-from memq.broker.sweep import Sweep
-from memq.client.fetcher import Fetcher
-from memq.clock import SystemClock
-from memq.cold.compaction import leave_queue, manifest_of
-from memq.cold.plan import ColdRule, following, without
-from memq.cold.reader import ColdReader
+from memq.broker.restore.restore import Restorer
+from memq.broker.upkeep.cold_retention import expired_parts
+from memq.broker.upkeep.sweep import Sweep
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.compaction.compaction import leave_queue, manifest_of
+from memq.compaction.plan import ColdRule, following, without
+from memq.compaction.reader import ColdReader
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotReadyError
-from memq.format.block import check_block, scope_of
+from memq.format.blocks.header import check_block, scope_of
 from memq.format.key import cold_prefix, is_cold_object, object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.governor import Assignment
-from memq.logs import EventLog
-from memq.network import Runtime
 from memq.notification import Entry, Publication, Span
 from memq.notification.log_reader import all_entries
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.storage_handlers.memory import MemoryHandler
@@ -326,29 +326,35 @@ def test_a_reader_follows_one_compaction_after_another() -> None:
 BUGS = (
     Planted(
         "pointers leave the queue before their manifest",
-        "memq.cold.compaction",
+        "memq.compaction.compaction",
         "compact",
         "copied.append(await copier.copy(partition, span))",
         "copied.append(await copier.copy(partition, span)); await queue.trim(partition, span.end)",
     ),
     Planted(
         "large object behind its manifest",
-        "memq.cold.copying",
+        "memq.compaction.copying",
         "Copier.copy",
         "await self._store.put(key, large.buffers, joined_crc(large.buffers))",
         "pass",
     ),
-    Planted("sweep takes what manifests name", "memq.broker.sweep", "Sweep._cold_keys", "*part.objects", "*()"),
-    Planted("sweep takes parts", "memq.broker.sweep", "Sweep._cold_keys", "(part.key, *part.objects)", "part.objects"),
+    Planted("sweep takes what manifests name", "memq.broker.upkeep.sweep", "Sweep._cold_keys", "*part.objects", "*()"),
+    Planted(
+        "sweep takes parts", "memq.broker.upkeep.sweep", "Sweep._cold_keys", "(part.key, *part.objects)", "part.objects"
+    ),
     Planted(
         "reader takes the queue for all there is",
-        "memq.cold.reader",
+        "memq.compaction.reader",
         "ColdReader._manifest",
         "if known is None or begin > known.reach:",
         "if known is None:",
     ),
-    Planted("batches named a byte off", "memq.cold.copying", "_LargeObject.add", "return start", "return start + 1"),
-    Planted("seam one too far", "memq.cold.compaction", "following", "next=parts[-1].next", "next=parts[-1].next + 1"),
+    Planted(
+        "batches named a byte off", "memq.compaction.copying", "_LargeObject.add", "return start", "return start + 1"
+    ),
+    Planted(
+        "seam one too far", "memq.compaction.compaction", "following", "next=parts[-1].next", "next=parts[-1].next + 1"
+    ),
 )
 
 
@@ -540,7 +546,7 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
 def test_neighbours_in_a_large_object_are_fetched_by_one_request(
     indexes_kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memq.client.fetcher.INDEXES_MAX", indexes_kept)
+    monkeypatch.setattr("memq.client.consumer.fetch.fetcher.INDEXES_MAX", indexes_kept)
 
     async def work() -> None:
         world = await World.made()

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from memq.cold import plan
-from memq.cold.copying import checked_blocks
-from memq.cold.plan import ColdRule, cold_spans, following, without
+from memq.compaction import plan
+from memq.compaction.copying import checked_blocks
+from memq.compaction.plan import ColdRule, cold_spans, following, without
 from memq.errors import CorruptDataError
-from memq.format.block import scope_of
+from memq.format.blocks.header import scope_of
 from memq.format.cold import ColdManifest, LeftPart, PartRef
 from memq.format.key import cold_object_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer

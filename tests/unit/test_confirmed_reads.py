@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from memq.client.fetcher import Fetcher
-from memq.client.pieces import Piece, is_whole
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.pieces import Piece, is_whole
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -17,8 +17,8 @@ from memq.errors import (
     StoreError,
     UnsupportedFormatError,
 )
-from memq.format.block import Buffer
-from memq.logs import EventLog
+from memq.format.blocks.header import Buffer
+from memq.runtime.logs import EventLog
 from memq.storage_handlers.confirmed_reads import ROUNDS_MAX, ConfirmedReads, Way
 from tests.skipping_loop import LoopClock, run_skipping
 from tests.unit.queue_model import Block

@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from memq.broker.connection import UNSENT_BYTES_MAX, Connection
-from memq.broker.rate_limit import Limit, Limiter
-from memq.broker.slabs import Slab
-from memq.broker.streams import Stream
+from memq.broker.ingest.connection import UNSENT_BYTES_MAX, Connection
+from memq.broker.ingest.rate_limit import Limit, Limiter
+from memq.broker.ingest.slabs import Slab
+from memq.broker.ingest.streams import Stream
 from memq.errors import ForeignProtocolError, MemqError, MovedError, ProtocolError, SpoolError, ThrottledError
-from memq.format.block import BlockHeader
+from memq.format.blocks.header import BlockHeader
 from memq.limits import KIB, MIB
-from memq.network import Runtime
 from memq.protocol.frames import PREFIX, AckLevel, Api, FrameReader, encode_frame
 from memq.protocol.messages import Nack, Redirect, Throttle, decode_message
+from memq.runtime.network import Runtime
 from tests.brokers import block_of, write_frame
 from tests.contract.manual_clock import ManualClock
 from tests.unit.peers import HELLO, TOPIC, House, Peer, Wire

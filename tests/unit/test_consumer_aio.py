@@ -11,13 +11,13 @@ import pytest
 
 import memq.aio
 from memq.broker.broker import Broker
-from memq.client.fetcher import ReadMode
-from memq.client.record import TopicPartition
+from memq.client.consumer.fetch.fetcher import ReadMode
+from memq.client.consumer.record import TopicPartition
 from memq.errors import CorruptDataError, DeniedError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import KIB
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler

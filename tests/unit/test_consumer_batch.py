@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.client.batch import Batch, Damage, Slice
-from memq.client.pieces import Piece
-from memq.client.record import Record, TopicPartition
+from memq.client.consumer.batch import Batch, Damage, Slice
+from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.record import Record, TopicPartition
 from memq.errors import CorruptDataError
-from memq.format.block import check_block
+from memq.format.blocks.header import check_block
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.topic import Position
 from tests.unit.queue_model import Block

@@ -12,10 +12,9 @@ from datetime import datetime, timedelta
 import pytest
 
 import memq
-from memq.client import reading
-from memq.client.consumer_settings import Point
-from memq.client.record import TopicPartition
-from memq.clock import SystemClock
+from memq.client.consumer.fetch import fetch_scheduler
+from memq.client.consumer.record import TopicPartition
+from memq.client.consumer.settings import Point
 from memq.errors import (
     ClosedError,
     CorruptDataError,
@@ -25,6 +24,7 @@ from memq.errors import (
     InvalidRequestError,
     NotFoundError,
 )
+from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from memq.topic import Position
 from tests.moments import moment
@@ -358,7 +358,7 @@ def test_dead_letters_hold_the_raw_block_with_its_origin(cluster: Cluster) -> No
 
 
 def test_a_missing_object_is_damage(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MISSING_S", 0.1)
+    monkeypatch.setattr(fetch_scheduler, "MISSING_S", 0.1)
     send(cluster, b"0", b"1")
     cluster.remove_object(cluster.records("clicks")[0].position)
     with pytest.raises(CorruptDataError, match="missing"):

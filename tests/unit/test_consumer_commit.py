@@ -13,8 +13,8 @@ import memq.aio
 from memq.broker.broker import Broker
 from memq.errors import DeniedError, GenerationFencedError, QueueError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Committed, ReadPartition

@@ -9,14 +9,14 @@ from typing import cast
 
 import pytest
 
-from memq.client.committer import Committer
-from memq.client.group_session import GroupSession
-from memq.client.handouts import Handouts
-from memq.client.ledger import CommitLedger
-from memq.client.reading import Reading
+from memq.client.consumer.fetch.fetch_scheduler import Reading
+from memq.client.consumer.fetch.ready_batches import Handouts
+from memq.client.consumer.group.committer import Committer
+from memq.client.consumer.group.ledger import CommitLedger
+from memq.client.consumer.group.session import GroupSession
 from memq.errors import QueueError
-from memq.logs import EventLog
-from memq.network import Runtime
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping, skip

@@ -9,13 +9,13 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client import flow as flow_module
-from memq.client.batch import Batch
-from memq.client.flow import SUCCESSORS, Delivery, FlowState, PartitionFlow
-from memq.client.record import TopicPartition
+from memq.client.consumer.batch import Batch
+from memq.client.consumer.fetch import partition_cursor as flow_module
+from memq.client.consumer.fetch.partition_cursor import SUCCESSORS, Delivery, FlowState, PartitionFlow
+from memq.client.consumer.record import TopicPartition
 from memq.errors import CorruptDataError, PositionExpiredError, UnsupportedFormatError
-from memq.format.block import parse_header
-from memq.format.columns import BlockReader
+from memq.format.blocks.columns import BlockReader
+from memq.format.blocks.header import parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Adopted, decode_pointer
 from memq.limits import BLOCK_HEADER_BYTES

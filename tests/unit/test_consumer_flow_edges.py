@@ -7,11 +7,11 @@ from dataclasses import asdict, fields
 import pytest
 from msgspec.structs import replace
 
-from memq.client import flow as flow_module
-from memq.client.flow import Counts, Delivery, FlowState, PartitionFlow, Slot
-from memq.client.pieces import Piece, numbered_entries
+from memq.client.consumer.fetch import partition_cursor as flow_module
+from memq.client.consumer.fetch.partition_cursor import Counts, Delivery, FlowState, PartitionFlow, Slot
+from memq.client.consumer.fetch.pieces import Piece, numbered_entries
 from memq.errors import CorruptDataError, PositionExpiredError
-from memq.format.block import parse_header
+from memq.format.blocks.header import parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Location, decode_pointer, encode_pointer
 from memq.notification import Entries, Entry, Span

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memq
-from memq.client.assigned import Assigned
-from memq.client.batch import Batch
-from memq.client.consumer_core import AHEAD_SHARE
-from memq.client.flow import PartitionFlow
-from memq.client.handouts import Handout, Handouts
-from memq.client.record import TopicPartition
+from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.batch import Batch
+from memq.client.consumer.core import AHEAD_SHARE
+from memq.client.consumer.fetch.partition_cursor import PartitionFlow
+from memq.client.consumer.fetch.ready_batches import Handout, Handouts
+from memq.client.consumer.record import TopicPartition
 from memq.limits import MIB
 from memq.testing import Cluster
 from memq.topic import Committed, Position, ReadPartition, TopicSettings, Totals

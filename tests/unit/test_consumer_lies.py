@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from memq.client.fetcher import Fetcher
-from memq.client.flow import FlowState, PartitionFlow
-from memq.client.places import END_TRIES, Places
-from memq.client.reading import MISSING_S, Reading
+from memq.client.consumer.fetch.fetch_scheduler import MISSING_S, Reading
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.partition_cursor import FlowState, PartitionFlow
+from memq.client.consumer.offset_resolver import END_TRIES, Places
 from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError
-from memq.format.block import Buffer
-from memq.logs import EventLog
+from memq.format.blocks.header import Buffer
 from memq.notification import Entries, Span
 from memq.notification.remote import Polled, RemoteQueue
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
-from memq.tasks import TaskOwner
 from memq.topic import Position, ReadPartition, Topic, TopicSettings, equal_slots
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.unit.queue_model import PARTITION, TOPIC_ID, WINDOW_MS, Block, Log

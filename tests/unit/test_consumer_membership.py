@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from memq.client.membership import Changes, MemberState
+from memq.client.consumer.group.membership import Changes, MemberState
 from memq.notification import Membership
 from memq.topic import ReadPartition
 

@@ -9,24 +9,24 @@ from typing import Any, Protocol
 import pytest
 from msgspec import Struct
 
-from memq.client.assigned import Assigned
-from memq.client.consumer_settings import ConsumerSettings
-from memq.client.fetcher import Fetcher
-from memq.client.flow import PartitionFlow
-from memq.client.membership import MemberState
-from memq.client.opener import Opener
-from memq.client.reading import Reading
-from memq.client.reporter import Named, Reporter
-from memq.client.tally import PartTally, Tally
-from memq.clock import SystemClock
+from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.fetch_scheduler import Reading
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.partition_cursor import PartitionFlow
+from memq.client.consumer.group.membership import MemberState
+from memq.client.consumer.opener import Opener
+from memq.client.consumer.settings import ConsumerSettings
+from memq.client.observers.audit_recorder import PartTally, Tally
+from memq.client.observers.reporter import Named, Reporter
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, PositionExpiredError, QueueError
-from memq.format.block import Buffer
-from memq.logs import EventLog
+from memq.format.blocks.header import Buffer
 from memq.notification import Entries, Membership, Span
 from memq.notification.remote import Answer, Polled, RemoteQueue
 from memq.protocol.frames import Api
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
-from memq.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from memq.client.fetcher import Fetcher
-from memq.client.flow import PART_BYTES_MIN, FlowState, PartitionFlow
-from memq.client.pieces import Piece
-from memq.client.reading import Reading
+from memq.client.consumer.fetch.fetch_scheduler import Reading
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.partition_cursor import PART_BYTES_MIN, FlowState, PartitionFlow
+from memq.client.consumer.fetch.pieces import Piece
 from memq.errors import CorruptDataError
-from memq.format.block import Buffer, parse_header
+from memq.format.blocks.header import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import decode_pointer
-from memq.logs import EventLog
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
-from memq.tasks import TaskOwner
 from memq.topic import Position
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.unit.queue_model import PARTITION, TOPIC_ID, WINDOW_MS, Block, Log

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.fetcher import Fetcher, Part
-from memq.client.pieces import Piece, cut_batch, is_whole
+from memq.client.consumer.fetch.fetcher import Fetcher, Part
+from memq.client.consumer.fetch.pieces import Piece, cut_batch, is_whole
 from memq.errors import CorruptDataError, NotFoundError, StoreError, UnsupportedFormatError
-from memq.format.block import Buffer, parse_header
+from memq.format.blocks.header import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.limits import BLOCK_HEADER_BYTES
-from memq.logs import EventLog
+from memq.runtime.logs import EventLog
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from tests.skipping_loop import LoopClock, run_skipping
 from tests.unit.queue_model import TOPIC_ID, Block, Log

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.flow import PartitionFlow
-from memq.client.places import Places, late_ms, window_ms
-from memq.client.progress import Progress
-from memq.clock import SystemClock
+from memq.client.consumer.fetch.partition_cursor import PartitionFlow
+from memq.client.consumer.offset_resolver import Places, late_ms, window_ms
+from memq.client.consumer.progress import Progress
 from memq.errors import InvalidRequestError, QueueError
 from memq.format.pointer import Adopted, decode_pointer, encode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entries, Entry, Span
+from memq.runtime.clock import SystemClock
 from memq.topic import Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.unit.queue_model import PARTITION, Block, Log
 

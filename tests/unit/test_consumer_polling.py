@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from memq.client.assigned import Assigned
-from memq.client.flow import PartitionFlow, Slot
-from memq.client.polling import LOG_BYTES, POLL_WAIT_MS, Polling
-from memq.client.retries import Retries
+from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.partition_cursor import PartitionFlow, Slot
+from memq.client.consumer.fetch.polling import LOG_BYTES, POLL_WAIT_MS, Polling
+from memq.client.consumer.fetch.retries import Retries
 from memq.errors import DeniedError, MemqError, QueueError
 from memq.limits import POLL_BYTES_MAX
-from memq.logs import EventLog
-from memq.network import Runtime
 from memq.notification import Entries, Span
 from memq.notification.remote import Polled, RemoteQueue
-from memq.tasks import TaskOwner
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.runtime.tasks import TaskOwner
 from memq.topic import Position, ReadPartition, TopicSettings, Totals
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.unit.queue_model import WINDOW_MS, Log

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from memq.client.assigned import Assigned
-from memq.client.fetcher import Fetcher
-from memq.client.flow import PartitionFlow
-from memq.client.pieces import Piece
-from memq.client.reading import FETCHES_MAX, LOOK_BACKS_MAX, Reading
+from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, LOOK_BACKS_MAX, Reading
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.partition_cursor import PartitionFlow
+from memq.client.consumer.fetch.pieces import Piece
 from memq.errors import (
     DeniedError,
     MemqError,
@@ -20,14 +20,14 @@ from memq.errors import (
     QueueError,
     StoreError,
 )
-from memq.format.block import Buffer, parse_header
+from memq.format.blocks.header import Buffer, parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer
-from memq.logs import EventLog
 from memq.notification import Entries, Span
 from memq.notification.remote import Polled, RemoteQueue
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
-from memq.tasks import TaskOwner
 from memq.topic import Position, ReadPartition, Topic, TopicSettings, equal_slots
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.unit.queue_model import TOPIC_ID, WINDOW_MS, Block, Log

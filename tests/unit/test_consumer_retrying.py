@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from memq.client.flow import Copy
-from memq.client.places import window_ms
-from memq.client.read_tally import ReadTally
-from memq.client.reading import FETCHES_MAX, MISSING_S, STALL_FAILURES
-from memq.client.retries import Retries
+from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, MISSING_S, STALL_FAILURES
+from memq.client.consumer.fetch.partition_cursor import Copy
+from memq.client.consumer.fetch.retries import Retries
+from memq.client.consumer.offset_resolver import window_ms
+from memq.client.observers.read_recorder import ReadTally
 from memq.errors import MemqError, QueueError, StoreError
 from memq.format.report import BeginReason
 from memq.notification import Span

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memq.client.reading import FETCHES_MAX
+from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX
 from memq.errors import DeniedError, QueueError
 from memq.notification.remote import Polled
 from memq.topic import ReadPartition

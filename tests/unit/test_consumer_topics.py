@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.aio_producer import AsyncProducer
-from memq.client.consumer_core import GONE_TRIES
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.core import GONE_TRIES
+from memq.client.producer.aio_producer import AsyncProducer
 from memq.protocol.messages import TopicMetadata
 from tests.brokers import run, running_broker
 

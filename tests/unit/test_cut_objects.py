@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.clock import SystemClock
 from memq.errors import StoreError
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers.cut_objects import reaches, readable_bytes
 from memq.storage_handlers.memory import MemoryHandler
 

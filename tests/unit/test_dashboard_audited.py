@@ -9,15 +9,15 @@ import pytest
 
 from memq.audit.dashboard import audited
 from memq.audit.dashboard.audited import LiveSource
-from memq.audit.live.books import Books
-from memq.audit.live.database import SqliteDatabase
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.home import Client
+from memq.audit.live.partition_state import Books
+from memq.audit.live.report_partition import Client
 from memq.audit.live.rows import QUEUE, Row
-from memq.audit.live.store import AuditStore, Changes, Step
+from memq.audit.live.storage.database import SqliteDatabase
+from memq.audit.live.storage.store import AuditStore, Changes, Step
 from memq.audit.minutes import MINUTE_MS
-from memq.clock import SystemClock
 from memq.errors import NotFoundError
+from memq.runtime.clock import SystemClock
 
 NOW = SystemClock().wall_ms() // MINUTE_MS
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from memq.audit.dashboard import board as board_module
 from memq.audit.dashboard.board import Board, Changes, Place
 from memq.audit.dashboard.history import SPANS, first_minute, fold, sampled
-from memq.audit.dashboard.lags import MINUTES, Lags
+from memq.audit.dashboard.lag_history import MINUTES, Lags
 from memq.audit.dashboard.rates import Rates
 from memq.audit.dashboard.sources import MinuteRow
 from memq.audit.dashboard.view import About, TopicRow

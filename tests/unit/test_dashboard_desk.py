@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 import memq
-from memq.audit.dashboard import desk as desk_module
-from memq.audit.dashboard.desk import Desk
+from memq.audit.dashboard import poller as desk_module
+from memq.audit.dashboard.poller import Desk
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, TopicRow
-from memq.client.aio_admin import AsyncAdmin
-from memq.network import Runtime
+from memq.client.admin.aio_admin import AsyncAdmin
+from memq.runtime.network import Runtime
 from memq.testing import Cluster
 from memq.topic import Topic, Totals
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import memq
-from memq.audit.dashboard.exposure import is_loopback
+from memq.audit.dashboard.door.exposure import is_loopback
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.dashboard.stream import TAILS_MAX
 from memq.audit.dashboard.view import FindingRow

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.delivery import AsyncDelivery
-from memq.client.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter
-from memq.client.import_plan import BLOCK_BYTES_MAX
-from memq.client.producer_core import ProducerCore
+from memq.client.bulk.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter
+from memq.client.bulk.import_plan import BLOCK_BYTES_MAX
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.producer.core import ProducerCore
+from memq.client.producer.delivery import AsyncDelivery
 from memq.errors import IdentityConflictError, MovedError, OutcomeUnknownError, TooLargeError
 from memq.topic import TopicSettings
 from tests.brokers import running_broker
@@ -223,7 +223,7 @@ def test_the_producers_of_all_orders_are_closed(monkeypatch: pytest.MonkeyPatch)
             await super().close(timeout_s)
             closed.append(self)
 
-    monkeypatch.setattr("memq.client.direct_writer.ProducerCore", Noted)
+    monkeypatch.setattr("memq.client.bulk.direct_writer.ProducerCore", Noted)
 
     async def work() -> None:
         async with asyncio.timeout(END_S), running_broker() as broker:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from memq.cli.options import shown_value
-from memq.client.consumer import Consumer
-from memq.client.producer import Producer
+from memq.client.consumer.consumer import Consumer
+from memq.client.producer.producer import Producer
 from memq.governor.zookeeper.settings import ZookeeperSettings
 from memq.notification.kafka.settings import OWN, KafkaSettings
 from memq.settings import (

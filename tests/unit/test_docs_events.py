@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "events.md"
 LEVELS = ("debug", "info", "warning", "error")
 LOGGERS = ("events", "_events")
-HOME = "memq/logs.py"  # the one place that writes events which it was given
+HOME = "memq/runtime/logs.py"  # the one place that writes events which it was given
 
 
 def logged() -> dict[str, set[str]]:

@@ -1,6 +1,6 @@
 """docs/metrics.md has every metric and alert: `python -m tests.unit.test_docs_metrics` writes it, the test compares.
 
-What is exported must be in the table `memq.metrics`, and all of the table exported by somebody.
+What is exported must be in the table `memq.observe.metrics`, and all of the table exported by somebody.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from prometheus_client.parser import text_string_to_metric_families
 import memq
 from memq.audit.live.rows import Row
 from memq.audit.live.view import TopicSummary
-from memq.broker.limit_book import ClientLimits
+from memq.broker.ingest.quotas import ClientLimits
+from memq.broker.ingest.rate_limit import Limit
 from memq.broker.process import metrics_of
-from memq.broker.rate_limit import Limit
-from memq.cli.audit_export import Known, audit_metrics
+from memq.cli.audit.audit_export import Known, audit_metrics
+from memq.cli.cluster.lag_export import lag_metrics
 from memq.cli.exporter import RoundCollector
-from memq.cli.lag_export import lag_metrics
-from memq.client.consumer_core import ConsumerStats
-from memq.client.flow import Counts
-from memq.client.group_positions import GroupDescription, PartitionProgress
-from memq.client.places import Lag
-from memq.client.producer_core import ProducerStats
-from memq.client.record import TopicPartition
-from memq.metrics import METRICS, lines_of
-from memq.network import Runtime
+from memq.client.admin.group_positions import GroupDescription, PartitionProgress
+from memq.client.consumer.core import ConsumerStats
+from memq.client.consumer.fetch.partition_cursor import Counts
+from memq.client.consumer.offset_resolver import Lag
+from memq.client.consumer.record import TopicPartition
+from memq.client.producer.core import ProducerStats
+from memq.observe.metrics import METRICS, lines_of
+from memq.runtime.network import Runtime
 from memq.settings import Section
 from memq.storage_handlers.s3 import open_store
 from memq.testing import Cluster
@@ -63,7 +63,7 @@ prometheus_client.REGISTRY.register(memq.ClientCollector({"loader": producer, "r
 
 Boards for Grafana lie in [deploy/grafana](../deploy/grafana), rules for Prometheus with their tests in
 [deploy/prometheus](../deploy/prometheus). This page, the boards and the rules are checked against the one table in
-`memq/metrics.py`.
+`memq/observe/metrics.py`.
 """
 TITLES = {
     "memq_broker_": "Brokers",

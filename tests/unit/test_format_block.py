@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, TooLargeError, UnsupportedFormatError
-from memq.format import block
-from memq.format.arrow import block_rows, table
-from memq.format.block import HEADER, BlockHeader, check_block, parse_header, scope_of, tag_bit
-from memq.format.builder import BlockBuilder
-from memq.format.columns import BlockReader, open_block
-from memq.format.verify import verify_block
+from memq.format.blocks import header as block
+from memq.format.blocks.arrow import block_rows, table
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.columns import BlockReader, open_block
+from memq.format.blocks.header import HEADER, BlockHeader, check_block, parse_header, scope_of, tag_bit
+from memq.format.blocks.verify import verify_block
 from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, FORMAT_VERSION, KIB, MIB
 from memq.topic import slot_of_key
 from tests.unit.blocks import NOW_MS, Record, any_records, build, codecs, damaged, expected, records, repair, seal

@@ -13,10 +13,11 @@ from hypothesis import given
 
 from memq import limits
 from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format import block, packed_file, pointer, report, spool
 from memq.format import object as objects
-from memq.format.block import HEADER, BlockHeader
-from memq.format.columns import open_block
+from memq.format import packed_file, pointer, report, spool
+from memq.format.blocks import header as block
+from memq.format.blocks.columns import open_block
+from memq.format.blocks.header import HEADER, BlockHeader
 from memq.protocol import frames
 from tests.golden.make import FOLDER
 from tests.unit.blocks import Record, any_records, build, seal

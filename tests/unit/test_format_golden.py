@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from memq.format.blocks.columns import BlockReader, open_block
 from memq.format.cold import decode_cold_manifest, decode_cold_part
-from memq.format.columns import BlockReader, open_block
 from memq.format.object import open_object
 from memq.format.pointer import decode_pointer
 from memq.format.report import decode_report

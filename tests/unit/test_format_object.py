@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
-from memq.format.block import BlockHeader
-from memq.format.columns import open_block
+from memq.format.blocks.columns import open_block
+from memq.format.blocks.header import BlockHeader
 from memq.format.object import (
     BATCH_ENTRY,
     BLOCK_ENTRY,

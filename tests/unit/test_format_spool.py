@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format.block import scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import scope_of
 from memq.format.spool import (
     ENTRY,
     HEAD,

@@ -11,7 +11,7 @@ from memq.governor.governor import Governor
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.planner import Planner
 from memq.governor.planning import ClusterView, Plan
-from memq.logs import OUTAGE_INTERVAL_S, EventLog
+from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 from tests.contract.manual_clock import ManualClock
 from tests.unit.test_governor_balance import broker
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memq.broker.cluster_requests import ClusterRequests
+from memq.broker.api.cluster_requests import ClusterRequests
 from memq.governor import BrokerEntry, Load
 from memq.governor.balance import balanced
 from memq.governor.governor import Governor
@@ -18,8 +18,8 @@ from memq.governor.planning import ClusterView
 from memq.governor.registry import check_topic
 from memq.governor.widening import JOIN_REST_MS, SPLIT_REST_MS, join, neighbours, reshapes, split
 from memq.limits import SLOTS
-from memq.logs import EventLog
 from memq.protocol.messages import DescribeCluster
+from memq.runtime.logs import EventLog
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.contract.manual_clock import ManualClock
 from tests.unit.test_broker_cluster import rig

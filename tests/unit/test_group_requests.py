@@ -9,8 +9,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from memq.broker import group_requests
-from memq.broker.group_requests import WAIT_MS_MAX, GroupRequests
+from memq.broker.api import group_requests
+from memq.broker.api.group_requests import WAIT_MS_MAX, GroupRequests
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, TooLargeError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, GroupState, Membership, Span

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from memq.client.group_session import GroupSession
+from memq.client.consumer.group.session import GroupSession
 from memq.errors import DeniedError, GenerationFencedError, MemqError, QueueError
-from memq.network import Runtime
 from memq.notification import GroupState, Membership
+from memq.runtime.network import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping, skip

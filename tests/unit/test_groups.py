@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memq.errors import GenerationFencedError, MemqError
 from memq.notification import Membership
-from memq.notification.balance import balance
+from memq.notification.assignment import balance
 from memq.notification.groups import Group
 from memq.topic import Committed, Position, ReadPartition
 

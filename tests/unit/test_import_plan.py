@@ -7,8 +7,7 @@ from itertools import accumulate
 
 import pytest
 
-from memq.client.fields import Fields, Many
-from memq.client.import_plan import (
+from memq.client.bulk.import_plan import (
     BLOCK_BYTES_MAX,
     BLOCK_RECORDS_MAX,
     Cut,
@@ -17,8 +16,9 @@ from memq.client.import_plan import (
     encode_plan,
     producer_of,
 )
-from memq.client.window import ProducerWindow
-from memq.client.window_events import Acked, Opened, OpenStream, Room, Sealed, UnackedBlock, WriteBlock
+from memq.client.producer.fields import Fields, Many
+from memq.client.producer.window import ProducerWindow
+from memq.client.producer.window_events import Acked, Opened, OpenStream, Room, Sealed, UnackedBlock, WriteBlock
 
 Source = list[tuple[int, Fields]]
 

@@ -10,20 +10,20 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.broker import Broker
-from memq.client.aio_admin import AsyncAdmin
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.import_plan import decode_plan, producer_of
-from memq.client.imported import Held, Imported
-from memq.client.kafka_import import ImportedPartition, KafkaImport, import_topics
-from memq.client.places import window_ms
-from memq.clock import Clock, SystemClock
+from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.bulk.import_plan import decode_plan, producer_of
+from memq.client.bulk.import_progress import Held, Imported
+from memq.client.bulk.kafka_import import ImportedPartition, KafkaImport, import_topics
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.offset_resolver import window_ms
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueError, TooLargeError
-from memq.format.block import parse_header
+from memq.format.blocks.header import parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
-from memq.network import Runtime
 from memq.notification import Entries, Entry, Span
-from memq.notification.kafka.source import KafkaSource, Place, SourceEnd, SourceRecord, SourceTopic
+from memq.notification.kafka.reading.source import KafkaSource, Place, SourceEnd, SourceRecord, SourceTopic
+from memq.runtime.clock import Clock, SystemClock
+from memq.runtime.network import Runtime
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.brokers import run, running_broker
 from tests.stepped_time import SteppedLoop, step, stepped_runtime

@@ -14,13 +14,13 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPa
 from confluent_kafka.admin import AdminClient
 
 from memq.errors import NotFoundError, QueueError
-from memq.logs import EventLog
-from memq.notification.kafka import looks as looks_module
-from memq.notification.kafka.complaints import Complaints
-from memq.notification.kafka.joined import REQUESTS_MAX, Joined, settle
-from memq.notification.kafka.looks import FRESH_S, GONE_S, Looks
-from memq.notification.kafka.offsets import PLACES_MAX, Offsets
-from memq.tasks import TaskOwner
+from memq.notification.kafka import topic_metadata_cache as looks_module
+from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.reading.offsets import PLACES_MAX, Offsets
+from memq.notification.kafka.request_coalescer import REQUESTS_MAX, Joined, settle
+from memq.notification.kafka.topic_metadata_cache import FRESH_S, GONE_S, Looks
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from tests.brokers import run, until
 from tests.contract.manual_clock import ManualClock
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError, QueueError
-from memq.logs import EventLog
 from memq.notification import Entry
-from memq.notification.kafka.commit_metadata import decode_commit, encode_metadata
-from memq.notification.kafka.complaints import Complaints
-from memq.notification.kafka.fetcher import LOOKS_MAX, Fetcher, Reader
-from memq.notification.kafka.holdings import Holdings
+from memq.notification.kafka.groups.commit_metadata import decode_commit, encode_metadata
+from memq.notification.kafka.groups.holdings import Holdings
+from memq.notification.kafka.last_errors import Complaints
 from memq.notification.kafka.names import Names
+from memq.notification.kafka.reading.fetcher import LOOKS_MAX, Fetcher, Reader
+from memq.notification.kafka.reading.tail_cache import ENTRY_BYTES, TailCache
 from memq.notification.kafka.settings import OWN, KafkaSettings, kafka_settings
-from memq.notification.kafka.tail_cache import ENTRY_BYTES, TailCache
-from memq.tasks import TaskOwner
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Totals
 from tests.contract.manual_clock import ManualClock
 

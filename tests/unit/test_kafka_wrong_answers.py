@@ -13,17 +13,17 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, QueueRefusedError
-from memq.network import Runtime
 from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
-from memq.notification.kafka import offsets as offsets_module
 from memq.notification.kafka import queue as queue_module
-from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.last_errors import Complaints
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
+from memq.notification.kafka.reading import offsets as offsets_module
+from memq.notification.kafka.reading.source import KafkaSource
 from memq.notification.kafka.settings import kafka_settings
-from memq.notification.kafka.source import KafkaSource
 from memq.notification.log_reader import all_entries
+from memq.runtime.network import Runtime
 from memq.topic import ReadPartition
 from tests.brokers import until
 from tests.librdkafka import INVALID, Library, Log, Message, Report, refused, use

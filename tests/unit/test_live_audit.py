@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from memq.audit.live import partition
-from memq.audit.live.reading import MEMBERS_MAX
+from memq.audit.live.group_readers import MEMBERS_MAX
 from memq.audit.minutes import active_ms
 from memq.errors import CorruptDataError
 from memq.format.report import Damage, Span

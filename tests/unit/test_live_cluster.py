@@ -12,24 +12,24 @@ from typing import Any, cast
 import pytest
 
 import memq
-from memq.audit.live.database import Database, SqliteDatabase
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.rows import Row
 from memq.audit.live.service import LiveAudit, Page
+from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.cli import main
-from memq.cli.audit_state import database_at
-from memq.cli.beside import auditor_beside
-from memq.cli.live_audit import GroupReports, live_audit
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.any_broker import AnyBroker
+from memq.cli.audit.audit_state import database_at
+from memq.cli.audit.live_audit import GroupReports, live_audit
+from memq.cli.cluster.embedded_services import auditor_beside
+from memq.client.broker_router import AnyBroker
+from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import FencedError, QueueError, UnreachableError
 from memq.format.report import AUDIT_TOPIC, home_of
-from memq.network import Runtime
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue
+from memq.runtime.network import Runtime
 from memq.testing import Cluster
 from memq.topic import AUDIT_GROUP, Position, ReadPartition
 from tests.postgres import postgres_url

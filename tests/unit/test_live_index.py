@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from memq.audit.live.index import named, read_entries, read_headers
-from memq.client.fetcher import ReadRange
+from memq.audit.checks.batch_index import named, read_entries, read_headers
+from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet
 from memq.format.report import Damage

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
-from memq.audit.live.books import Told
 from memq.audit.live.partition import PartitionAudit
-from memq.audit.live.state import encode_state
+from memq.audit.live.partition_state import Told
+from memq.audit.live.storage.state import encode_state
 from memq.format.ranges import Range
 from memq.format.report import Part, Span
 from memq.limits import MIB

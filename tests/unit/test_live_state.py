@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from memq.audit.live.books import Books
-from memq.audit.live.database import Database, SqliteDatabase
-from memq.audit.live.home import Client
+from memq.audit.live.partition_state import Books
+from memq.audit.live.report_partition import Client
 from memq.audit.live.rows import Row
-from memq.audit.live.store import AuditStore, Changes, Step
+from memq.audit.live.storage.database import Database, SqliteDatabase
+from memq.audit.live.storage.store import AuditStore, Changes, Step
 from memq.audit.live.view import AuditView, latencies
 from memq.errors import GenerationFencedError, NotFoundError
 from tests.postgres import postgres_url
@@ -29,7 +29,7 @@ def open_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ca
     if request.param == "sqlite":
         yield lambda: SqliteDatabase(tmp_path / "audit.sqlite")
         return
-    from memq.audit.live.postgres import PostgresDatabase
+    from memq.audit.live.storage.postgres import PostgresDatabase
 
     with postgres_url() as url:
         yield lambda: PostgresDatabase(url)
@@ -152,7 +152,7 @@ def test_latencies_come_from_the_histograms() -> None:
 
 
 def test_state_that_is_no_state_is_damage() -> None:
-    from memq.audit.live.state import decode_state
+    from memq.audit.live.storage.state import decode_state
     from memq.errors import CorruptDataError
 
     with pytest.raises(CorruptDataError, match="can't be read"):

@@ -9,11 +9,11 @@ import pytest
 
 from memq.audit.live.log_follower import LogFollower
 from memq.audit.live.partition import PartitionAudit
-from memq.broker.group_requests import LOG_S_MAX, LOGS_S_MAX
+from memq.broker.api.group_requests import LOG_S_MAX, LOGS_S_MAX
 from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, StoreError
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.pointer import encode_pointer
-from memq.logs import EventLog
+from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.contract.lent_queue import LentQueue
 from tests.contract.manual_clock import ManualClock

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from memq.broker.pointers import LogReading, whole_log
-from memq.broker.retention import retire
 from memq.broker.services import Services
-from memq.clock import SystemClock
+from memq.broker.upkeep.pointers import LogReading, whole_log
+from memq.broker.upkeep.retention import retire
 from memq.errors import QueueError
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Publication, Span
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, TopicSettings
 from tests.brokers import run, running_broker

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import memq
-from memq.logs import EVENTS_MAX, INTERVAL_S, LINES_MAX, EventLog, RateLimit
+from memq.runtime.logs import EVENTS_MAX, INTERVAL_S, LINES_MAX, EventLog, RateLimit
 
 
 class FakeClock:

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.opening import open_partition
-from memq.broker.restore import Restorer
+from memq.broker.partition.opening import open_partition
+from memq.broker.restore.restore import Restorer
 from memq.broker.services import Services
-from memq.client.aio_producer import AsyncProducer
-from memq.client.staged_writer import StagedWriter
-from memq.cold.plan import ColdRule
+from memq.client.bulk.staged_writer import StagedWriter
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.compaction.plan import ColdRule
 from memq.errors import DeniedError, InvalidRequestError
 from memq.format.key import is_staged_object, shared_prefix
 from memq.notification.memory import MemoryQueue

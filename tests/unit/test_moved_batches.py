@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from memq.client.flow import FlowState, PartitionFlow
-from memq.client.places import END_TRIES, Places, window_ms
+from memq.client.consumer.fetch.partition_cursor import FlowState, PartitionFlow
+from memq.client.consumer.offset_resolver import END_TRIES, Places, window_ms
 from memq.errors import (
     CorruptDataError,
     InvalidRequestError,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from memq.broker.ring import Ring, RingLimits
+from memq.broker.partition.ring import Ring, RingLimits
 from tests.mutation.equivalents import load_equivalents
 from tests.mutation.fork_pool import Ended, Task
 from tests.mutation.hand_made import PATCHES, hand_made
@@ -149,7 +149,7 @@ def test_every_part_has_files(part: str) -> None:
 
 
 def test_a_planted_mutant_is_seen_by_those_who_imported_the_function_and_is_taken_out_again() -> None:
-    mutant = next(mutant for mutant in mutants_of("memq/broker/ring.py") if mutant.function == "Ring.__len__")
+    mutant = next(mutant for mutant in mutants_of("memq/broker/partition/ring.py") if mutant.function == "Ring.__len__")
     ring = Ring(RingLimits(4, 100, 10, 1.0, seal_when_idle=True, uploads_in_flight_max=2))
     live = LiveCode()
     assert mutant.operator == "plus/minus swapped"
@@ -163,7 +163,7 @@ def test_a_planted_mutant_is_seen_by_those_who_imported_the_function_and_is_take
 
 
 def test_what_ran_at_import_can_not_be_planted() -> None:
-    path = "memq/broker/ring.py"
+    path = "memq/broker/partition/ring.py"
     source = (ROOT / path).read_text(encoding="utf-8")
     start = len(source[: source.index("WORTH_SHARE = 8")].encode())
     mutant = Mutant(path, "", 1, "by hand", start, start + 15, "WORTH_SHARE = 8", "WORTH_SHARE = 9")
@@ -178,23 +178,29 @@ def test_the_innermost_function_is_named() -> None:
 
 def test_the_nearest_test_runs_the_function_and_little_else() -> None:
     found = TestMap()
-    wanted, other = found.number("memq/broker/ring.py:Ring.seal"), found.number("memq/broker/ring.py:Ring.find")
+    wanted, other = (
+        found.number("memq/broker/partition/ring.py:Ring.seal"),
+        found.number("memq/broker/partition/ring.py:Ring.find"),
+    )
     found.tests = {
         "tests/a.py::broad": TracedTest([wanted, other], 0.1, passed=True),
         "tests/a.py::near": TracedTest([wanted], 0.1, passed=True),
         "tests/a.py::elsewhere": TracedTest([other], 0.1, passed=True),
         "tests/a.py::red": TracedTest([wanted], 0.1, passed=False),
     }
-    texts = {"tests/a.py": "", "tests/b.py": "from memq.broker.ring import Ring", "tests/c.py": ""}
+    texts = {"tests/a.py": "", "tests/b.py": "from memq.broker.partition.ring import Ring", "tests/c.py": ""}
     node_ids = [*found.tests, "tests/b.py::newer", "tests/c.py::newer"]
-    mutant = Mutant("memq/broker/ring.py", "Ring.seal", 1, "call dropped", 0, 0, "", "")
+    mutant = Mutant("memq/broker/partition/ring.py", "Ring.seal", 1, "call dropped", 0, 0, "", "")
     assert found.order(mutant, node_ids, texts) == ([1, 0, 4], [])
 
 
 def test_the_kept_map_names_the_narrow_test_files_and_leaves_out_slow_tests() -> None:
     found = TestMap()
-    seal, find = found.number("memq/broker/ring.py:Ring.seal"), found.number("memq/broker/ring.py:Ring.find")
-    other = found.number("memq/broker/batch.py:Batch.add")
+    seal, find = (
+        found.number("memq/broker/partition/ring.py:Ring.seal"),
+        found.number("memq/broker/partition/ring.py:Ring.find"),
+    )
+    other = found.number("memq/broker/partition/batch.py:Batch.add")
     found.tests = {
         "tests/unit/test_ring.py::seals": TracedTest([seal], 0.1, passed=True),
         "tests/unit/test_ring.py::finds": TracedTest([find], 0.1, passed=True),
@@ -202,12 +208,12 @@ def test_the_kept_map_names_the_narrow_test_files_and_leaves_out_slow_tests() ->
         "tests/unit/test_wide.py::slow[2]": TracedTest([seal], 60.0, passed=True),
         "tests/unit/test_red.py::red": TracedTest([seal], 0.1, passed=False),
     }
-    near = near_of(found, ["memq/broker/ring.py", "memq/broker/unreached.py"])
+    near = near_of(found, ["memq/broker/partition/ring.py", "memq/broker/unreached.py"])
     assert near == Near(
         ["tests/unit/test_wide.py::slow"],
-        {"memq/broker/ring.py": ["tests/unit/test_ring.py", "tests/unit/test_wide.py"]},
+        {"memq/broker/partition/ring.py": ["tests/unit/test_ring.py", "tests/unit/test_wide.py"]},
     )
-    mutant = Mutant("memq/broker/ring.py", "Ring.seal", 1, "call dropped", 0, 0, "", "")
+    mutant = Mutant("memq/broker/partition/ring.py", "Ring.seal", 1, "call dropped", 0, 0, "", "")
     node_ids = ["tests/unit/test_wide.py::slow[2]", "tests/unit/test_wide.py::all[1]", "tests/unit/test_ring.py::seals"]
     assert near.order(mutant, node_ids) == [2, 1]
 
@@ -226,14 +232,14 @@ def test_what_is_kept_of_the_map_exists() -> None:
 def test_a_mutant_that_its_tests_had_no_time_for_is_neither_found_nor_survived(
     message: dict[str, str], outcome: str
 ) -> None:
-    mutant = next(mutants_of("memq/broker/ring.py"))
+    mutant = next(mutants_of("memq/broker/partition/ring.py"))
     ended = Ended(Task(mutant.key, lambda send: None), [{"at": "a::b", "limit_s": 1.0}, message])
     assert judge(mutant, ended).outcome == outcome
     assert score([judge(mutant, ended)]) == (0, int(outcome == "survived"))
 
 
 def verdict(outcome: str, stage: str = "") -> Verdict:
-    return Verdict("0", "memq/broker/ring.py", 1, "Ring.seal", "call dropped", outcome, stage)
+    return Verdict("0", "memq/broker/partition/ring.py", 1, "Ring.seal", "call dropped", outcome, stage)
 
 
 def test_the_score_leaves_out_what_makes_no_difference() -> None:
@@ -253,7 +259,7 @@ def test_a_sample_is_clearly_below_when_that_many_survivors_are_improbable() -> 
 @pytest.mark.thorough
 def test_a_mutant_is_killed_and_one_without_end_is_ended() -> None:
     """The whole tool once, on a rule that a test of the ring holds, and on a loop that never ends."""
-    mutants = [mutant for mutant in mutants_of("memq/broker/ring.py") if mutant.function == "Ring.seal"]
+    mutants = [mutant for mutant in mutants_of("memq/broker/partition/ring.py") if mutant.function == "Ring.seal"]
     ran = subprocess.run(
         [sys.executable, "-m", "tests.mutation.run", "--gate", "--only", mutants[0].key],
         cwd=ROOT,

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.named import NamedProducers, batch_of
-from memq.broker.naming import RETRY_MS_MAX, check_instance, next_instance
-from memq.broker.opening import open_partition
-from memq.broker.ownership import Ownership
-from memq.broker.topic_processor import TopicProcessor
-from memq.client.aio_producer import AsyncProducer
+from memq.broker.partition.named_producers import NamedProducers, batch_of
+from memq.broker.partition.opening import open_partition
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.producer_fencing import RETRY_MS_MAX, check_instance, next_instance
+from memq.broker.partition.topic_processor import TopicProcessor
+from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import (
     ClosedError,
     InvalidSettingError,

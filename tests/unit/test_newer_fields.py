@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from memq.clock import SystemClock
 from memq.errors import UnknownSettingError
 from memq.governor.standalone import StandaloneCoordinator
 from memq.governor.stored_topic import encode_topic
 from memq.protocol.messages import Metadata, TopicMetadata, decode_message, encode_message
+from memq.runtime.clock import SystemClock
 from memq.topic import Topic, TopicSettings, equal_slots, parse_settings
 from tests.contract.coordinators import topic
 

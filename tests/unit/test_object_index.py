@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker import object_index
-from memq.broker.object_index import read_batch_entries, read_index
-from memq.clock import SystemClock
+from memq.broker.upkeep import object_index
+from memq.broker.upkeep.object_index import read_batch_entries, read_index
 from memq.errors import CorruptDataError, NotFoundError
-from memq.format.block import parse_header
+from memq.format.blocks.header import parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, parse_trailer
 from memq.format.pointer import Location, Pointer
 from memq.limits import TRAILER_BYTES
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, equal_slots

@@ -10,8 +10,8 @@ from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.client.stores import OpenStores
 from memq.errors import UnknownSettingError
-from memq.network import Runtime
 from memq.protocol.messages import StoreMetadata
+from memq.runtime.network import Runtime
 from memq.storage_handlers.s3.handler import S3Handler
 from memq.storage_handlers.s3.settings import S3Settings
 

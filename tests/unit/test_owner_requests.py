@@ -9,9 +9,9 @@ import pytest
 
 from memq.client import owner_requests
 from memq.client.metadata import ClusterMetadata
-from memq.client.naming import BEGINNINGS_AT_ONCE_MAX, Naming
 from memq.client.owner_requests import OwnerRequests
-from memq.client.producer_settings import ProducerSettings
+from memq.client.producer.fencing import BEGINNINGS_AT_ONCE_MAX, Naming
+from memq.client.producer.settings import ProducerSettings
 from memq.errors import MemqError, MovedError, NotReadyError, ProducerFencedError, ProtocolError, TimedOutError
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, WireInstance, decode_message

@@ -9,7 +9,7 @@ SCRIPT = """
 import atexit, sys, threading
 import confluent_kafka
 from memq.cli import main
-from memq.process_end import keep_to_end
+from memq.runtime.process_end import keep_to_end
 
 class Waits:
     def __del__(self):

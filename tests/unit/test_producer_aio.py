@@ -9,8 +9,8 @@ import zlib
 import pytest
 from msgspec import structs
 
-from memq.client.aio_producer import AsyncProducer
-from memq.client.delivery import Ack, AsyncDelivery
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.errors import (
     BufferFullError,
     ClosedError,
@@ -24,7 +24,7 @@ from memq.errors import (
     TooLargeError,
     UnreachableError,
 )
-from memq.format.block import KEY, scope_of
+from memq.format.blocks.header import KEY, scope_of
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.topic import equal_slots
 from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.delivery import Delivery
-from memq.client.fields import as_bytes, check_fields, check_many
-from memq.client.open_block import PendingBlock, Route, RowBlock
-from memq.client.partitioner import PartitionMap
-from memq.client.producer import Producer
-from memq.client.producer_settings import ProducerSettings
-from memq.client.send_buffer import BLOCK_COST_BYTES, SendBuffer
+from memq.client.producer.delivery import Delivery
+from memq.client.producer.fields import as_bytes, check_fields, check_many
+from memq.client.producer.open_block import PendingBlock, Route, RowBlock
+from memq.client.producer.partitioner import PartitionMap
+from memq.client.producer.producer import Producer
+from memq.client.producer.send_buffer import BLOCK_COST_BYTES, SendBuffer
+from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
-from memq.format.columns import BlockReader, open_block
-from memq.network import Runtime
+from memq.format.blocks.columns import BlockReader, open_block
+from memq.runtime.network import Runtime
 from memq.topic import TopicSettings, slot_of_key
 from tests.unit.toy_broker import toy_topic
 

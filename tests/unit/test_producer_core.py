@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from memq.client.aio_producer import AsyncProducer
-from memq.client.delivery import Ack, AsyncDelivery
-from memq.client.fields import check_fields
 from memq.client.link_pool import LinkPool
-from memq.client.producer_core import METADATA_AGE_S_MAX, ProducerCore
-from memq.client.producer_settings import ProducerSettings
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.core import METADATA_AGE_S_MAX, ProducerCore
+from memq.client.producer.delivery import Ack, AsyncDelivery
+from memq.client.producer.fields import check_fields
+from memq.client.producer.settings import ProducerSettings
 from memq.errors import (
     BufferFullError,
     ClosedError,

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from memq.client.aio_producer import AsyncProducer
-from memq.client.delivery import Ack
-from memq.client.producer_settings import ProducerSettings
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.delivery import Ack
+from memq.client.producer.settings import ProducerSettings
 from memq.errors import (
     CorruptDataError,
     MemqError,
@@ -20,7 +20,7 @@ from memq.errors import (
     TooOldError,
     UnreachableError,
 )
-from memq.format.block import scope_of
+from memq.format.blocks.header import scope_of
 from memq.protocol.frames import Api, Frame
 from memq.topic import TopicSettings
 from tests.stepped_time import step, stepped_runtime

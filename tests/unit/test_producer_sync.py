@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import pytest
 
 import memq
-from memq.client.delivery import Ack, Delivery
 from memq.client.io_thread import io_thread, new_event_loop
-from memq.client.producer import Producer
+from memq.client.producer.delivery import Ack, Delivery
+from memq.client.producer.producer import Producer
 from memq.errors import (
     BufferFullError,
     ClosedError,

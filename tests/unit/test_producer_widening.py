@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.aio_producer import AsyncProducer
-from memq.client.delivery import AsyncDelivery
-from memq.client.fields import check_fields, check_many
-from memq.client.open_block import PartitionBuffer, PendingBlock
-from memq.client.producer_settings import ProducerSettings
-from memq.client.send_buffer import SendBuffer
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.delivery import AsyncDelivery
+from memq.client.producer.fields import check_fields, check_many
+from memq.client.producer.open_block import PartitionBuffer, PendingBlock
+from memq.client.producer.send_buffer import SendBuffer
+from memq.client.producer.settings import ProducerSettings
 from memq.governor.memory import MemoryCoordinator
 from memq.governor.widening import join, neighbours, split
 from memq.limits import KIB
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.storage_handlers import Buffer
 from memq.topic import Topic, TopicSettings, equal_slots, is_internal, slot_of_key
 from tests.unit.test_broker_cluster import Rig, rig

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from memq.client.window import BURNED_RANGES_MAX, ProducerWindow
-from memq.client.window_events import (
+from memq.client.producer.window import BURNED_RANGES_MAX, ProducerWindow
+from memq.client.producer.window_events import (
     Abandon,
     Acked,
     CloseStream,
@@ -34,7 +34,7 @@ from memq.client.window_events import (
     UnackedBlock,
     WriteBlock,
 )
-from memq.client.window_states import TABLE, State
+from memq.client.producer.window_states import TABLE, State
 from memq.errors import (
     ClosedError,
     CorruptDataError,

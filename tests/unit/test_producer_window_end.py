@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memq.client.window_events import (
+from memq.client.producer.window_events import (
     Acked,
     CloseStream,
     Drained,
@@ -21,7 +21,7 @@ from memq.client.window_events import (
     Settle,
     Tick,
 )
-from memq.client.window_states import State
+from memq.client.producer.window_states import State
 from memq.errors import TimedOutError, TooLargeError
 from tests.unit.test_producer_window import LOST, D, block, moved, new_window, opened
 

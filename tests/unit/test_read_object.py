@@ -16,9 +16,9 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.cli.record_json import encode_record
+from memq.cli.records.record_json import encode_record
 from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format.columns import open_block
+from memq.format.blocks.columns import open_block
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from tests.golden.make import FOLDER
 from tests.unit.blocks import Record, any_records, build, codecs, damaged, repair, seal

@@ -6,16 +6,16 @@ import asyncio
 
 import memq.aio
 from memq.broker.broker import Broker
-from memq.client.batch import Slice
-from memq.client.flow import Delivery
-from memq.client.read_tally import ReadTally
-from memq.client.tally import Tally
-from memq.clock import Clock
+from memq.client.consumer.batch import Slice
+from memq.client.consumer.fetch.partition_cursor import Delivery
+from memq.client.observers.audit_recorder import Tally
+from memq.client.observers.read_recorder import ReadTally
 from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import Clock
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Committed, Position, ReadPartition

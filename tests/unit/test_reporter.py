@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from memq.client.reporter import CLOSE_S_MAX, JobReporter, Reporter
-from memq.client.tally import HEARTBEAT_INTERVALS, NOTES_MAX, PartTally
+from memq.client.observers.audit_recorder import HEARTBEAT_INTERVALS, NOTES_MAX, PartTally
+from memq.client.observers.reporter import CLOSE_S_MAX, JobReporter, Reporter
 from memq.errors import BufferFullError, MemqError, UnreachableError
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
-from memq.logs import EventLog
-from memq.tasks import TaskOwner
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from tests.golden.make import TOPIC_ID
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from memq.client.admin import Admin
-from memq.client.consumer import Consumer
-from memq.client.consumer_settings import OnDamaged
-from memq.client.producer import Producer
-from memq.client.record import TopicPartition
+from memq.client.admin.admin import Admin
+from memq.client.consumer.consumer import Consumer
+from memq.client.consumer.record import TopicPartition
+from memq.client.consumer.settings import OnDamaged
+from memq.client.producer.producer import Producer
 from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, Kind, Part, Report, decode_report

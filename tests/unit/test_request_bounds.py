@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker import requests
+from memq.broker.api import requests
 from memq.broker.broker import Broker
-from memq.clock import SystemClock
 from memq.errors import NotFoundError
 from memq.limits import MIB, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END
 from memq.protocol.frames import AckLevel, Api, Frame, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, Nack, Open, ReadRequest, decode_message, encode_message
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic
 from tests.brokers import BareClient, run, running_broker, until

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.named import NamedProducers
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.aio_producer import AsyncProducer
+from memq.broker.partition.named_producers import NamedProducers
 from memq.client.arguments import runtime_of
-from memq.client.copier import Copier
-from memq.client.fields import Fields
-from memq.client.import_plan import Cut, Cutter
+from memq.client.bulk.copier import Copier
+from memq.client.bulk.import_plan import Cut, Cutter
+from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import bootstrap_addresses
+from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.fields import Fields
 from memq.errors import IdentityConflictError
 from memq.format.pointer import NamedProducer
 from memq.topic import TopicSettings

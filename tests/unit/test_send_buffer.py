@@ -8,12 +8,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from memq.client.delivery import Delivery
-from memq.client.fields import Many, check_fields, check_many
-from memq.client.open_block import PendingBlock
-from memq.client.send_buffer import ASIDE_BYTES_MIN, BLOCK_COST_BYTES, FIRST_LIMIT_BYTES
+from memq.client.producer.delivery import Delivery
+from memq.client.producer.fields import Many, check_fields, check_many
+from memq.client.producer.open_block import PendingBlock
+from memq.client.producer.send_buffer import ASIDE_BYTES_MIN, BLOCK_COST_BYTES, FIRST_LIMIT_BYTES
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
-from memq.format.columns import BlockReader
+from memq.format.blocks.columns import BlockReader
 from memq.limits import KIB, TIME_MS_END
 from memq.topic import Topic, TopicSettings, slot_of_key
 from tests.unit.test_producer_buffer import Hands

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from memq.broker.shown_log import ShownLog
+from memq.broker.upkeep.log_coverage import ShownLog
 from memq.format.pointer import Pointer
 from memq.topic import Totals
 

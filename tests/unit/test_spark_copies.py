@@ -12,15 +12,15 @@ from awscrt.checksums import crc32c
 from msgspec.structs import replace
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from memq.clock import SystemClock
-from memq.format.block import scope_of
-from memq.format.builder import BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import scope_of
 from memq.format.key import object_key
 from memq.format.pointer import encode_pointer
 from memq.notification import Publication
-from memq.notification.sqlite import SqliteQueue
-from memq.spark.batch_reader import MemqReader
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
 from memq.spark.options import read_options
+from memq.spark.read.batch_reader import MemqReader
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import ReadPartition
 from tests.unit.audited import TOPIC, Run, packed

@@ -8,18 +8,18 @@ import pyarrow
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from memq.client.fetcher import Fetcher
-from memq.client.pieces import Piece, is_whole
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.pieces import Piece, is_whole
 from memq.errors import CorruptDataError, InvalidSettingError, NotFoundError
-from memq.format.block import Buffer
-from memq.logs import EventLog
-from memq.spark.arrow_rows import RowMaker
+from memq.format.blocks.header import Buffer
+from memq.runtime.logs import EventLog
 from memq.spark.options import MISSING_S, read_options
-from memq.spark.planner import Part, TaskSettings
-from memq.spark.pruning import Wanted
-from memq.spark.reading import settings_of
+from memq.spark.read.arrow_rows import RowMaker
+from memq.spark.read.planner import Part, TaskSettings
+from memq.spark.read.pruning import Wanted
+from memq.spark.read.reading import settings_of
+from memq.spark.read.task import _Ahead, _Fetched, _rows_of
 from memq.spark.stores import StoreUrls
-from memq.spark.task import _Ahead, _Fetched, _rows_of
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from tests.skipping_loop import LoopClock, run_skipping
 from tests.unit.test_consumer_pieces import BODY, POINTER, Shelf, stored_object

@@ -13,7 +13,7 @@ from memq.spark.pipelines.__main__ import INTERRUPTED, main, pipelines, sentence
 
 OF_A_TASK = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
-  File "/v/memq/spark/task.py", line 53, in read_split
+  File "/v/memq/spark/read/task.py", line 53, in read_split
     raise UnreachableError("no")
 memq.errors.UnreachableError: no answer
 hint: try again

@@ -12,13 +12,21 @@ from memq.errors import CorruptDataError, InvalidRequestError
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.limits import KIB, MIB
 from memq.notification import Entry
-from memq.spark.offsets import Admission, Place, decode_offsets, encode_offsets
 from memq.spark.options import ReadOptions
-from memq.spark.planner import PARTS_MAX, SPREAD_BYTES_MIN, SPREAD_TASKS, Part, PartitionPlan, split_parts, spread_bytes
-from memq.spark.progress import StreamLag, lag
-from memq.spark.pruning import Wanted
-from memq.spark.reading import settings_of
+from memq.spark.read.planner import (
+    PARTS_MAX,
+    SPREAD_BYTES_MIN,
+    SPREAD_TASKS,
+    Part,
+    PartitionPlan,
+    split_parts,
+    spread_bytes,
+)
+from memq.spark.read.pruning import Wanted
+from memq.spark.read.reading import settings_of
 from memq.spark.stores import StoreUrls
+from memq.spark.streaming.offsets import Admission, Place, decode_offsets, encode_offsets
+from memq.spark.streaming.progress import StreamLag, lag
 from memq.topic import Position, ReadPartition
 
 PARTITION = ReadPartition("clicks", "0" * 32, 0)

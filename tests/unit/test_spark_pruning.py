@@ -21,10 +21,10 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from memq.format.block import tag_bit
+from memq.format.blocks.header import tag_bit
 from memq.format.pointer import Location, Pointer
 from memq.spark.columns import DEFAULT_COLUMNS
-from memq.spark.pruning import Wanted, take_filters
+from memq.spark.read.pruning import Wanted, take_filters
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COMPARED: dict[type[Any], Callable[[Any, Any], bool]] = {

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from memq.errors import DeniedError, NotFoundError
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.spark.options import read_options
-from memq.spark.pruning import Wanted
-from memq.spark.raw import plan_raw, split_path
+from memq.spark.read.pruning import Wanted
+from memq.spark.read.raw import plan_raw, split_path
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,18 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.fetcher import Fetcher
-from memq.clock import SystemClock
-from memq.network import Runtime
+from memq.client.consumer.fetch.fetcher import Fetcher
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
-from memq.spark import planning
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.spark.access import Access, TopicPlace
 from memq.spark.options import read_options
-from memq.spark.planner import Part, Split, TaskSettings, split_parts
-from memq.spark.pruning import Wanted
+from memq.spark.read import planning
+from memq.spark.read.planner import Part, Split, TaskSettings, split_parts
+from memq.spark.read.pruning import Wanted
 from memq.spark.stores import StoreUrls
-from memq.spark.stretches import ReadPlace, stretches_of
+from memq.spark.streaming.task_ranges import ReadPlace, stretches_of
 from memq.topic import Position, ReadPartition, TopicSettings
 
 SETTINGS = TaskSettings(StoreUrls({}), Wanted(), 0, skip_damaged=False, dedup=True, missing_s=0.0)

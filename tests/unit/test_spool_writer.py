@@ -11,18 +11,18 @@ from typing import Any, cast
 
 import pytest
 
+from memq.broker.ingest.slabs import Slab
+from memq.broker.ingest.streams import Stream
 from memq.broker.metrics import Counters
-from memq.broker.ring import SlotState
-from memq.broker.slabs import Slab
+from memq.broker.partition.ring import SlotState
 from memq.broker.spool import writer
 from memq.broker.spool.memory import MemorySpool
 from memq.broker.spool.writer import Spool
-from memq.broker.streams import Stream
 from memq.errors import InvalidSettingError, MemqError, SpoolError
-from memq.format.block import scope_of
+from memq.format.blocks.header import scope_of
 from memq.format.spool import ENTRY, HEAD, decode_segment
-from memq.network import Runtime
 from memq.protocol.frames import AckLevel
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.topic import TopicSettings

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 
 from memq.broker.broker import Broker
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.report_carrier import ReportCarrier
-from memq.client.staged_tally import StagedTally
-from memq.client.staged_writer import StagedCommits, StagedWriter
-from memq.client.tally import Tally
-from memq.clock import SystemClock
+from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.observers.audit_recorder import Tally
+from memq.client.observers.report_carrier import ReportCarrier
+from memq.client.observers.staged_recorder import StagedTally
 from memq.format.manifest import StagedObject, decode_manifest
 from memq.format.object import parse_index, parse_trailer
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, MINUTE_MS, Part, Report, decode_report
 from memq.limits import TRAILER_BYTES
-from memq.network import Runtime
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import running_broker

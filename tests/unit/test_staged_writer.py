@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.sweep import Sweep, Unnamed
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.fields import check_fields, check_many
-from memq.client.staged_object import StagedObjectBuilder
-from memq.client.staged_writer import StagedCommits, StagedWriter
+from memq.broker.upkeep.sweep import Sweep, Unnamed
+from memq.client.bulk.staged_object import StagedObjectBuilder
+from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.producer.fields import check_fields, check_many
 from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -24,8 +24,8 @@ from memq.errors import (
     TooLargeError,
     TooOldError,
 )
-from memq.format.block import check_block
-from memq.format.columns import open_block
+from memq.format.blocks.columns import open_block
+from memq.format.blocks.header import check_block
 from memq.format.key import manifest_key, staged_prefix
 from memq.format.manifest import Manifest, StagedObject, decode_manifest, digest_of, encode_manifest
 from memq.format.object import open_object
@@ -232,7 +232,7 @@ def test_a_writer_is_remembered_by_the_next_owner() -> None:
 
 def test_staged_records_stand_beside_sent_ones() -> None:
     async def work(rig: Rig) -> None:
-        from memq.client.aio_producer import AsyncProducer
+        from memq.client.producer.aio_producer import AsyncProducer
 
         async with AsyncProducer(rig.broker.address) as producer:
             for number in range(10):
@@ -492,7 +492,7 @@ def test_the_least_times_of_blocks_are_said_by_the_minute() -> None:
 
 async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int:
     """Ask the owner for the first pieces of the only partition; return how many are there."""
-    from memq.client.staged_writer import _wire
+    from memq.client.bulk.staged_writer import _wire
 
     ((place, pieces),) = manifest.places().items()
     ask = PublishStaged(

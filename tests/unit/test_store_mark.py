@@ -13,16 +13,16 @@ from awscrt.checksums import crc32c
 from memq.broker import assembly
 from memq.broker.assembly import check_mark, open_coordinator, open_store
 from memq.broker.store_mark import MISSING_READS, StoreMark
-from memq.broker.sweep import Sweep
+from memq.broker.upkeep.sweep import Sweep
 from memq.cli import main
-from memq.cli.object_files import find_objects
-from memq.clock import SystemClock
+from memq.cli.store.object_files import find_objects
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.format.key import store_mark_key
 from memq.governor import BrokerEntry
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings, PartSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import run

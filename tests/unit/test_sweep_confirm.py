@@ -13,10 +13,9 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.pointers import keys_of
-from memq.broker.sweep import Sweep, Unnamed
-from memq.broker.sweep_lists import ALL
-from memq.clock import SystemClock
+from memq.broker.upkeep.pointers import keys_of
+from memq.broker.upkeep.sweep import Sweep, Unnamed
+from memq.broker.upkeep.sweep_lists import ALL
 from memq.errors import CorruptDataError, InvalidRequestError, UnsupportedFormatError
 from memq.format.key import object_key, parse_sweep_list_key, sweep_list_key, sweep_prefix, topic_prefix
 from memq.format.packed_file import KIND_SWEEP_LIST, pack_file
@@ -25,6 +24,7 @@ from memq.format.sweep_list import LISTED_MAX, ListedObject, SweepList, decode_s
 from memq.governor import Assignment
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic

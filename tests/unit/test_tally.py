@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.read_tally import ReadTally
-from memq.client.tally import HEARTBEAT_INTERVALS, NOTES_MAX, PartTally, Tally
+from memq.client.observers.audit_recorder import HEARTBEAT_INTERVALS, NOTES_MAX, PartTally, Tally
+from memq.client.observers.read_recorder import ReadTally
 from memq.format.ranges import RangeSet
 from memq.format.report import Damage, Report, home_of
 from memq.topic import Committed, Position

@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from memq.clock import SystemClock
 from memq.errors import StoreError
-from memq.logs import EventLog
-from memq.tasks import TaskOwner
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 
 
 class Scenario:

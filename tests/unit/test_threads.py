@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from memq.errors import ClosedError
-from memq.threads import SpareThreads, ThreadPool
+from memq.runtime.threads import SpareThreads, ThreadPool
 
 WAIT_S = 60
 
@@ -107,7 +107,7 @@ def test_closing_waits_for_calls_also_when_it_is_cancelled() -> None:
 # the tests has such threads too.
 VISIT = """
 import _thread, threading
-import memq.threads as threads
+import memq.runtime.threads as threads
 
 threads._LEAVE_CHECKS_MAX = 1_000_000
 inside, leave = threading.Event(), threading.Event()
@@ -122,7 +122,7 @@ end.join(60)
 print(end.is_alive())
 """
 TWO_STORES = """
-import memq.threads as threads
+import memq.runtime.threads as threads
 
 threads.wait_for_native_threads = lambda: print("waited")
 threads.expect_native_threads()

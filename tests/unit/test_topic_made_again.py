@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.client.aio_admin import AsyncAdmin
+from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.errors import NotFoundError, NotReadyError, QueueError, UnreachableError
-from memq.network import Runtime, parse_address
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import (
     AdminAnswer,
@@ -25,6 +24,7 @@ from memq.protocol.messages import (
     TopicMetadata,
     decode_message,
 )
+from memq.runtime.network import Runtime, parse_address
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 from tests.unit.test_broker_cluster import Rig, rig
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, toy_topic

@@ -10,12 +10,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from memq.broker.held import HeldBlocks
-from memq.broker.ownership import Phase
+from memq.broker.ingest.streams import Stream
+from memq.broker.partition.ownership import Phase
+from memq.broker.partition.topic_processor import TopicProcessor
+from memq.broker.spool.unpublished_blocks import HeldBlocks
 from memq.broker.spool.writer import Spool
-from memq.broker.staged import StagedBatch
-from memq.broker.streams import Stream
-from memq.broker.topic_processor import TopicProcessor
+from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -29,7 +29,7 @@ from memq.errors import (
     StoreError,
     UnreachableError,
 )
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location, ProducerEnd
 from memq.governor import Assignment
 from memq.notification import Entries, Publication

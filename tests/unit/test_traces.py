@@ -18,12 +18,12 @@ from memq.broker.broker import Broker
 from memq.broker.broker_traces import BrokerTraces
 from memq.errors import TooLargeError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.network import Runtime
 from memq.notification.memory import MemoryQueue
+from memq.observe.traces import block_context, context_in
+from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.testing import Cluster
-from memq.traces import block_context, context_in
 
 TIMEOUT_S = 60.0
 BLOCK_SPANS = ("batch", "upload", "publish", "fetch", "process")

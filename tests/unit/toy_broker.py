@@ -10,9 +10,8 @@ import msgspec
 
 from memq.client.link_pool import LinkPool
 from memq.errors import MemqError
-from memq.format.block import BlockHeader, check_block
-from memq.format.columns import BlockReader, open_block
-from memq.network import Address, Listener, SocketNetwork, format_address, parse_address
+from memq.format.blocks.columns import BlockReader, open_block
+from memq.format.blocks.header import BlockHeader, check_block
 from memq.protocol.frames import AckLevel, Api, Frame, FrameReader, encode_ack, encode_frame
 from memq.protocol.messages import (
     Close,
@@ -31,6 +30,7 @@ from memq.protocol.messages import (
     encode_message,
     nack_of,
 )
+from memq.runtime.network import Address, Listener, SocketNetwork, format_address, parse_address
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.stepped_time import SteppedLoop, stepped_runtime
 

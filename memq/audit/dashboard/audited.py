@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from memq.audit.dashboard.sources import AuditNews, MinuteRow, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
-from memq.audit.live.database import Database
 from memq.audit.live.evidence import EVIDENCE_MAX
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.rows import OK, QUEUE, Row, quantile_ms
-from memq.audit.live.store import AuditStore
+from memq.audit.live.storage.database import Database
+from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView, Heard
 from memq.audit.minutes import MINUTE_MS, WORDS
 from memq.audit.verdict import Kind
-from memq.clock import Clock
+from memq.runtime.clock import Clock
 
 VERDICT_MINUTES = 60  # that a topic's word is about; findings count as long as they hold
 TOPICS_MAX = 100  # whose minutes are read for one answer; the others come with the next ones

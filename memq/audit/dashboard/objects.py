@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from memq.audit.checks.object_check import Verdict, check_object
+from memq.audit.checks.whole_object import read_by_ranges
 from memq.audit.dashboard.records import RecordReader
 from memq.audit.dashboard.view import BlockPage, BlockRow, ObjectPage
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.verification import Verification, verify_finding
-from memq.audit.object_check import Verdict, check_object
-from memq.audit.whole_object import read_by_ranges
-from memq.client.any_broker import AnyBroker
+from memq.client.broker_router import AnyBroker
+from memq.client.consumer.record import Record, block_records
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
-from memq.client.record import Record, block_records
 from memq.errors import InvalidRequestError, MemqError, NotFoundError
-from memq.format.columns import open_block
+from memq.format.blocks.columns import open_block
 from memq.format.object import ObjectIndex, open_object
 from memq.format.pointer import Location
-from memq.network import Runtime
-from memq.threads import ThreadPool
+from memq.runtime.network import Runtime
+from memq.runtime.threads import ThreadPool
 from memq.topic import Position
 
 P = ParamSpec("P")

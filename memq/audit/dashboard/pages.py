@@ -14,10 +14,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from memq.audit.dashboard.desk import Desk
-from memq.audit.dashboard.guard import user_of
+from memq.audit.dashboard.door.guard import user_of
 from memq.audit.dashboard.history import SPANS
 from memq.audit.dashboard.objects import ObjectReader
+from memq.audit.dashboard.poller import Desk
 from memq.audit.dashboard.records import TAIL_RECORDS_S_MAX, Query, RecordReader
 from memq.audit.dashboard.stream import Feed, Seats, tail_events
 from memq.audit.live.evidence import csv_of

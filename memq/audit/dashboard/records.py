@@ -15,10 +15,10 @@ from itertools import islice
 from anyio import CancelScope
 
 from memq.audit.dashboard.view import RecordRow, SearchResult
-from memq.client.aio_consumer import AsyncConsumer
-from memq.client.record import Record
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.record import Record
 from memq.limits import MIB
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 
 RESULTS_MAX = 200
 LOOKED_AT_MAX = 500_000

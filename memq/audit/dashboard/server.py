@@ -12,18 +12,18 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from memq.audit.dashboard.desk import Desk
-from memq.audit.dashboard.exposure import check_exposure, is_loopback, read_token, tls_of
-from memq.audit.dashboard.guard import Guard
+from memq.audit.dashboard.door.exposure import check_exposure, is_loopback, read_token, tls_of
+from memq.audit.dashboard.door.guard import Guard
 from memq.audit.dashboard.objects import ObjectReader
 from memq.audit.dashboard.pages import Pages
+from memq.audit.dashboard.poller import Desk
 from memq.audit.dashboard.records import RecordReader
 from memq.audit.dashboard.sources import AuditSource
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About
-from memq.client.aio_admin import AsyncAdmin
-from memq.logs import EventLog
-from memq.network import Listener, ProtocolFactory, Runtime, SocketNetwork, format_address
+from memq.client.admin.aio_admin import AsyncAdmin
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Listener, ProtocolFactory, Runtime, SocketNetwork, format_address
 from memq.settings import DashboardSettings
 
 CONNECTIONS_MAX = 100

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from memq.audit.live.index import read_entries
+from memq.audit.checks.batch_index import read_entries
 from memq.audit.live.partition import PartitionAudit
-from memq.client.fetcher import ReadRange
+from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, RetryableError, UnsupportedFormatError
 from memq.format.pointer import Pointer, decode_pointer
 from memq.limits import KIB, POLL_BYTES_MAX
-from memq.logs import EventLog
 from memq.notification import Entry
 from memq.notification.remote import Polled, RemoteQueue
-from memq.tasks import TaskOwner
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition
 
 LOG_BYTES = 64 * KIB  # of pointers of a log that is asked apart

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from memq.audit.account import apart, common
-from memq.audit.live.dating import Dated
+from memq.audit.live.event_minute import Dated
 from memq.audit.live.finding import LiveFinding, finding_id
 from memq.audit.live.rows import Row
 from memq.audit.verdict import Kind

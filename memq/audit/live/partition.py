@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, apart, common
-from memq.audit.live.books import NO_END_MS, Books, Group, Stream, Told
-from memq.audit.live.dating import Dating
+from memq.audit.live.event_minute import Dating
 from memq.audit.live.finding import IN_GROUP, IN_QUEUE, LiveFinding
+from memq.audit.live.group_readers import distrust_reading, take_reading
 from memq.audit.live.open_findings import OpenFindings, Wrong
-from memq.audit.live.reading import distrust_reading, take_reading
+from memq.audit.live.partition_state import NO_END_MS, Books, Group, Stream, Told
 from memq.audit.live.rows import QUEUE, Row
 from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, active_ms, late_ms, watermark_ms, window_ms

@@ -14,19 +14,19 @@ from typing import Protocol
 
 import msgspec
 
-from memq.audit.live.home import HomeAudit, Key
-from memq.audit.live.index import named, read_entries, read_headers
+from memq.audit.checks.batch_index import named, read_entries, read_headers
 from memq.audit.live.log_follower import LogFollower
 from memq.audit.live.partition import PartitionAudit
-from memq.audit.live.store import AuditStore, Changes, Step
-from memq.client.fetcher import ReadRange
+from memq.audit.live.report_partition import HomeAudit, Key
+from memq.audit.live.storage.store import AuditStore, Changes, Step
+from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import FencedError, MemqError, RetryableError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.format.report import Damage, Part, Report, decode_report, home_of
-from memq.logs import EventLog
-from memq.network import Runtime
 from memq.notification.remote import RemoteQueue
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
 from memq.topic import ReadPartition, Topic
 
 INTERVAL_S = 1.0  # a round at least so often

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from memq.audit.live.books import Books, Group, StreamRead, TaskRead
-from memq.audit.live.reading import begin_reading, first_judged, hold, take_processed
+from memq.audit.live.group_readers import begin_reading, first_judged, hold, take_processed
+from memq.audit.live.partition_state import Books, Group, StreamRead, TaskRead
 from memq.format.ranges import RangeSet
 from memq.format.report import Part
 from memq.topic import Position

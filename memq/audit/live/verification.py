@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from memq.audit.account import common
-from memq.audit.batch_check import BatchCheck, BlockCheck
-from memq.audit.checked import Checked
-from memq.audit.checker import check_one
+from memq.audit.checks.batch_check import BatchCheck, BlockCheck
+from memq.audit.checks.checked_entry import Checked
+from memq.audit.checks.checker import check_one
 from memq.audit.live.finding import LiveFinding
 from memq.audit.opened_topic import opened_topic
 from memq.errors import NotFoundError
 from memq.format.ranges import RangeSet
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 
 BLOCKS_MAX = 2_000  # that are told, those with records of the finding and damaged ones first
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from memq.audit.live.database import Database, Execute
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.home import Client
+from memq.audit.live.report_partition import Client
 from memq.audit.live.rows import QUANTILES, QUEUE, Row, quantile_ms
-from memq.audit.live.state import decode_state
-from memq.audit.live.store import PartitionFacts
+from memq.audit.live.storage.database import Database, Execute
+from memq.audit.live.storage.state import decode_state
+from memq.audit.live.storage.store import PartitionFacts
 from memq.errors import NotFoundError
 
 ROWS_MAX = 200_000  # that one question may read

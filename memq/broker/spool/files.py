@@ -13,10 +13,10 @@ from typing import TypeVar
 from memq.errors import SpoolError
 from memq.governor.data_folder import lock_folder, make_folder
 from memq.limits import FORWARD_S_MAX
+from memq.runtime.threads import ThreadPool
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.files import sync_file, write_all
 from memq.storage_handlers.folders import sync_folder
-from memq.threads import ThreadPool
 
 T = TypeVar("T")
 

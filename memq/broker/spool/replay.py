@@ -1,9 +1,9 @@
 """Replays the spool of an earlier run: each block once, to the owner of its partition.
 
-Theory: those blocks are like the ack=1 blocks of a lost epoch, and go the same way (`memq.broker.forwarding`): when no
-publish of that run can land any more, the queue is read from where its owner had read it, and what it does not hold is
-handed over. Who has taken the beginning of that part of the queue away, retention as a rule, has taken the proof: then
-nobody can tell a block from a copy, and its segment is set aside for people.
+Theory: those blocks are like the ack=1 blocks of a lost epoch, and go the same way (`memq.broker.spool.forwarding`):
+when no publish of that run can land any more, the queue is read from where its owner had read it, and what it does
+not hold is handed over. Who has taken the beginning of that part of the queue away, retention as a rule, has taken
+the proof: then nobody can tell a block from a copy, and its segment is set aside for people.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
-from memq.broker.forwarding import Forwarder
-from memq.broker.held import HeldBlock, HeldBlocks
+from memq.broker.ingest.slabs import Slab
 from memq.broker.services import Services
-from memq.broker.slabs import Slab
 from memq.broker.spool import SpoolDisk
+from memq.broker.spool.forwarding import Forwarder
 from memq.broker.spool.segments import Segment, Span, Ticket
+from memq.broker.spool.unpublished_blocks import HeldBlock, HeldBlocks
 from memq.errors import CorruptDataError, MemqError, NotFoundError, SpoolError, UnsupportedFormatError
 from memq.format.spool import SpoolContent, SpoolEntry, decode_segment
 from memq.topic import CLOCK_ERROR_MS, Topic

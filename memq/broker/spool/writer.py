@@ -11,22 +11,22 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from memq.backoff import backoff_s
+from memq.broker.ingest.slabs import Slab
+from memq.broker.ingest.streams import Stream
 from memq.broker.metrics import Counters
-from memq.broker.ring import Extent, SlotState
-from memq.broker.slabs import Slab
+from memq.broker.partition.ring import Extent, SlotState
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.copying import wanted_entries
 from memq.broker.spool.segments import Segment, Segments, Span, Ticket
-from memq.broker.streams import Stream
 from memq.errors import CorruptDataError, InvalidSettingError, MemqError, SpoolError, ThrottledError
 from memq.format.spool import encode_entry, encode_head
 from memq.limits import MIB
-from memq.logs import EventLog
-from memq.network import Runtime
 from memq.protocol.frames import AckLevel
+from memq.runtime.backoff import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.runtime.tasks import TaskOwner
 from memq.settings import BrokerSettings
-from memq.tasks import TaskOwner
 from memq.topic import TopicSettings
 
 GROUP_BYTES_MAX = 8 * MIB  # what one write and fsync takes; one run of blocks at least

@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import msgspec
 
-from memq.backoff import backoff_s
 from memq.errors import (
     AlreadyExistsError,
     InvalidRequestError,
@@ -37,9 +36,10 @@ from memq.governor.zookeeper.session import (
     ZookeeperSession,
 )
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
-from memq.logs import EventLog
-from memq.network import Runtime
-from memq.tasks import TaskOwner
+from memq.runtime.backoff import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.runtime.tasks import TaskOwner
 from memq.topic import Topic, check_name
 
 BACKOFF_S_MAX = 2.0

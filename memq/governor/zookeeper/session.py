@@ -45,9 +45,9 @@ from memq.errors import (
 )
 from memq.governor.zookeeper.client import RETRY_DELAY_S_MAX, Complaints, check_tools, end_client, make_client
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
-from memq.logs import EventLog
-from memq.tasks import TaskOwner
-from memq.threads import ThreadPool
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
+from memq.runtime.threads import ThreadPool
 
 CALLS_AT_ONCE_MAX = 500  # each has a session's length: of 10,000 at once the last would never be in time
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"

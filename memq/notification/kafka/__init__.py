@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memq.errors import InvalidSettingError
-from memq.network import Runtime
 from memq.notification.kafka.settings import kafka_settings
+from memq.runtime.network import Runtime
 from memq.settings import PartSettings
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from memq.errors import InvalidSettingError
-from memq.logs import RateLimit
-from memq.threads import ThreadPool
+from memq.runtime.logs import RateLimit
+from memq.runtime.threads import ThreadPool
 
 Client = TypeVar("Client", AdminClient, Consumer, Producer)
 Complain = Callable[[KafkaError], None]

@@ -6,27 +6,27 @@ import asyncio
 from collections.abc import Sequence
 
 from memq.errors import ClosedError, NotFoundError, QueueError
-from memq.logs import EventLog
-from memq.network import Runtime
 from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span
-from memq.notification.kafka.complaints import Complaints
-from memq.notification.kafka.fetcher import Fetcher
-from memq.notification.kafka.follower import Follower, Place
-from memq.notification.kafka.group_requests import GroupRequests
-from memq.notification.kafka.hosted_groups import HostedGroups, Parts
+from memq.notification.kafka.groups.hosted_groups import HostedGroups, Parts
+from memq.notification.kafka.groups.requests import GroupRequests
+from memq.notification.kafka.last_errors import Complaints
 from memq.notification.kafka.library import admin_of
-from memq.notification.kafka.looks import Looks
 from memq.notification.kafka.names import Names
-from memq.notification.kafka.offsets import Offsets
+from memq.notification.kafka.reading.fetcher import Fetcher
+from memq.notification.kafka.reading.follower import Follower, Place
+from memq.notification.kafka.reading.offsets import Offsets
+from memq.notification.kafka.reading.tail_cache import TailCache
 from memq.notification.kafka.rights import Rights
 from memq.notification.kafka.sender import Sender
 from memq.notification.kafka.settings import KafkaSettings
-from memq.notification.kafka.tail_cache import TailCache
+from memq.notification.kafka.topic_metadata_cache import Looks
 from memq.notification.kafka.topics import Topics
 from memq.notification.refusals import check_publication, checked_span
 from memq.notification.waiters import Waiters, until_reached
-from memq.process_end import keep_to_end
-from memq.tasks import TaskOwner
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.runtime.process_end import keep_to_end
+from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, check_group
 
 CHECK_S = 60.0  # a readiness probe asks Kafka whether it is there, and only now and then for the rights

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient
 
 from memq.errors import DeniedError, NotFoundError, QueueError
-from memq.notification.kafka.group_requests import GroupRequests
+from memq.notification.kafka.groups.requests import GroupRequests
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.topics import READY_PAUSE_S, READY_TRIES, Topics
 

@@ -12,12 +12,12 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from memq.errors import ClosedError, MemqError, QueueError, QueueRefusedError, TooLargeError
 from memq.notification import Publication
-from memq.notification.kafka.complaints import Complaints
+from memq.notification.kafka.last_errors import Complaints
 from memq.notification.kafka.library import end_threads, producer_of
 from memq.notification.kafka.settings import KafkaSettings
-from memq.process_end import keep_to_end
-from memq.tasks import TaskOwner
-from memq.threads import ThreadPool
+from memq.runtime.process_end import keep_to_end
+from memq.runtime.tasks import TaskOwner
+from memq.runtime.threads import ThreadPool
 
 POLL_S = 0.1
 DISCARD_TRIES = 3

@@ -22,14 +22,14 @@ from confluent_kafka.admin import (
 
 from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
 from memq.limits import POINTER_BYTES_MAX
-from memq.notification.kafka.complaints import Complaints
-from memq.notification.kafka.joined import Joined, settle
+from memq.notification.kafka.last_errors import Complaints
 from memq.notification.kafka.library import answered, end_threads
-from memq.notification.kafka.looks import Looks
-from memq.notification.kafka.offsets import Offsets
+from memq.notification.kafka.reading.offsets import Offsets
+from memq.notification.kafka.request_coalescer import Joined, settle
 from memq.notification.kafka.settings import KafkaSettings
-from memq.tasks import TaskOwner
-from memq.threads import ThreadPool
+from memq.notification.kafka.topic_metadata_cache import Looks
+from memq.runtime.tasks import TaskOwner
+from memq.runtime.threads import ThreadPool
 
 AHEAD_MS_MAX = 10_000
 STALE = "message.timestamp.before.max.ms"

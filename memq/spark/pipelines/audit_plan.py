@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from memq.network import Runtime
 from memq.notification import Span
+from memq.runtime.network import Runtime
 from memq.spark.access import Access, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.group_positions import stored_positions

@@ -12,14 +12,14 @@ from pyspark import StorageLevel
 from pyspark.sql import functions
 
 from memq.audit.auditor import Auditor
-from memq.audit.checked import decode_checked, encode_checked
-from memq.audit.checker import Checker
+from memq.audit.checks.checked_entry import decode_checked, encode_checked
+from memq.audit.checks.checker import Checker
+from memq.audit.checks.whole_object import ReadObject
 from memq.audit.minutes import COUNTS, MINUTE_MS, WORDS, MinuteRow, Minutes, watermark_ms
 from memq.audit.verdict import Verdict
-from memq.audit.whole_object import ReadObject
-from memq.format.block import Buffer
+from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.audit_plan import AuditPlan

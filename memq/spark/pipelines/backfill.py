@@ -17,15 +17,15 @@ from pyspark.sql.types import StructType
 from memq.client.io_thread import io_thread
 from memq.spark.columns import table_ddl
 from memq.spark.options import ReadOptions
-from memq.spark.pipelines.file_store import FilePlace, place_of_text
+from memq.spark.pipelines.files.file_store import FilePlace, place_of_text
+from memq.spark.pipelines.files.manifest import Manifest
+from memq.spark.pipelines.files.to_files import write_files
 from memq.spark.pipelines.group_positions import commit_positions, positions_of
 from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
-from memq.spark.pipelines.manifest import Manifest
 from memq.spark.pipelines.rounds import ROUND_TASKS, plan_round
 from memq.spark.pipelines.spread import Batches, spread
-from memq.spark.pipelines.to_files import write_files
-from memq.spark.planner import Split
-from memq.spark.reading import read_task
+from memq.spark.read.planner import Split
+from memq.spark.read.reading import read_task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from memq.errors import InvalidRequestError, NotFoundError
-from memq.network import Runtime
 from memq.notification import Groups
+from memq.runtime.network import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
 from memq.topic import Committed, Position, ReadPartition

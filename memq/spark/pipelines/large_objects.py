@@ -2,7 +2,7 @@
 
 The driver plans by pointers; each task copies the batches of one large object, and writes the part of the manifest that
 names them. A round ends with the manifests of all read partitions, and then the brokers let go of the pointers. Killed
-at any moment, it leaves a log that is whole (`memq.cold.compaction`).
+at any moment, it leaves a log that is whole (`memq.compaction.compaction`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import msgspec
 import pyarrow
 
 from memq.client.io_thread import io_thread
-from memq.cold.compaction import manifest_of, publish_parts
-from memq.cold.copying import Copied, Copier
-from memq.cold.files import ColdFiles
-from memq.cold.plan import ColdRule, cold_spans
+from memq.compaction.compaction import manifest_of, publish_parts
+from memq.compaction.copying import Copied, Copier
+from memq.compaction.files import ColdFiles
+from memq.compaction.plan import ColdRule, cold_spans
 from memq.errors import InvalidSettingError
 from memq.format.cold import ColdManifest, PartRef
-from memq.network import Runtime
 from memq.notification import Span
+from memq.runtime.network import Runtime
 from memq.spark.access import Access, CompactorPlace, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.inputs import tell

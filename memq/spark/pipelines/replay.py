@@ -17,23 +17,23 @@ import click
 import pyarrow
 from pyspark.sql.types import StructType
 
-from memq.client.expiry import expired_error
+from memq.client.consumer.fetch.expiry import expired_error
 from memq.client.io_thread import io_thread
-from memq.client.producer import Producer
+from memq.client.producer.producer import Producer
 from memq.errors import InvalidRequestError
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.spark.access import open_access
 from memq.spark.columns import table_ddl
 from memq.spark.options import ReadOptions
-from memq.spark.pipelines.file_store import place_of_text
+from memq.spark.pipelines.files.file_store import place_of_text
+from memq.spark.pipelines.files.to_files import write_files
 from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
 from memq.spark.pipelines.rounds import ROUND_TASKS
 from memq.spark.pipelines.spread import Batches, iterate, spread
-from memq.spark.pipelines.to_files import write_files
-from memq.spark.planner import Part, Split, split_parts
-from memq.spark.planning import Stretch, parts_of, plan_of, stretches
-from memq.spark.pruning import Wanted
-from memq.spark.reading import read_task, settings_of
+from memq.spark.read.planner import Part, Split, split_parts
+from memq.spark.read.planning import Stretch, parts_of, plan_of, stretches
+from memq.spark.read.pruning import Wanted
+from memq.spark.read.reading import read_task, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

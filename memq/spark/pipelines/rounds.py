@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from memq.audit.minutes import watermark_ms
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.planner import Part, Split, split_parts
-from memq.spark.planning import Stretch, check_positions, parts_of, place_of, plan_of
-from memq.spark.pruning import Wanted
-from memq.spark.reading import settings_of
+from memq.spark.read.planner import Part, Split, split_parts
+from memq.spark.read.planning import Stretch, check_positions, parts_of, place_of, plan_of
+from memq.spark.read.pruning import Wanted
+from memq.spark.read.reading import settings_of
 from memq.topic import Position, ReadPartition
 
 ROUND_TASKS = 64  # splits of one round, about

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from memq.backoff import backoff_s
 from memq.errors import StoreError
 from memq.limits import MIB
-from memq.logs import EventLog
-from memq.network import Runtime
+from memq.runtime.backoff import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
 from memq.storage_handlers.s3.answers import MAY_PASS, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.breaker import CircuitBreaker
 from memq.storage_handlers.s3.counters import S3Counters

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class S3Counters:
-    """Every field is a metric of the same name, after `memq_store_`, in `memq.metrics`."""
+    """Every field is a metric of the same name, after `memq_store_`, in `memq.observe.metrics`."""
 
     requests: int = 0
     put_requests: int = 0

@@ -15,7 +15,7 @@ from typing import TypeVar
 from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
-from memq.network import Runtime
+from memq.runtime.network import Runtime
 from memq.storage_handlers import CHECK_PREFIX, Buffer, Count, ObjectEntry
 from memq.storage_handlers.files import joined_crc
 from memq.storage_handlers.keys import ListedKeys, check_key, check_prefix

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from memq.runtime.threads import expect_native_threads
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.keys import check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
@@ -21,7 +22,6 @@ from memq.storage_handlers.s3.credentials import (
 )
 from memq.storage_handlers.s3.data_path import Found, PutOrder, found_of
 from memq.storage_handlers.s3.settings import Bucket
-from memq.threads import expect_native_threads
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config, S3Store

@@ -1,0 +1,1 @@
+"""Batches and objects compared with the pointers that name them."""

@@ -1,0 +1,165 @@
+"""Compares every pointer of a read partition with the store: its object exists and is the named one.
+
+An object that is sound by itself may still be the wrong one: another's bytes under its key. So what the pointer says is
+compared with the key, with the object's index and with the blocks: cluster, topic id, partition, epoch, batch sequence,
+place, length and checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from memq.audit.checks.batch_check import check_batch
+from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError
+from memq.format.blocks.header import Buffer
+from memq.format.key import ColdObjectKey, ObjectKey, parse_object_key
+from memq.format.object import open_object
+from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.notification import Entry, PointerReader
+from memq.notification.log_reader import entries_between, valid_span
+from memq.topic import ReadPartition
+
+READS_MAX = 4  # further readings of an object that seems to be damaged
+Read = Callable[[Location], Awaitable[Buffer]]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFinding:
+    """What is wrong at an offset of the queue: the key of the object, "" when no pointer could be read.
+
+    Why.
+    """
+
+    offset: int
+    key: str
+    error: MemqError
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBatch:
+    """One entry of the queue that was checked.
+
+    `data` is the object of its first copy, None when it can't be read.
+    """
+
+    findings: tuple[NamedFinding, ...]
+    key: str = ""
+    data: Buffer | None = None
+    records: int = 0
+
+
+class NamedObjects:
+    """Checks read partitions of one cluster. `read` returns whole objects, straight from the store."""
+
+    def __init__(self, cluster: str, queue: PointerReader, read: Read) -> None:
+        self._cluster = cluster
+        self._queue = queue
+        self._read = read
+        self._last: tuple[str, str, Buffer] | None = None  # one object of many batches has them next to each other
+
+    async def check(self, partition: ReadPartition) -> AsyncIterator[NamedBatch]:
+        """Yield what each entry names, in order. Raises: as `PointerReader`; as `read` for what may pass."""
+        span = await valid_span(self._queue, partition)
+        expected = span.begin
+        async for page in entries_between(self._queue, partition, span.begin, span.end):
+            for entry in page:
+                if entry.offset > expected and (await self._queue.span(partition)).begin <= expected:
+                    yield _lost(expected, entry.offset)
+                expected = entry.offset + 1
+                yield await self._checked(partition, entry)
+        if expected < span.end and (await self._queue.span(partition)).begin <= expected:
+            yield _lost(expected, span.end)
+
+    async def _checked(self, partition: ReadPartition, entry: Entry) -> NamedBatch:
+        try:
+            pointer = decode_pointer(entry.body)
+        except MemqError as error:
+            return NamedBatch((NamedFinding(entry.offset, "", error),))
+        if pointer.kind != "data":
+            return NamedBatch(())
+        errors = [CorruptDataError(text) for text in self._strange(partition, pointer)]
+        findings = [NamedFinding(entry.offset, pointer.locations[0].key, error) for error in errors]
+        first: Buffer | None = None
+        for location in pointer.locations:
+            try:
+                data = await self._object(location)
+            except NotFoundError as error:
+                if (await self._queue.span(partition)).begin > entry.offset:
+                    return NamedBatch(())  # retention was faster
+                missing = CorruptDataError(f"the object is missing: {error}")
+                findings.append(NamedFinding(entry.offset, location.key, missing))
+                continue
+            except CorruptDataError as error:
+                findings.append(NamedFinding(entry.offset, location.key, error))
+                continue
+            first = data if first is None else first
+            found = [CorruptDataError(text) for text in await self._proven(pointer, location, data)]
+            findings += [NamedFinding(entry.offset, location.key, error) for error in found]
+        return NamedBatch(tuple(findings), pointer.locations[0].key, first, pointer.records)
+
+    async def _proven(self, pointer: Pointer, location: Location, data: Buffer) -> list[str]:
+        """Say what of an object is wrong; it is read again until two readings agree: bits flip on the way."""
+        found = list(self._untrue(pointer, location, data))
+        for _ in range(READS_MAX if found else 0):
+            last, self._last = found, None
+            found = list(self._untrue(pointer, location, await self._object(location)))
+            if not found or found == last:
+                break
+        return found
+
+    async def _object(self, location: Location) -> Buffer:
+        if self._last is None or self._last[:2] != (location.store, location.key):
+            self._last = (location.store, location.key, await self._read(location))
+        return self._last[2]
+
+    def _strange(self, partition: ReadPartition, pointer: Pointer) -> Iterator[str]:
+        """Say what of a pointer does not belong into this log."""
+        said = (pointer.cluster, pointer.topic, pointer.topic_id)
+        here = (self._cluster, partition.topic, partition.topic_id)
+        if said != here:
+            yield f"the pointer is of cluster '{said[0]}', topic '{said[1]}' with id {said[2]}"
+
+    def _untrue(self, pointer: Pointer, location: Location, data: Buffer) -> Iterator[str]:
+        """Say what of an object is not as key and pointer say."""
+        yield from self._misplaced(pointer, location.key)
+        index_at, size = location.index_offset, len(data)
+        if not location.offset + location.length <= index_at < size:
+            yield f"the object has {size} bytes, the pointer says that its index begins at {index_at}"
+        try:
+            cluster = open_object(data).meta.cluster
+        except MemqError:
+            pass  # `check_batch` says so
+        else:
+            if cluster != self._cluster:
+                yield f"the object is of cluster '{cluster}'"
+        check = check_batch(pointer, location, data)
+        yield from check.faults
+        for block in check.blocks:
+            if block.cause is not None:
+                yield f"block {block.number}: {block.cause}"
+
+    def _misplaced(self, pointer: Pointer, key: str) -> Iterator[str]:
+        """Say what of a key is not as the pointer says.
+
+        Keys of shared and staged objects say nothing of batches.
+        """
+        try:
+            named = parse_object_key(key)
+        except InvalidRequestError:
+            return  # a staged object, or what an earlier version wrote
+        if named.cluster != self._cluster:
+            yield f"the key is of cluster '{named.cluster}'"
+        if isinstance(named, ObjectKey | ColdObjectKey):
+            topic, said = (named.topic, named.topic_id), (pointer.topic, pointer.topic_id[:8])
+            if topic != said:
+                yield f"the key is of topic '{topic[0]}' with id {topic[1]}, the pointer of '{said[0]}' with {said[1]}"
+        if isinstance(named, ObjectKey):
+            place = (named.partition, named.epoch, named.batch_sequence)
+            if place != (pointer.partition, pointer.epoch, pointer.batch_sequence):
+                yield f"the key is of partition {place[0]}, epoch {place[1]} and batch {place[2]}"
+
+
+def _lost(first: int, next_: int) -> NamedBatch:
+    text = f"the queue has lost the pointers at offsets {first} to {next_ - 1}"
+    return NamedBatch((NamedFinding(first, "", CorruptDataError(text)),))

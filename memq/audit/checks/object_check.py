@@ -1,0 +1,120 @@
+"""Checks one object from end to end: trailer, index, each block's checksum, columns and header."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from memq.errors import CorruptDataError, MemqError
+from memq.format.blocks.columns import BlockReader, open_block
+from memq.format.blocks.header import BlockHeader
+from memq.format.blocks.verify import verify_block
+from memq.format.cold import decode_cold_manifest, decode_cold_part
+from memq.format.manifest import decode_manifest
+from memq.format.object import BlockEntry, ObjectIndex, open_object, scan_object
+from memq.format.packed_file import KIND_AT, KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, MAGIC
+from memq.format.sweep_list import decode_sweep_list
+
+_PACKED: dict[int, Callable[[bytes], object]] = {
+    KIND_MANIFEST: decode_cold_manifest,
+    KIND_PART: decode_cold_part,
+    KIND_SWEEP_LIST: decode_sweep_list,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong at a byte of an object. `code` is the error's: corrupt-data or unsupported-format."""
+
+    offset: int
+    code: str
+    text: str
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The checks of one object and their findings."""
+
+    index: ObjectIndex | None = None
+    blocks: int = 0
+    records: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, offset: int, error: MemqError) -> None:
+        """Note what is wrong at `offset`."""
+        self.findings.append(Finding(offset, error.code, str(error)))
+
+
+def check_object(data: memoryview) -> Verdict:
+    """Check a whole object. Nothing is raised: what is wrong is in the verdict, block by block."""
+    verdict = Verdict()
+    try:
+        verdict.index = open_object(data)
+    except MemqError as error:
+        verdict.add(len(data), error)
+        _check_without_index(data, verdict)
+        return verdict
+    for entry in verdict.index.blocks:
+        try:
+            reader = open_block(data[entry.offset : entry.offset + entry.length])
+            _check_entry(entry, reader.header)
+            verify_block(reader)
+        except MemqError as error:
+            verdict.add(entry.offset, error)
+        else:
+            verdict.blocks += 1
+            verdict.records += entry.count
+    return verdict
+
+
+def check_file(name: str, data: memoryview) -> Verdict:
+    """Check one file of a store: an object, or another file, by its first bytes or its name.
+
+    Nothing is raised: what is wrong is in the verdict.
+    """
+    if bytes(data[: len(MAGIC)]) == MAGIC:
+        decode = _PACKED.get(data[KIND_AT] if len(data) > KIND_AT else 0, decode_cold_manifest)
+    elif "/commits/" in name:
+        decode = decode_manifest
+    else:
+        return check_object(data)
+    verdict = Verdict()
+    try:
+        decode(bytes(data))
+    except MemqError as error:
+        verdict.add(0, error)
+    return verdict
+
+
+def readable_blocks(data: memoryview) -> Iterator[tuple[int, BlockReader | MemqError]]:
+    """Yield place and reader of each block, or its error; by the index, or by a scan when that is lost."""
+    try:
+        places = [(entry.offset, entry.length) for entry in open_object(data).blocks]
+    except MemqError as error:
+        yield len(data), error
+        for at, found in scan_object(data):
+            yield at, BlockReader(data[at:], found) if isinstance(found, BlockHeader) else found
+        return
+    for at, length in places:
+        try:
+            yield at, open_block(data[at : at + length])
+        except MemqError as error:
+            yield at, error
+
+
+def _check_without_index(data: memoryview, verdict: Verdict) -> None:
+    for at, found in scan_object(data):
+        try:
+            if isinstance(found, MemqError):
+                raise found
+            verify_block(BlockReader(data[at:], found))
+        except MemqError as error:
+            verdict.add(at, error)
+        else:
+            verdict.blocks += 1
+            verdict.records += found.count
+
+
+def _check_entry(entry: BlockEntry, header: BlockHeader) -> None:
+    if BlockEntry.from_header(header, entry.offset) != entry:
+        raise CorruptDataError(f"{header.describe()} is not the block that the index names: {entry}")

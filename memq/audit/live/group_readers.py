@@ -1,0 +1,130 @@
+"""Members' responsibility: committed positions compared with records they processed. Pure.
+
+A member that stands at a position and commits a later one says that all between is done. Its reports are dense, so all
+that it processed is known by then: what is in the queue there, and processed by nobody of the group, was passed over.
+No clock is needed for that, and no other member.
+
+Reports of one member come in order, those of two members do not: a partition of `_memq_audit` that is stuck for 20 s
+holds back one member's reports alone. So it is unknown whether a member processed a record before or after another one
+began. It may have been before: a group's position goes back when a commit lands late. Therefore a doubling rests on the
+word of one member: it processes a record twice since it began, or one from before its beginning that the group has
+processed already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from memq.audit.account import apart, common
+from memq.audit.live.partition_state import Books, Group, Progress, Reading, Stream
+from memq.format.ranges import Range, RangeSet
+from memq.format.report import Part
+from memq.topic import Position
+
+MEMBERS_MAX = 1_024  # of a group in a write partition; those that began longest ago are forgotten
+
+
+def take_reading(books: Books, group: Group, client: int, part: Part) -> Iterator[int]:
+    """Take what a member says about the write partition, and yield the producers whose verdict may change."""
+    if part.begins:  # the one that began last is the last in the dictionary
+        group.members[client] = group.members.pop(client, Reading())
+    reading = group.members.setdefault(client, Reading())
+    while len(group.members) > MEMBERS_MAX:
+        del group.members[next(iter(group.members))]
+    for begin in part.begins:
+        begin_reading(reading, begin.at)
+    for span in part.spans:
+        if span.stage == "processed":
+            take_processed(books, group, reading, span.producer, span.ranges)
+            yield span.producer
+    if part.committed:
+        group.committed = part.committed
+        yield from hold(books, group, reading, Position.parse(part.committed).pointer_offset)
+
+
+def begin_reading(reading: Reading, at: str) -> None:
+    """Let a member begin at a position, "" when it is not known which: it may process all from there on."""
+    position = Position.parse(at) if at else None
+    reading.sure = True
+    reading.at = -1 if position is None else first_judged(position)
+    reading.begin = -1 if position is None else position.pointer_offset
+    reading.reached.clear()
+    reading.now.clear()
+
+
+def distrust_reading(group: Group, client: int) -> None:
+    """Note that a report of a member is missing: it may have passed over nothing, and may have gone back."""
+    if client in group.members:
+        reading = group.members[client]
+        reading.sure, reading.begin = False, -1
+        reading.now.clear()
+
+
+def take_processed(
+    books: Books, group: Group, reading: Reading, producer: int, ranges: Iterable[Range], *, repeats: bool = False
+) -> int:
+    """Take what a member processed; return how many records are new to the group.
+
+    Work that `repeats` a try that failed doubles nothing.
+    """
+    progress = group.progress.setdefault(producer, Progress())
+    now = reading.now.setdefault(producer, RangeSet())
+    stream, new = books.streams.get(producer), 0
+    for piece in ranges:
+        if not repeats:
+            before = _before(stream, piece, reading.begin) if stream is not None else []
+            for again in [*common([piece], now), *common(before, progress.ever)]:
+                progress.doubled.add(*again)
+        now.add(*piece)
+        new += progress.ever.add(*piece)
+    return new
+
+
+def first_judged(begin: Position) -> int:
+    """Return the first pointer that a member answers for: one that begins at or after a position."""
+    return begin.pointer_offset + (begin.record_index > 0)
+
+
+def _before(stream: Stream, piece: Range, begin: int) -> list[Range]:
+    """Return the part of a piece that is known to lie in pointers below the offset `begin`."""
+    first, next_ = piece[0], min(piece[1], stream.marks.reach(begin, sure=False))
+    behind = RangeSet((low, high) for at, low, high in stream.marks.behind if at >= begin)
+    return apart([(first, next_)], behind) if first < next_ else []
+
+
+def hold(books: Books, group: Group, reading: Reading, offset: int) -> Iterator[int]:
+    """Hold a member to its word up to a pointer, and let it answer for what comes from there on."""
+    begin, sure = reading.at, reading.sure
+    reading.at, reading.sure = max(offset, begin), True
+    if begin < 0 or offset <= begin:
+        return
+    for producer, stream in books.streams.items():
+        progress = group.progress.get(producer)
+        for damaged in books.damaged:
+            if begin <= damaged < offset:
+                low, high = stream.marks.reach(damaged, sure=False), stream.marks.reach(damaged + 1, sure=True)
+                _excuse(stream, progress, _between(stream, (low, high), damaged, damaged + 1))
+        low = reading.reached.get(producer, stream.marks.reach(begin, sure=True))
+        reading.reached[producer] = high = max(low, stream.marks.reach(offset, sure=False))
+        missing = apart(_between(stream, (low, high), begin, offset), stream.corrupt)
+        if progress is not None:
+            missing = apart(missing, progress.ever)
+        if missing:
+            progress = group.progress.setdefault(producer, Progress())
+            for piece in missing:
+                (progress.lost if sure else progress.unproven).add(*piece)
+            yield producer
+
+
+def _excuse(stream: Stream, progress: Progress | None, pieces: list[Range]) -> None:
+    """Count as damaged the unprocessed part of a pointer with a damaged block of unknown producer."""
+    for piece in apart(pieces, progress.ever if progress is not None else RangeSet()):
+        stream.corrupt.add(*piece)
+
+
+def _between(stream: Stream, inside: Range, begin: int, end: int) -> list[Range]:
+    """Return the queue's sequences of a producer in `inside`, out of order in pointers `begin` to `end`."""
+    behind = stream.marks.behind
+    wanted = RangeSet([inside, *((first, next_) for at, first, next_ in behind if begin <= at < end)])
+    elsewhere = RangeSet((first, next_) for at, first, next_ in behind if not begin <= at < end)
+    return apart(common(wanted, stream.account.delivered), elsewhere)

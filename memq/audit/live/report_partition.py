@@ -1,0 +1,147 @@
+"""The machine of one partition of `_memq_audit`: reports received, missing, and silent clients. Pure.
+
+All that is said about a write partition comes here, so here is known what was not said: numbers of a client are dense,
+and each report promises the next one. Client clocks are shown, never trusted: a silence is one by the clock of who
+listens, and is taken back when the missing report comes after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memq.audit.live.partition import SPARK_READER, SPARK_TASK, PartitionAudit
+from memq.audit.live.partition_state import Told
+from memq.audit.minutes import MINUTE_MS
+from memq.format.report import Report
+
+CLIENTS_MAX = 20_000
+GRACE_MS = 30_000  # beyond the promise: a failover of the brokers may hold reports up
+SILENT_MINUTES_MAX = 24 * 60
+MISSED_MAX = 8  # of a client: gaps that are remembered for what it names later
+READERS = ("consumer", SPARK_READER, SPARK_TASK)
+# Of a stream nothing is unknown while nobody drives it: its checkpoint stands, and says the next time how far it came.
+MAY_END_SILENTLY = (SPARK_READER, SPARK_TASK)
+Key = tuple[str, int]  # topic id, write partition
+
+
+@dataclass(slots=True)
+class Client:
+    """One client: what was heard of it last. `skew_ms` is by how much its clock is ahead at least."""
+
+    kind: str
+    name: str
+    host: str
+    next_number: int
+    until_ms: int
+    promised_ms: int  # how long after its last report the next one was to come
+    heard_ms: int = 0
+    skew_ms: int = -(1 << 62)
+    silent: bool = False
+    keys: dict[Key, None] = field(default_factory=dict)
+    missed: list[tuple[int, int]] = field(default_factory=list)  # Unix minutes, half-open, of which reports are missing
+
+    @property
+    def group(self) -> str | None:
+        """The group that it reads for; None for a producer, and for a reader without one."""
+        return self.name or None if self.kind in READERS else None
+
+    def silent_minutes(self, until_ms: int) -> range:
+        """Return the minutes from its last word up to a time of its clock."""
+        first, last = self.until_ms // MINUTE_MS, until_ms // MINUTE_MS
+        return range(max(first, last - SILENT_MINUTES_MAX), last + 1)
+
+
+class HomeAudit:
+    """Takes the reports of one partition of `_memq_audit` and passes them to write partitions' audits.
+
+    `audit_of` returns the audit of a topic id and write partition, None when there is no such topic any more.
+    """
+
+    def __init__(
+        self, audit_of: Callable[[Key], PartitionAudit | None], clients: dict[int, Client] | None = None
+    ) -> None:
+        self._audit_of = audit_of
+        self.clients = clients if clients is not None else {}
+
+    def take(self, report: Report, now_ms: int) -> None:
+        """Take a report that was heard at `now_ms`; one that was taken before is passed over."""
+        client = self._heard(report, now_ms)
+        if client is None:
+            return
+        for part in report.parts:
+            key = (part.topic_id, part.partition)
+            audit = self._audit_of(key)
+            if audit is not None:
+                if key not in client.keys:
+                    client.keys[key] = None
+                    self._doubt(audit, report.client, client)
+                audit.tell(Told(report.client, client.group, part, now_ms, client.kind))
+        if report.last:
+            del self.clients[report.client]
+
+    def settle(self, now_ms: int) -> None:
+        """Look for clients that have broken their promise; call it when all reports up to now were taken."""
+        for number, client in list(self.clients.items()):
+            if client.silent or now_ms <= client.heard_ms + client.promised_ms + GRACE_MS:
+                continue
+            client.silent = True
+            if client.kind == SPARK_TASK:
+                del self.clients[number]
+            else:
+                self._silence(client, client.silent_minutes(client.until_ms + client.promised_ms), 1)
+        for number in sorted(self.clients, key=lambda each: self.clients[each].heard_ms)[:-CLIENTS_MAX]:
+            del self.clients[number]
+
+    # ---- inside --------------------------------------------------------------------------------------
+
+    def _heard(self, report: Report, now_ms: int) -> Client | None:
+        client = self.clients.get(report.client)
+        promised_ms = report.next_ms - report.until_ms
+        if client is None:
+            self._forget_driver(report)
+            client = Client(report.kind, report.name, report.host, 0, report.since_ms, promised_ms)
+            self.clients[report.client] = client
+        if report.number < client.next_number:
+            return None
+        if client.silent:  # what was promised came late, or is still missing
+            self._silence(client, client.silent_minutes(client.until_ms + client.promised_ms), -1)
+            client.silent = False
+        if report.number > client.next_number:
+            self._miss(report, client)
+        client.next_number = report.number + 1
+        client.until_ms, client.promised_ms, client.heard_ms = report.until_ms, promised_ms, now_ms
+        client.skew_ms = max(client.skew_ms, report.until_ms - now_ms)
+        return client
+
+    def _forget_driver(self, report: Report) -> None:
+        """Forget who drove a stream before, and fell silent."""
+        for number, client in list(self.clients.items()):
+            if client.silent and report.kind == client.kind == SPARK_READER and client.name == report.name:
+                del self.clients[number]
+
+    def _miss(self, report: Report, client: Client) -> None:
+        """Note that reports are missing: of all that the client works on, if it only says later on what."""
+        minutes = client.silent_minutes(report.since_ms)
+        self._silence(client, minutes, 1)
+        client.missed.append((minutes.start, minutes.stop))
+        del client.missed[:-MISSED_MAX]
+        for key in client.keys:
+            audit = self._audit_of(key)
+            if audit is not None and client.group is not None:
+                audit.distrust(report.client, client.group, client.kind)
+
+    def _doubt(self, audit: PartitionAudit, number: int, client: Client) -> None:
+        """Note a client's first mention of a write partition: missing reports may concern it too."""
+        for first, following in client.missed if client.kind not in MAY_END_SILENTLY else ():
+            audit.silence(client.group, range(first, following), 1)
+        if client.missed and client.group is not None:
+            audit.distrust(number, client.group, client.kind)
+
+    def _silence(self, client: Client, minutes: range, change: int) -> None:
+        if client.kind in MAY_END_SILENTLY:
+            return
+        for key in client.keys:
+            audit = self._audit_of(key)
+            if audit is not None:
+                audit.silence(client.group, minutes, change)

@@ -1,0 +1,1 @@
+"""Where the live audit keeps its state: SQLite or PostgreSQL."""

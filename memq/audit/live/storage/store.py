@@ -1,0 +1,204 @@
+"""Stores the live audit's state: each step in one transaction, by the owner of its home only.
+
+Theory. A partition of `_memq_audit` is read by one auditor at a time, but one that was paused may not know that it is
+no more. So whoever takes a home over writes its name into the home's row, and a step is stored only under that name,
+with the position up to which it has read. What is stored is therefore always the outcome of one reading, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.partition_state import Books
+from memq.audit.live.report_partition import Client, Key
+from memq.audit.live.rows import Row
+from memq.audit.live.storage.database import Database, Execute
+from memq.audit.live.storage.state import decode_state, encode_state
+from memq.audit.minutes import MINUTE_MS
+from memq.errors import GenerationFencedError, NotFoundError
+
+FINDINGS_KEPT_MAX = 100_000  # those that changed longest ago are deleted first
+MINUTES_KEPT_MAX = 5_000_000
+
+
+class GroupFacts(msgspec.Struct, frozen=True, array_like=True):
+    """A group's progress in one write partition: last committed position and processed records."""
+
+    committed: str
+    processed: int
+
+
+class PartitionFacts(msgspec.Struct, frozen=True, array_like=True):
+    """The state of one write partition: pointers read, newest queue time (Unix ms), records queued."""
+
+    next_offset: int
+    queue_ms: int
+    records: int
+    producers: int
+    groups: dict[str, GroupFacts]
+
+
+@dataclass(slots=True)
+class Changes:
+    """The changes of one step in one write partition."""
+
+    topic: str
+    books: Books
+    rows: dict[int, Row]
+    findings: list[LiveFinding]
+
+    @property
+    def facts(self) -> PartitionFacts:
+        """Return the summary of the books."""
+        books = self.books
+        groups = {
+            name: GroupFacts(group.committed, sum(progress.ever.total for progress in group.progress.values()))
+            for name, group in books.groups.items()
+        }
+        records = sum(stream.account.delivered.total for stream in books.streams.values())
+        return PartitionFacts(books.next_offset, books.queue_ms, records, len(books.streams), groups)
+
+
+@dataclass(slots=True)
+class Step:
+    """One transaction of an auditor: its progress in a home, and the results by write partition."""
+
+    home: int
+    owner: str
+    position: str
+    clients: dict[int, Client]
+    changes: dict[Key, Changes] = field(default_factory=dict)
+
+
+class AuditStore:
+    """The writing side of the state; `memq.audit.live.view` reads. Raises everywhere: as `Database`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def group(self, name: str) -> str:
+        """Return the group of all auditors with this state: `name` from now on when it has none.
+
+        Who has another state reads everything for itself: in one group each would know a part, and take it for all.
+        """
+        return await self._database.run(lambda execute: _group(execute, name))
+
+    async def take_home(self, home: int, owner: str) -> tuple[str, dict[int, Client]]:
+        """Take over a home; return the position up to which it was read ("" for none) and its clients."""
+        position, clients = await self._database.run(lambda execute: _take_home(execute, home, owner))
+        return position, decode_state(dict[int, Client], clients) if clients else {}
+
+    async def books(self, key: Key) -> Books | None:
+        """Return the books of a write partition; None when nothing was stored."""
+        found = await self._database.run(
+            lambda execute: execute("SELECT books FROM audits WHERE topic_id = ? AND part = ?", key)
+        )
+        return decode_state(Books, bytes(found[0][0])) if found else None
+
+    async def save(self, step: Step) -> None:
+        """Store a step. Raises: GenerationFencedError when another auditor has taken the home."""
+        await self._database.run(lambda execute: _save(execute, step))
+
+    async def acknowledge(self, finding: str, who: str, now_ms: int) -> None:
+        """Note who has looked at a finding; "" takes that back. Raises: NotFoundError."""
+        await self._database.run(lambda execute: _acknowledge(execute, finding, who, now_ms if who else 0))
+
+    async def prune(self, before_ms: int) -> None:
+        """Delete minutes before a time (Unix ms), findings closed before it, and the excess over the bounds."""
+        await self._database.run(lambda execute: _prune(execute, before_ms))
+
+
+def _group(execute: Execute, name: str) -> str:
+    execute("UPDATE audit_version SET number = number", ())  # one auditor at a time
+    execute("CREATE TABLE IF NOT EXISTS audit_group (name TEXT NOT NULL)", ())  # older states have none
+    if not execute("SELECT name FROM audit_group", ()):
+        execute("INSERT INTO audit_group VALUES (?)", (name,))
+    found: str = execute("SELECT name FROM audit_group", ())[0][0]
+    return found
+
+
+def _take_home(execute: Execute, home: int, owner: str) -> tuple[str, bytes]:
+    found = execute("SELECT position, clients FROM homes WHERE home = ?", (home,))
+    if found:
+        execute("UPDATE homes SET owner = ? WHERE home = ?", (owner, home))
+        return found[0][0], bytes(found[0][1])
+    execute("INSERT INTO homes VALUES (?, ?, ?, ?)", (home, owner, "", b""))
+    return "", b""
+
+
+def _save(execute: Execute, step: Step) -> None:
+    stored = execute(
+        "UPDATE homes SET position = ?, clients = ? WHERE home = ? AND owner = ? RETURNING home",
+        (step.position, encode_state(step.clients), step.home, step.owner),
+    )
+    if not stored:
+        raise GenerationFencedError(f"partition {step.home} of _memq_audit was given to another auditor")
+    version = _next_version(execute) if step.changes else 0
+    for key, changes in step.changes.items():
+        books, facts = encode_state(changes.books), msgspec.msgpack.encode(changes.facts)
+        execute(
+            "INSERT INTO audits VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (topic_id, part) DO UPDATE SET"
+            " topic = excluded.topic, home = excluded.home, books = excluded.books, facts = excluded.facts,"
+            " version = excluded.version",
+            (*key, changes.topic, step.home, books, facts, version),
+        )
+        for minute, row in changes.rows.items():
+            _add_row(execute, key, changes.topic, minute, row, version)
+        for finding in changes.findings:
+            _put_finding(execute, finding, version)
+
+
+def _next_version(execute: Execute) -> int:
+    """Return the number of this step.
+
+    The row is locked until its end, so that steps become visible in their order.
+    """
+    number: int = execute("UPDATE audit_version SET number = number + 1 RETURNING number", ())[0][0]
+    return number
+
+
+def _add_row(execute: Execute, key: Key, topic: str, minute: int, row: Row, version: int) -> None:
+    found = execute("SELECT counts FROM minutes WHERE topic_id = ? AND part = ? AND minute = ?", (*key, minute))
+    if found:
+        row.add(decode_state(Row, bytes(found[0][0])))
+    execute(
+        "INSERT INTO minutes VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (topic_id, part, minute) DO UPDATE SET"
+        " counts = excluded.counts, version = excluded.version",
+        (*key, minute, topic, encode_state(row), version),
+    )
+
+
+def _put_finding(execute: Execute, finding: LiveFinding, version: int) -> None:
+    execute(
+        "INSERT INTO findings VALUES (?, ?, ?, ?, ?, ?, ?, '', 0, ?) ON CONFLICT (id) DO UPDATE SET"
+        " body = excluded.body, resolved_ms = excluded.resolved_ms, version = excluded.version",
+        (
+            *(finding.id, finding.topic_id, finding.topic, finding.minute, int(finding.grave)),
+            *(encode_state(finding), finding.resolved_ms, version),
+        ),
+    )
+
+
+def _acknowledge(execute: Execute, finding: str, who: str, now_ms: int) -> None:
+    found = execute(
+        "UPDATE findings SET acknowledged_by = ?, acknowledged_ms = ?, version = ? WHERE id = ? RETURNING id",
+        (who, now_ms, _next_version(execute), finding),
+    )
+    if not found:
+        raise NotFoundError(f"there is no finding '{finding[:40]}'", hint="memq auditor findings lists them")
+
+
+def _prune(execute: Execute, before_ms: int) -> None:
+    execute("DELETE FROM minutes WHERE minute < ?", (before_ms // MINUTE_MS,))
+    execute("DELETE FROM findings WHERE resolved_ms > 0 AND resolved_ms < ?", (before_ms,))
+    over = execute("SELECT count(*) FROM minutes", ())[0][0] - MINUTES_KEPT_MAX
+    if over > 0:
+        cut = execute("SELECT minute FROM minutes ORDER BY minute LIMIT 1 OFFSET ?", (over,))
+        execute("DELETE FROM minutes WHERE minute < ?", cut[0])
+    over = execute("SELECT count(*) FROM findings", ())[0][0] - FINDINGS_KEPT_MAX
+    if over > 0:
+        cut = execute("SELECT version FROM findings ORDER BY version LIMIT 1 OFFSET ?", (over,))
+        execute("DELETE FROM findings WHERE version < ?", cut[0])

@@ -1,0 +1,1 @@
+"""What clients and operators ask a broker: frames and HTTP."""

@@ -1,0 +1,132 @@
+"""Answers operators' requests: brokers, the governor's plan, clients of a broker, its drain."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from memq.broker.ingest.rate_limit import Limit
+from memq.broker.partitions import Partitions
+from memq.broker.services import Services
+from memq.errors import MovedError, NotFoundError, TimedOutError
+from memq.governor.governor import view_of
+from memq.governor.planning import Change, ClusterView
+from memq.protocol.messages import (
+    AdminAnswer,
+    DescribeClients,
+    DescribeCluster,
+    DescribeLoad,
+    DrainBroker,
+    WireBroker,
+    WireChange,
+    WireClient,
+    WireLoad,
+)
+from memq.storage_handlers import Counted
+
+
+class ClusterRequests:
+    """`hand_over` gives everything that this broker owns to others."""
+
+    def __init__(self, services: Services, partitions: Partitions, hand_over: Callable[[], Awaitable[None]]) -> None:
+        self._services = services
+        self._partitions = partitions
+        self._hand_over = hand_over
+
+    async def admin(self, ask: DescribeCluster | DescribeClients | DescribeLoad | DrainBroker) -> AdminAnswer:
+        """Describe the cluster with its plan, what clients may have here, or how full this broker is.
+
+        It may also drain the broker.
+        """
+        if isinstance(ask, DescribeCluster):
+            return await self._described()
+        if ask.broker != self._services.settings.broker_id:
+            raise await self._elsewhere(ask.broker)
+        if isinstance(ask, DescribeClients):
+            return AdminAnswer(clients=[_wire_client(*row) for row in self._services.limits.clients()])
+        if isinstance(ask, DescribeLoad):
+            return AdminAnswer(load=self._load())
+        try:
+            await self._hand_over()
+        except TimeoutError as error:
+            raise TimedOutError(
+                f"broker '{ask.broker}' still holds partitions", hint="it goes on handing over; ask again"
+            ) from error
+        return AdminAnswer()
+
+    def _load(self) -> WireLoad:
+        services, at_work = self._services, self._partitions.at_work()
+        counted = {name: handler.counts() for name, handler in services.stores.items() if isinstance(handler, Counted)}
+        return WireLoad(
+            memory_bytes=services.pool.leased_bytes,
+            memory_bytes_max=services.pool.budget_bytes,
+            ring_batches=sum(len(processor.ring) for processor in at_work),
+            uploads=sum(processor.ring.uploads for processor in at_work),
+            open_breakers=[
+                name
+                for name, counts in counted.items()
+                if any(count.name == "breaker_open" and count.value for count in counts)
+            ],
+        )
+
+    async def _described(self) -> AdminAnswer:
+        """Plan as the governor would now, and change nothing."""
+        coordinator, planner = self._services.coordinator, self._services.planner
+        view = await view_of(coordinator, self._services.runtime.clock.wall_ms())
+        governor = await coordinator.governor()
+        reshapes, plan = await planner.reshapes(view), await planner.plan(view)
+        names = {topic.id: topic.name for topic in view.topics}
+        return AdminAnswer(
+            brokers=_brokers(view, governor),
+            changes=[_wire_change(names, change) for change in plan.changes],
+            notes=[*(f"topic '{change.topic.name}': {change.reason}" for change in reshapes), *plan.notes],
+        )
+
+    async def _elsewhere(self, broker: str) -> MovedError | NotFoundError:
+        for entry in await self._services.coordinator.brokers():
+            if entry.id == broker:
+                moved = MovedError(f"broker '{broker}' answers for itself", hint=f"ask it at {entry.address}")
+                moved.address = entry.address
+                return moved
+        return NotFoundError(f"no live broker is called {broker[:60]!a}", hint="memq broker list shows those there are")
+
+
+def _brokers(view: ClusterView, governor: str) -> list[WireBroker]:
+    owned = [entry.broker for entry in view.assignments]
+    places = {(entry.topic_id, entry.partition): entry.broker for entry in view.assignments}
+    traffic = dict.fromkeys((broker.id for broker in view.brokers), 0)
+    for load in view.loads:
+        owner = places.get((load.topic_id, load.partition), "")
+        if owner in traffic:
+            traffic[owner] += load.bytes_s
+    return [
+        WireBroker(
+            broker=broker.id,
+            address=broker.address,
+            zone=broker.zone,
+            draining=broker.draining,
+            governs=broker.id == governor,
+            partitions=owned.count(broker.id),
+            bytes_s=traffic[broker.id],
+            capacity_bytes_s=broker.capacity_bytes_s,
+        )
+        for broker in view.brokers
+    ]
+
+
+def _wire_client(name: str, limit: Limit, connections: int, over: int) -> WireClient:
+    return WireClient(
+        client=name,
+        mode=limit.mode,
+        bytes_s=limit.bytes_s,
+        requests_s=limit.requests_s,
+        connections=connections,
+        over=over,
+    )
+
+
+def _wire_change(names: Mapping[str, str], change: Change) -> WireChange:
+    after = change.assignment
+    topic = names.get(after.topic_id, after.topic_id)
+    return WireChange(
+        topic=topic, partition=after.partition, before=change.before, after=after.broker, reason=change.reason
+    )

@@ -1,0 +1,269 @@
+"""Lends the notification queue to clients: pointers by POLL, groups by JOIN, HEARTBEAT and COMMIT."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from memq.broker.ingest.connection import Connection
+from memq.broker.partitions import Partitions
+from memq.broker.services import Services
+from memq.errors import MemqError, NotFoundError, QueueError, TooLargeError
+from memq.limits import POLL_BYTES_MAX
+from memq.notification import Entries, Entry, Membership, Span
+from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
+from memq.protocol.frames import Frame
+from memq.protocol.messages import (
+    AdminAnswer,
+    CommitAnswer,
+    CommitRequest,
+    DeleteGroup,
+    DescribeGroup,
+    HeartbeatRequest,
+    JoinRequest,
+    ListGroups,
+    MembershipAnswer,
+    PartitionEntries,
+    PartitionRef,
+    PollAnswer,
+    PollEntries,
+    PollRequest,
+    PollSpans,
+    PollTime,
+    WireEntry,
+    WireGroup,
+    WireMember,
+    decode_message,
+    nack_of,
+)
+from memq.topic import ReadPartition, check_group
+
+WAIT_MS_MAX = 30_000
+POLL_PARTITIONS_MAX = 10_000
+LOG_S_MAX = 5.0  # for the log of one partition of a POLL; a log that takes longer fails alone
+LOGS_S_MAX = 10.0  # for all logs of a POLL; the next POLL reads those that are left
+Found = TypeVar("Found")
+Handler = Callable[[Connection, Frame], Awaitable[msgspec.Struct]]
+_JSON = msgspec.json.Decoder(msgspec.Raw)
+
+
+class GroupRequests:
+    """Answers what consumers ask of the queue."""
+
+    def __init__(self, services: Services, partitions: Partitions) -> None:
+        self._services = services
+        self._queue = services.queue
+        self._pointers = services.pointers
+        self._partitions = partitions
+
+    async def prepare_poll(self, frame: Frame) -> Handler:
+        """Do what holds no bytes: wait as long as a POLL asks to, or until there is something. Return what answers it.
+
+        Its answer has pointers, begin and end of partitions, or an offset by time, or says what is wrong with it.
+        """
+        spans: list[Span | MemqError] = []
+        with suppress(MemqError):
+            ask = decode_message(frame.body, PollRequest).ask
+            if isinstance(ask, PollEntries) and len(ask.partitions) <= POLL_PARTITIONS_MAX:
+                with suppress(MemqError):  # of one partition: the request for its span fails, too
+                    await self._wait(ask)
+                logs = dict.fromkeys(partition_of(part.partition) for part in ask.partitions)
+                ask_spans = (self._in_time(log, partial(self._span, log)) for log in logs)
+                spans = await asyncio.gather(*ask_spans)  # at once: they may share a request of the queue
+
+        async def answer(connection: Connection, frame: Frame) -> msgspec.Struct:
+            return await self._poll(frame, spans)
+
+        return answer
+
+    async def _wait(self, ask: PollEntries) -> None:
+        if ask.wait_ms > 0:
+            wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
+            await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
+
+    async def _poll(self, frame: Frame, spans: Sequence[Span | MemqError]) -> msgspec.Struct:
+        ask = decode_message(frame.body, PollRequest).ask
+        if isinstance(ask, PollTime):
+            offset = await self._in_time(partition_of(ask.partition), partial(self._seek_time, ask))
+            if isinstance(offset, MemqError):
+                raise offset
+            return PollAnswer(offset=offset)
+        if len(ask.partitions) > POLL_PARTITIONS_MAX:
+            raise TooLargeError(f"poll of {len(ask.partitions)} partitions at once, {POLL_PARTITIONS_MAX} are allowed")
+        if isinstance(ask, PollSpans):
+            return await self._poll_spans(ask)
+        return await self._poll_entries(ask, spans)
+
+    async def _poll_spans(self, ask: PollSpans) -> PollAnswer:
+        """Return the span of each log. One that fails has its error in the answer. Raises: as `_poll_entries`."""
+        logs = [partition_of(ref) for ref in ask.partitions]
+        # At once: they may share a request of the queue.
+        spans = await asyncio.gather(*(self._in_time(log, partial(self._pointers.span, log)) for log in logs))
+        errors = [span for span in spans if isinstance(span, MemqError)]
+        if errors and len(errors) == len(spans):
+            raise errors[0]
+        return PollAnswer(
+            partitions=[
+                _failed(log, span)
+                if isinstance(span, MemqError)
+                else PartitionEntries(partition=ref_of(log), begin=span.begin, end=span.end)
+                for log, span in zip(logs, spans, strict=True)
+            ]
+        )
+
+    async def _seek_time(self, ask: PollTime) -> int:
+        return await self._pointers.seek_time(partition_of(ask.partition), ask.time_ms)
+
+    async def _poll_entries(self, ask: PollEntries, spans: Sequence[Span | MemqError]) -> PollAnswer:
+        """Return what each log has; one that fails has its error in the answer, and the others are read.
+
+        Raises: the error of the first log when all fail.
+        """
+        offsets = {partition_of(part.partition): part.offset for part in ask.partitions}
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + LOGS_S_MAX
+        left = min(ask.bytes_max, POLL_BYTES_MAX)
+        found: list[PartitionEntries | MemqError] = []
+        for (partition, offset), span in zip(offsets.items(), spans, strict=True):
+            if isinstance(span, MemqError):
+                found.append(span)
+                continue
+            room = left if (left > 0 and loop.time() < until_s) or not found else None
+            part = await self._in_time(partition, partial(self._entries, partition, offset, room, span))
+            if not isinstance(part, MemqError):
+                left -= sum(len(entry.pointer) for entry in part.entries)
+            found.append(part)
+        errors = [part for part in found if isinstance(part, MemqError)]
+        if errors and len(errors) == len(found):
+            raise errors[0]
+        return PollAnswer(
+            partitions=[
+                _failed(partition, part) if isinstance(part, MemqError) else part
+                for partition, part in zip(offsets, found, strict=True)
+            ]
+        )
+
+    async def _in_time(self, partition: ReadPartition, ask: Callable[[], Awaitable[Found]]) -> Found | MemqError:
+        """Return the answer of a log, or its error, within `LOG_S_MAX`.
+
+        Only the coordinator knows that a topic is gone. A queue that says so, or loads its metadata, is asked again:
+        "not found" ends a consumer.
+        """
+        name = f"partition {partition.partition} of topic '{partition.topic}'"
+        try:
+            async with asyncio.timeout(LOG_S_MAX):
+                await self._known(ref_of(partition))
+                try:
+                    return await ask()
+                except NotFoundError as error:
+                    raise QueueError(f"the queue does not find the log of {name}, which exists: {error}") from error
+        except MemqError as error:
+            return error
+        except TimeoutError:
+            return QueueError(f"the log of {name} did not answer within {LOG_S_MAX:g} s")
+
+    async def _span(self, partition: ReadPartition) -> Span:
+        return await self._queue.span(partition)
+
+    async def _entries(
+        self, partition: ReadPartition, offset: int, bytes_max: int | None, span: Span
+    ) -> PartitionEntries:
+        """Return the entries from `offset` on, none of them without room; `span` is what the queue itself has."""
+        if bytes_max is None:
+            entries = Entries((), -1)
+        elif offset >= span.end:
+            entries = Entries((), offset)
+        else:
+            entries = await self._pointers.read(partition, offset, bytes_max)
+        if (entries[0].offset if entries else span.begin) > offset:
+            span = await self._pointers.span(partition)  # else it does not matter where the cold part begins
+        return PartitionEntries(
+            partition=ref_of(partition),
+            begin=span.begin,
+            end=span.end,
+            entries=[_wire_entry(entry) for entry in entries],
+            next=entries.next,
+        )
+
+    async def _known(self, ref: PartitionRef) -> ReadPartition:
+        topic = await self._partitions.current_topic(ref.topic, ref.topic_id)
+        if not 0 <= ref.partition < topic.read_partitions:
+            raise NotFoundError(
+                f"topic '{topic.name}' has {topic.read_partitions} read partitions, none is {ref.partition}"
+            )
+        return partition_of(ref)
+
+    # ---- groups ----------------------------------------------------------------------------------
+
+    async def join(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+        """Enter or leave a group."""
+        ask = decode_message(frame.body, JoinRequest)
+        check_group(ask.group)
+        if ask.leave:
+            await self._queue.leave(ask.group, ask.member)
+            return MembershipAnswer(generation=-1)
+        partitions = [await self._known(ref) for ref in ask.partitions]
+        return _answer(await self._queue.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
+
+    async def heartbeat(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+        """Note that a member lives."""
+        ask = decode_message(frame.body, HeartbeatRequest)
+        released = [partition_of(ref) for ref in ask.released]
+        return _answer(await self._queue.heartbeat(ask.group, ask.member, ask.generation, released))
+
+    async def commit(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+        """Store positions of a group, or read them."""
+        ask = decode_message(frame.body, CommitRequest)
+        check_group(ask.group)
+        if ask.positions:
+            positions = committed_of(ask.positions)
+            await self._queue.commit(ask.group, ask.member, ask.generation, positions)
+        if not ask.fetch:
+            return CommitAnswer()
+        found = await self._queue.committed(ask.group, [partition_of(ref) for ref in ask.fetch])
+        return CommitAnswer(positions=[wire_of(partition, committed) for partition, committed in found.items()])
+
+    async def admin(self, ask: ListGroups | DescribeGroup | DeleteGroup) -> AdminAnswer:
+        """List, describe or delete groups."""
+        if isinstance(ask, ListGroups):
+            return AdminAnswer(groups=list(await self._queue.groups()))
+        if isinstance(ask, DeleteGroup):
+            await self._queue.delete_group(ask.group)
+            return AdminAnswer()
+        state = await self._queue.describe(ask.group)
+        members = [
+            WireMember(member=member, assigned=[ref_of(partition) for partition in held])
+            for member, held in state.members.items()
+        ]
+        positions = [wire_of(partition, committed) for partition, committed in state.committed.items()]
+        return AdminAnswer(
+            group=WireGroup(group=ask.group, generation=state.generation, members=members, positions=positions)
+        )
+
+
+def _wire_entry(entry: Entry) -> WireEntry:
+    """Return an entry for an answer, which one pointer that is no JSON would make unreadable as a whole."""
+    try:
+        _JSON.decode(entry.body)
+    except msgspec.DecodeError:
+        return WireEntry(
+            offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(b"null"), damaged=bytes(entry.body)
+        )
+    return WireEntry(offset=entry.offset, time_ms=entry.time_ms, pointer=msgspec.Raw(entry.body))
+
+
+def _failed(partition: ReadPartition, error: MemqError) -> PartitionEntries:
+    return PartitionEntries(partition=ref_of(partition), begin=-1, end=-1, error=nack_of(error))
+
+
+def _answer(membership: Membership) -> MembershipAnswer:
+    return MembershipAnswer(
+        generation=membership.generation,
+        assigned=[ref_of(partition) for partition in membership.assigned],
+        revoking=[ref_of(partition) for partition in membership.revoking],
+    )

@@ -1,0 +1,158 @@
+"""The HTTP port: is the broker alive, is it ready, and what does it count.
+
+One small request, one answer, closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import h11
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from memq.broker.api.readiness import Readiness
+from memq.errors import MemqError
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Address, Listener, Network
+from memq.runtime.tasks import TaskOwner
+
+REQUEST_BYTES_MAX = 16 * 1024
+REQUEST_TIMEOUT_S = 10.0
+CONNECTIONS_MAX = 100
+TEXT = "text/plain; charset=utf-8"
+Page = tuple[int, str, bytes]  # status, content type, body
+
+
+class HttpPort:
+    """Answers GET and HEAD of `/healthz`, `/readyz` and `/metrics`; `check` raises what is not ready."""
+
+    def __init__(
+        self, network: Network, check: Callable[[], Awaitable[None]], registry: CollectorRegistry, events: EventLog
+    ) -> None:
+        self._network = network
+        self._registry = registry
+        self._listener: Listener | None = None
+        self._tasks = TaskOwner(lambda error: events.error("http-failed", repr(error), error), events)
+        self._readiness = Readiness(check, self._tasks, events)
+        self._connections: dict[_HttpConnection, None] = {}
+
+    async def start(self, host: str, port: int) -> Address:
+        """Listen; return the address. Raises: UnreachableError."""
+        self._listener = await self._network.listen(host, port, lambda: _HttpConnection(self))
+        return self._listener.address
+
+    async def stop(self) -> None:
+        """Close the port and all connections."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.close()
+        await self._tasks.stop()
+
+    def joined(self, connection: _HttpConnection) -> bool:
+        """Count a connection; False when there are too many."""
+        self._connections[connection] = None
+        return len(self._connections) <= CONNECTIONS_MAX
+
+    def left(self, connection: _HttpConnection) -> None:
+        """Forget a connection."""
+        self._connections.pop(connection, None)
+
+    def answer(self, connection: _HttpConnection, method: bytes, target: bytes) -> None:
+        """Start to answer a request."""
+        self._tasks.start(self._answer(connection, method, target.split(b"?")[0]), "http")
+
+    async def _answer(self, connection: _HttpConnection, method: bytes, path: bytes) -> None:
+        if method not in (b"GET", b"HEAD"):
+            page = (405, TEXT, b"only GET and HEAD\n")
+        elif path == b"/healthz":
+            page = (200, TEXT, b"alive\n")
+        elif path == b"/readyz":
+            page = await self._ready()
+        elif path == b"/metrics":
+            page = (200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
+        else:
+            page = (404, TEXT, b"there is /healthz, /readyz and /metrics\n")
+        connection.answer(page, with_body=method != b"HEAD")
+
+    async def _ready(self) -> Page:
+        try:
+            await self._readiness.prove()
+        except MemqError as error:
+            return 503, TEXT, f"not ready: {error}\n".encode()
+        return 200, TEXT, b"ready\n"
+
+
+class _HttpConnection(asyncio.BufferedProtocol):
+    """One connection: bytes into h11, one request out of it."""
+
+    def __init__(self, port: HttpPort) -> None:
+        self._port = port
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_BYTES_MAX)
+        self._buffer = bytearray(4096)
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._asked = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Give the client its time."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._deadline = asyncio.get_running_loop().call_later(2 * REQUEST_TIMEOUT_S, self._transport.abort)
+        if not self._port.joined(self):
+            self._transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where received bytes go."""
+        return memoryview(self._buffer)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes; the first whole request is answered."""
+        if self._asked:
+            return
+        try:
+            self._http.receive_data(bytes(self._buffer[:nbytes]))
+            event = self._http.next_event()
+        except h11.RemoteProtocolError as error:
+            self._asked = True
+            self.answer((400, TEXT, f"bad request: {error}\n".encode()), with_body=True)
+            return
+        if isinstance(event, h11.Request):
+            self._asked = True
+            self._port.answer(self, event.method, event.target)
+
+    def eof_received(self) -> bool:
+        """Keep the connection open for the answer; who leaves without a request is not waited for."""
+        return self._asked
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._port.left(self)
+
+    def answer(self, page: Page, *, with_body: bool) -> None:
+        """Send the answer and close."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        status, content_type, body = page
+        head = (
+            f"HTTP/1.1 {status} {_reason(status)}\r\nContent-Type: {content_type}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._transport.write(head.encode() + (body if with_body else b""))
+        self._transport.close()
+
+    def close(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _reason(status: int) -> str:
+    """Return the reason phrase of a status."""
+    return {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}[
+        status
+    ]

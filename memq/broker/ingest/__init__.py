@@ -1,0 +1,1 @@
+"""Sockets, slabs, intake, streams, limits: received bytes become sound blocks."""

@@ -1,0 +1,1 @@
+"""The owner of one partition: ring, opening, proof, publishing, dedup window."""

@@ -1,0 +1,206 @@
+"""Compares repeated blocks with stored ones: the same sequences must have the same bytes.
+
+Whoever acks a block because its sequences are known, and does not compare, loses the records of a second block that
+bears them: of a job that runs again with its rows in another order, of a clone, of a producer that cuts anew. What lies
+in the ring is compared in place, and so are the last batches that were published, whose headers are kept. The others
+are looked up (`memq.broker.stored_blocks`) in the background, while the producer of the block waits as in a throttle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from memq.broker.ingest.streams import Producer
+from memq.broker.partition.pointer_resolver import search_of
+from memq.broker.partition.ring import Slot
+from memq.errors import IdentityConflictError, MemqError, RetryableError, ThrottledError
+from memq.format.blocks.header import BlockHeader, StoredBlock, parse_header
+from memq.limits import BLOCK_HEADER_BYTES
+from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
+from memq.runtime.tasks import TaskOwner
+from memq.topic import CLOCK_ERROR_MS
+
+if TYPE_CHECKING:
+    from memq.broker.partition.batch import SealedBatch
+    from memq.broker.partition.ownership import Ownership
+    from memq.broker.partition.topic_processor import TopicProcessor
+
+RECENT_BATCHES = 4  # whose headers are kept: most of what is sent again was published while its ack was lost
+RECENT_BLOCKS_MAX = 4_096  # of each of them, 72 bytes a block; others are looked up
+CLAIMS_MAX = 1_024  # that wait for a search; what finds no room is claimed again
+ANSWERS_MAX = 16_384  # then all are looked up again
+LOOK_UP_MS = 100
+
+
+class KnownBlocks:
+    """One partition's knowledge of the content of its blocks in this epoch."""
+
+    def __init__(self, processor: TopicProcessor, tasks: TaskOwner) -> None:
+        self._processor = processor
+        self._tasks = tasks
+        self._recent: deque[bytes] = deque(maxlen=RECENT_BATCHES)
+        self._claims: dict[Claim, None] = {}
+        self._answers: dict[Claim, Copies] = {}
+        self._searching = False
+
+    def forget(self) -> None:
+        """The epoch is over."""
+        self._recent.clear()
+        self._answers.clear()
+
+    def remember(self, headers: bytes) -> None:
+        """Keep the headers of a batch whose pointer is in the queue."""
+        if len(headers) <= RECENT_BLOCKS_MAX * BLOCK_HEADER_BYTES:
+            self._recent.append(headers)
+
+    # ---- a block comes in ------------------------------------------------------------------------
+
+    def holds(self, producer: Producer, header: BlockHeader) -> tuple[bool, Slot | None]:
+        """Whether a block is here or in the queue already, and the slot that has it, None when the queue does.
+
+        Raises: IdentityConflictError when something else is there; ThrottledError while that is looked up.
+        """
+        claim = claim_of(header)
+        ring = self._processor.ring
+        slot = ring.find(*claim)
+        if slot is not None:
+            copy = slot.block(producer.id, header.first_sequence)
+            stored = stored_block(parse_header(copy)) if copy is not None else None
+            if stored is None or not stored.is_copied_by(header):
+                raise self.conflict(header, () if stored is None else (stored,))
+            return True, slot
+        if producer.queued.overlaps(*claim[1:]):
+            return self._queued(producer, header), None
+        if ring.overlaps(*claim):
+            raise self.conflict(header, ())
+        return False, None
+
+    def _queued(self, producer: Producer, header: BlockHeader) -> bool:
+        """Whether the queue holds a block, some of whose sequences it shows.
+
+        The result is False when that copy can't be read.
+        """
+        claim = claim_of(header)
+        if not producer.queued.covers(*claim[1:]):
+            raise self.conflict(header, ())
+        copies = self._known(claim)
+        if copies is None:
+            self._want(claim)
+            text = f"{header.describe()} is compared with the one that is stored"
+            raise ThrottledError(text, retry_after_ms=LOOK_UP_MS)
+        if not copies.blocks:
+            del self._answers[claim]  # what can't be read now may be there when it is sent once more
+        if copies.differ_from(header) or not (copies.blocks or copies.unread):
+            raise self.conflict(header, copies.blocks)
+        return bool(copies.blocks)
+
+    def conflict(self, header: BlockHeader, stored: Iterable[StoredBlock]) -> IdentityConflictError:
+        """Return the error of a block whose sequences others have, counted and said in the log."""
+        services = self._processor.services
+        services.counters.conflicting_blocks += 1
+        error = conflict_of(header, stored)
+        services.events.error("identity-conflict", f"{self._processor.name}: {error}")
+        return error
+
+    # ---- a batch goes out ------------------------------------------------------------------------
+
+    async def look_up(self, own: Ownership, claims: Iterable[Claim]) -> None:
+        """Find out what the queue holds under some sequences. Raises: RetryableError."""
+        wanted = [claim for claim in claims if self._known(claim) is None]
+        if not wanted:
+            return
+        processor = self._processor
+        queue, read = processor.services.queue, processor.read_partition
+        begin = await queue.seek_time(read, own.queue_time_ms() - own.dedup_window_ms - CLOCK_ERROR_MS)
+        search = search_of(processor.services, read, processor.partition, processor.name)
+        found = await search.find(wanted, begin, own.read_to)
+        if processor.own is not own:
+            return
+        own.unread = own.unread or search.shown_beyond  # a higher epoch, perhaps: no publish before that is read
+        if len(self._answers) > ANSWERS_MAX:
+            self._answers.clear()
+        self._answers.update({claim: Copies() for claim in wanted} | found)
+
+    async def compare(self, own: Ownership, sealed: SealedBatch) -> None:
+        """Find out what the queue holds under the sequences of a batch, where it shows any.
+
+        Raises: RetryableError.
+        """
+        if _any_shown(own, sealed):
+            await self.look_up(own, _shown(own, sealed).values())
+
+    def copies_in(self, own: Ownership, sealed: SealedBatch) -> tuple[int, ...]:
+        """Return the numbers of a batch's blocks that the queue already holds: readers skip them.
+
+        What is not known to be the same is published: readers compare it, and lose nothing.
+        """
+        if not _any_shown(own, sealed):
+            return ()
+        skip = tuple(number for number in _shown(own, sealed) if self._is_copy(sealed, number))
+        self._processor.services.counters.skipped_blocks += len(skip)
+        return skip
+
+    def _is_copy(self, sealed: SealedBatch, number: int) -> bool:
+        header = sealed.headers[number]
+        copies = self._known(claim_of(header))
+        if copies is None or not copies.blocks:
+            return False
+        if copies.differ_from(header):
+            self.conflict(header, copies.blocks)
+            return False
+        return True
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _known(self, claim: Claim) -> Copies | None:
+        answer = self._answers.get(claim)
+        return answer if answer is not None else self._recent_copies(claim)
+
+    def _recent_copies(self, claim: Claim) -> Copies | None:
+        for headers in reversed(self._recent):
+            words = memoryview(headers).cast("Q")
+            producers, firsts = words[4::9].tolist(), words[5::9].tolist()
+            for number, first in enumerate(firsts):
+                if first == claim[1] and producers[number] == claim[0]:
+                    return Copies((stored_block(parse_header(headers, number * BLOCK_HEADER_BYTES)),))
+        return None
+
+    def _want(self, claim: Claim) -> None:
+        if len(self._claims) < CLAIMS_MAX:
+            self._claims[claim] = None
+        if not self._searching:
+            self._searching = True
+            self._tasks.start(self._search(), f"compare blocks of {self._processor.name}")
+
+    async def _search(self) -> None:
+        """Answer all claims that came until then; where that fails their producers claim again."""
+        processor = self._processor
+        try:
+            while self._claims and processor.own is not None:
+                claims = list(self._claims)
+                await self.look_up(processor.own, claims)
+                for claim in claims:
+                    self._claims.pop(claim, None)
+        except (RetryableError, TimeoutError) as error:
+            processor.services.events.warning("compare-retry", f"{processor.name}: {error}")
+        except MemqError as error:
+            processor.services.events.error("compare-failed", f"{processor.name}: {error}")
+        finally:
+            self._claims.clear()
+            self._searching = False
+
+
+def _any_shown(own: Ownership, sealed: SealedBatch) -> bool:
+    """Whether the queue shows any sequences of a batch; by runs of blocks, of which there are few."""
+    return any(own.producer(producer).queued.overlaps(first, next_) for producer, first, next_ in sealed.spans)
+
+
+def _shown(own: Ownership, sealed: SealedBatch) -> dict[int, Claim]:
+    """Return the numbers of the blocks some of whose sequences the queue shows."""
+    return {
+        number: claim
+        for number, claim in enumerate(sealed.headers.sequences())
+        if own.producer(claim[0]).queued.overlaps(*claim[1:])
+    }

@@ -1,0 +1,214 @@
+"""Opening and releasing a partition: assignment by compare-and-set, control pointer, queue tail."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+
+from memq.broker.partition.batch import Origin, control_pointer
+from memq.broker.partition.ownership import Ownership, Phase
+from memq.broker.partition.publishing import Publisher
+from memq.broker.services import Services
+from memq.errors import (
+    DeniedError,
+    EpochFencedError,
+    LogLostError,
+    MemqError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    RetryableError,
+    VersionConflictError,
+)
+from memq.format.pointer import Pointer, encode_pointer
+from memq.format.totals import contended_ms
+from memq.governor import Assignment
+from memq.notification import Publication
+from memq.notification.log_reader import valid_span
+from memq.runtime.backoff import backoff_s
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
+
+BACKOFF_S_MAX = 2.0
+HELD_RETRY_S = 0.1  # how often a partition is looked at that its last owner still drains
+LOST_RETRY_S = 30.0  # and one whose log is lost: a restore wants all brokers stopped, so little can change meanwhile
+
+
+async def open_partition(services: Services, topic: Topic, partition: int, read: ReadPartition) -> Ownership:
+    """Open a partition that is assigned to this broker, trying again for ever while it is.
+
+    An opening whose answer is lost or late does not count: the next try has the next epoch, so no epoch
+    is ever opened twice. While the queue has lost the log, `Services.lost_logs` has it. Raises: MovedError when the
+    partition belongs to another broker, or is gone.
+    """
+    tries, seen, epoch, claimed = 0, 0, 0, False
+    while True:
+        try:
+            async with services.openings:
+                last, epoch = epoch, await _claim(services, topic, partition, seen)
+                claimed = claimed or epoch != last + 1  # by others: what was claimed here and not opened stored nothing
+                own = await _open_epoch(services, topic, partition, read, epoch, claimed=claimed)
+        except LogLostError as error:
+            services.events.error("log-lost", f"{error}; {error.hint}")
+            services.lost_logs[topic.id, partition] = str(error)
+            try:
+                await asyncio.sleep(LOST_RETRY_S)
+            finally:
+                del services.lost_logs[topic.id, partition]
+            continue
+        except NotReadyError:
+            await asyncio.sleep(HELD_RETRY_S)
+            continue
+        except (RetryableError, DeniedError, TimeoutError) as error:
+            if isinstance(error, MovedError):
+                raise
+            services.counters.opening_retries += 1
+            services.events.warning("opening-retry", f"topic '{topic.name}' partition {partition}: {error}")
+        except NotFoundError as error:
+            raise MovedError(f"topic '{topic.name}' partition {partition} is gone: {error}") from error
+        else:
+            if own.phase is Phase.OPENING:
+                own.become(Phase.OWNING)
+                own.owned_s = services.runtime.clock.monotonic()
+                services.counters.openings += 1
+                return own
+            seen = max(seen, own.highest_epoch)
+        tries += 1
+        await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.02, most_s=BACKOFF_S_MAX))
+
+
+async def _claim(services: Services, topic: Topic, partition: int, seen: int) -> int:
+    """Compare-and-set the assignment: the next epoch, above `seen`, with this broker's session. Return it.
+
+    Raises: MovedError; NotReadyError while another live broker, whose it was, still drains it.
+    """
+    while True:
+        current = await services.coordinator.assignment(topic.id, partition)
+        if current.broker != services.settings.broker_id:
+            raise _moved(topic, partition, current)
+        if current.session not in ("", services.session):
+            for broker in await services.coordinator.brokers():
+                if broker.session == current.session and broker.id != services.settings.broker_id:
+                    raise NotReadyError(f"partition {partition} of topic '{topic.name}' is drained by '{broker.id}'")
+        claimed = msgspec.structs.replace(current, epoch=max(current.epoch, seen) + 1, session=services.session)
+        with suppress(VersionConflictError):  # somebody was faster: look again
+            return (await services.coordinator.set_assignment(claimed)).epoch
+
+
+def _moved(topic: Topic, partition: int, current: Assignment) -> MovedError:
+    owner = f"broker '{current.broker}'" if current.broker else "nobody"
+    return MovedError(f"partition {partition} of topic '{topic.name}' belongs to {owner}")
+
+
+async def _open_epoch(
+    services: Services, topic: Topic, partition: int, read: ReadPartition, epoch: int, *, claimed: bool
+) -> Ownership:
+    """Return the ownership of an epoch: OPENING when all is well, FENCED when a higher epoch was met."""
+    settings, clock = topic.settings, services.runtime.clock
+    own = Ownership(
+        partition=partition,
+        epoch=epoch,
+        opened_s=clock.monotonic(),
+        opened_wall_ms=clock.wall_ms(),
+        stale_publish_s=settings.stale_publish_ms / 1000,
+        dedup_window_ms=settings.dedup_window_ms,
+    )
+    own.proof_s = own.opened_s
+    try:
+        publisher = Publisher(services, own, read, patient=False)
+        await _read_tail(services, topic, own, publisher)
+        if not own.highest_epoch:
+            await services.lost_queue.check_opening(topic, partition, claimed=claimed)
+        await _publish_opened(services, topic, own, publisher)
+    except EpochFencedError as error:
+        text = f"topic '{topic.name}' partition {partition} epoch {epoch}: {error}"
+        services.events.info("opening-passed", text)
+        if own.phase is Phase.OPENING:
+            own.become(Phase.FENCED)
+    return own
+
+
+async def _publish_opened(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
+    """Publish `opened`, and read up to it. Raises: EpochFencedError, RetryableError, TimeoutError."""
+    clock = services.runtime.clock
+    if own.highest_epoch >= own.epoch:  # a coordinator that was set back: its keys lie in the store already
+        raise EpochFencedError(f"the queue shows epoch {own.highest_epoch}")
+    own.state()
+    if topic.settings.retention_ms:
+        own.named.forget(clock.wall_ms() - topic.settings.retention_ms)
+    adopted = own.next_adopted()
+    origin, named = _origin(services, topic, own), own.named.entries()
+    pointer = control_pointer("opened", origin, own.totals_with(adopted), adopted, clock.wall_ms(), named=named)
+    handed_over_s = clock.monotonic()
+    own.prove(handed_over_s)
+    publication = Publication(
+        publisher.partition, own.partition, own.epoch, own.queue_time_ms(), encode_pointer(pointer)
+    )
+    async with asyncio.timeout(own.stale_publish_s):
+        offset = await services.queue.publish(publication)
+    if clock.monotonic() - handed_over_s > own.stale_publish_s:
+        raise RetryableError(f"the answer to opening epoch {own.epoch} came after {own.stale_publish_s:g} s")
+    own.published(offset, pointer, own.queue_time_ms())
+    if own.unread:
+        await publisher.read_to_end()
+
+
+def _origin(services: Services, topic: Topic, own: Ownership) -> Origin:
+    settings = services.settings
+    return Origin(settings.cluster, settings.broker_id, services.store_name, topic, own.partition, own.epoch)
+
+
+async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
+    """Read the queue from W ago to its end, and earlier parts until the partition's totals are known.
+
+    The last pointer of the partition may be older than W; the totals want those shortly before it too, and what is
+    remembered of named producers all since the last `opened`.
+    """
+    queue, read = services.queue, publisher.partition
+    span = await valid_span(queue, read)
+    since = own.opened_wall_ms - own.dedup_window_ms - CLOCK_ERROR_MS
+    start = min(await queue.seek_time(read, since), max(span.end - 1, span.begin))
+    step = 1
+    while True:
+        own.restart(start)
+        await publisher.read_to_end(span.end)
+        if start <= span.begin:
+            return
+        if own.highest_epoch:
+            known_ms = min(own.tail.last_ms, own.tail.named_ms or own.tail.last_ms)
+            enough = await queue.seek_time(read, known_ms - contended_ms(topic.settings.stale_publish_ms))
+            if start <= enough:
+                return
+            start = enough
+        else:
+            step *= 16
+            start = max(start - step, span.begin)
+
+
+async def release_partition(services: Services, publisher: Publisher, topic: Topic) -> None:
+    """Say `closed` in the queue and give the assignment's session back, so that the next owner can open.
+
+    Of many that are released at once each waits for its turn: the time that its publish may take begins then.
+    """
+    async with services.closings.turn():
+        await _release(services, publisher, topic)
+
+
+async def _release(services: Services, publisher: Publisher, topic: Topic) -> None:
+    own = publisher.own
+    origin = _origin(services, topic, own)
+    closed_ms = services.runtime.clock.wall_ms()
+
+    def build() -> Pointer:
+        adopted = own.next_adopted()  # for every try, behind its reading: no later pointer may count what it meets
+        totals, named_ms = own.totals_with(adopted), own.named_since_ms()
+        return control_pointer("closed", origin, totals, adopted, closed_ms, named_ms=named_ms)
+
+    try:
+        await publisher.publish(build, None)
+        current = await services.coordinator.assignment(topic.id, own.partition)
+        if current.session == services.session and current.epoch == own.epoch:
+            await services.coordinator.set_assignment(msgspec.structs.replace(current, session=""))
+    except MemqError as error:
+        services.events.warning("release-failed", f"topic '{topic.name}' partition {own.partition}: {error}")

@@ -1,0 +1,232 @@
+"""An owner's knowledge of its partition from the queue: epoch, proof, producers, totals. Pure.
+
+The queue is the log of what was committed. An owner opens with a control pointer, reads the tail up to
+it, and from then on knows everything that lies in the queue as long as it keeps reading what comes
+between its own pointers. The moment of a proof is when its request was handed over, never when its
+answer was read: an owner that was paused in between would date its pointers too young.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from memq.broker.ingest.streams import Producer
+from memq.broker.partition.named_producers import NamedProducers
+from memq.broker.partition.tail import Tail
+from memq.format.pointer import Adopted, NamedProducer, Pointer, ProducerRanges
+from memq.format.totals import adopted_of
+from memq.topic import Totals
+
+ADOPTED_MAX = 64  # late pointers that one pointer can count; more wait for the next one
+
+
+class Phase(Enum):
+    """OPENING until the tail is read, OWNING, FENCED once a higher epoch was met."""
+
+    OPENING = auto()
+    OWNING = auto()
+    FENCED = auto()
+
+
+SUCCESSORS: dict[Phase, frozenset[Phase]] = {
+    Phase.OPENING: frozenset({Phase.OWNING, Phase.FENCED}),
+    Phase.OWNING: frozenset({Phase.FENCED}),
+    Phase.FENCED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Ownership:
+    """One epoch of one partition at one broker. Monotonic times in s, queue times in Unix ms.
+
+    `read_to` is the queue offset below which everything is known.
+    """
+
+    partition: int
+    epoch: int
+    opened_s: float
+    opened_wall_ms: int
+    stale_publish_s: float
+    dedup_window_ms: int
+    phase: Phase = Phase.OPENING
+    read_to: int = 0
+    proof_s: float = 0.0
+    stated: bool = False  # the opening's totals are stated: what is met from here on is adopted
+    totals: Totals = field(default_factory=Totals)  # all that is known in the queue but `adopted` and `landed`
+    producers: dict[int, Producer] = field(default_factory=dict)
+    adopted: list[Adopted] = field(default_factory=list)  # late pointers that the next own ones list and count
+    landed: dict[int, Pointer] = field(default_factory=dict)  # own batches met by reading, by batch sequence
+    highest_epoch: int = 0
+    unread: bool = False  # something may lie between the own pointers: read before the next publish
+    named: NamedProducers = field(default_factory=NamedProducers)
+    named_ms: int = 0  # queue time of the last own `opened`, which says what is remembered of all names
+    owned_s: float = math.inf  # when the opening was over: before, its `opened` had landed
+    handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, whatever came of it
+    _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
+    _published: int = -1  # highest own batch sequence that is counted
+    tail: Tail = field(default_factory=Tail)  # while opening: what earlier owners counted
+
+    def become(self, phase: Phase) -> None:
+        """Change phase; only what the table allows."""
+        assert phase in SUCCESSORS[self.phase], f"{self.phase.name} to {phase.name}"
+        self.phase = phase
+
+    # ---- proof and queue time --------------------------------------------------------------
+
+    def prove(self, handed_over_s: float) -> None:
+        """Note a proof: a request handed over at `handed_over_s` showed no higher epoch."""
+        self.proof_s = max(self.proof_s, handed_over_s)
+
+    def needs_proof(self, now_s: float) -> bool:
+        """Whether the last proof is older than a third of S: read before publishing."""
+        return now_s - self.proof_s > self.stale_publish_s / 3
+
+    def queue_time_ms(self) -> int:
+        """The moment of the last proof as wall clock, carried on from the opening by the monotonic clock."""
+        return self.opened_wall_ms + int((self.proof_s - self.opened_s) * 1000)
+
+    # ---- what the queue shows ----------------------------------------------------------------
+
+    def producer(self, producer_id: int) -> Producer:
+        """Return what is known of a producer; a new one starts empty."""
+        found = self.producers.get(producer_id)
+        if found is None:
+            found = self.producers[producer_id] = Producer(producer_id)
+        return found
+
+    def meet(self, offset: int, time_ms: int, pointer: Pointer) -> None:
+        """Take one entry of the queue, in order of offset; entries below `read_to` were taken before."""
+        if offset < self.read_to:
+            return
+        self.read_to = offset + 1
+        if self._own.pop(offset, self) is None or pointer.partition != self.partition:
+            return
+        if pointer.epoch > self.epoch and self.phase is not Phase.FENCED:
+            self.become(Phase.FENCED)
+        if pointer.kind == "data":
+            self.join(pointer.producers, time_ms)
+        self.learn(pointer.named, time_ms)
+        if not self.stated:
+            self.tail.add(offset, time_ms, pointer)
+        elif pointer.kind == "data":
+            self._count_met(offset, pointer)
+        self.highest_epoch = max(self.highest_epoch, pointer.epoch)
+
+    def restart(self, offset: int) -> None:
+        """Begin to read the tail at `offset`; nothing is known yet."""
+        self.read_to = offset
+        self.producers.clear()
+        self.named = NamedProducers()
+        self.tail = Tail()
+
+    def join(self, producers: Iterable[ProducerRanges], time_ms: int) -> None:
+        """Note sequences that the queue holds since `time_ms`."""
+        for entry in producers:
+            producer = self.producer(entry.producer)
+            producer.seen_ms = max(producer.seen_ms, time_ms)
+            for first, next_ in entry.ranges:
+                producer.queued.add(first, next_)
+                producer.next = max(producer.next, next_)
+
+    def learn(self, named: Iterable[NamedProducer], time_ms: int) -> None:
+        """Note what a pointer of queue time `time_ms` says of named producers."""
+        for entry in named:
+            self.named.learn(entry, time_ms)
+            if entry.batch_id:
+                continue  # a writer that stages: its blocks have producer ids of their own
+            producer = self.producer(entry.producer)
+            producer.seen_ms = max(producer.seen_ms, time_ms)
+            producer.epoch = max(producer.epoch, entry.epoch)
+            producer.queued.add(0, entry.last_sequence)
+            producer.next = max(producer.next, entry.last_sequence)
+
+    def _count_met(self, offset: int, pointer: Pointer) -> None:
+        """Count a pointer that came between the own ones: an own try that landed late, or a late owner's."""
+        own = pointer.epoch == self.epoch and pointer.batch_sequence > self._published
+        if own and pointer.batch_sequence not in self.landed:
+            self.landed[pointer.batch_sequence] = pointer  # counted when it is taken as the publication of its batch
+        else:
+            self.adopted.append(adopted_of(offset, pointer))
+
+    def state(self) -> None:
+        """Fix the totals that the `opened` pointer states; it counts what came late to the owners before."""
+        self.stated = True
+        self.totals = self.tail.counted()
+        self.adopted = self.tail.uncounted()
+        self.tail = Tail()
+
+    def named_since_ms(self) -> int:
+        """Return from when on an opening must read for all names, as pointers say it; 0 when there are none."""
+        return self.named_ms if len(self.named) else 0
+
+    def must_restate(self) -> bool:
+        """Whether `opened` must be published again, so that an opening reads at most W for the names."""
+        return len(self.named) > 0 and self.queue_time_ms() - self.named_ms > self.dedup_window_ms // 2
+
+    # ---- what is published -------------------------------------------------------------------
+
+    def next_adopted(self) -> tuple[Adopted, ...]:
+        """Return the late pointers that the next pointer counts."""
+        return tuple(self.adopted[:ADOPTED_MAX])
+
+    def totals_with(self, adopted: Iterable[Adopted]) -> Totals:
+        """Return the totals before a pointer that counts `adopted`."""
+        totals = self.totals
+        for entry in adopted:
+            totals = totals.plus(entry.records, entry.bytes)
+        return totals
+
+    def published(self, offset: int, pointer: Pointer, time_ms: int) -> None:
+        """Count an own pointer that is in the queue at `offset`."""
+        if self.follows(offset):
+            self.read_to = offset + 1
+        elif offset >= self.read_to:
+            self._own[offset] = None
+            self.unread = True
+        self._count_own(pointer)
+        self.join(pointer.producers, time_ms)
+        self.learn(pointer.named, time_ms)
+        if pointer.kind == "opened":
+            self.named_ms = time_ms
+
+    def take_landed(self, batch_sequence: int) -> None:
+        """Count an earlier try of an own pointer, met by reading: what it says is what the queue holds."""
+        self._count_own(self.landed.pop(batch_sequence))
+
+    def own_end(self) -> int:
+        """Return the offset behind the last own pointer that was published and not met: no end lies before it."""
+        return max((offset + 1 for offset in self._own), default=0)
+
+    def _count_own(self, pointer: Pointer) -> None:
+        """Add what the pointer holds and lists: an earlier try may state less than what was counted since."""
+        listed = {entry.offset for entry in pointer.adopted}
+        totals = self.totals_with(entry for entry in self.adopted if entry.offset in listed)
+        self.adopted = [entry for entry in self.adopted if entry.offset not in listed]
+        self.totals = totals.plus(pointer.records, pointer.stored_bytes)
+        if pointer.kind == "data":
+            self._published = max(self._published, pointer.batch_sequence)
+
+    def follows(self, offset: int) -> bool:
+        """Whether nothing can lie between what is known and a pointer published at `offset`."""
+        return offset == self.read_to
+
+    def forget(self, now_ms: int, busy: Container[int] = (), retention_ms: int = 0) -> None:
+        """Drop producers silent for the dedup window without stream or block in the ring (`busy`).
+
+        A ring may hold blocks for longer than the window, of a producer that the queue has never seen. A named one
+        goes after the topic's retention, 0: never.
+        """
+        horizon = now_ms - self.dedup_window_ms
+        if retention_ms:
+            writing = [number for number, producer in self.producers.items() if producer.streams or number in busy]
+            self.named.forget(now_ms - retention_ms, writing)
+        for producer_id in [
+            number
+            for number, producer in self.producers.items()
+            if producer.seen_ms < horizon
+            and not (producer.streams or number in busy or self.named.get(number) is not None)
+        ]:
+            del self.producers[producer_id]

@@ -1,0 +1,76 @@
+"""Reads a read partition for an owner: pointers come with all their producers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from memq.broker.partition.batch import producer_ranges
+from memq.broker.services import Services
+from memq.broker.upkeep.object_index import read_batch_entries
+from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError
+from memq.format.object import BlockEntry, open_object
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Entries, Entry
+from memq.notification.stored_blocks import BlockSearch
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.topic import ReadPartition
+
+READ_BYTES = 1 << 20
+
+
+class WholePointers:
+    """One read partition; `name` is what the log calls it.
+
+    What a pointer has no room for comes from its object.
+    """
+
+    def __init__(self, services: Services, partition: ReadPartition, name: str) -> None:
+        self._services = services
+        self._partition = partition
+        self._name = name
+
+    async def read(self, offset: int) -> Entries:
+        """Return some entries from `offset` on, none only at the end.
+
+        Raises: as `PointerReader.read` of the queue.
+        """
+        return await self._services.queue.read(self._partition, offset, READ_BYTES)
+
+    async def pointer(self, entry: Entry) -> Pointer | None:
+        """Return the pointer of an entry with all its producers, None when it is damaged.
+
+        Raises: RetryableError and DeniedError, for a store that rotates its keys denies for a while: without what may
+        be read later, a block that is sent again would pass for new.
+        """
+        try:
+            pointer = decode_pointer(entry.body)
+        except CorruptDataError as error:
+            self._services.counters.damaged_pointers += 1
+            self._services.events.error("pointer-damaged", f"{self._name} offset {entry.offset}: {error}")
+            return None
+        if pointer.producers_complete or not pointer.locations:
+            return pointer
+        place = pointer.locations[0]
+
+        async def read() -> Sequence[BlockEntry]:
+            data = await self._services.stores[place.store].get(place.key)
+            return open_object(data).blocks_in(place.offset, place.length)
+
+        try:
+            blocks = await ConfirmedReads(self._services.events).read([Way(f"object '{place.key}'", read)])
+        except (RetryableError, DeniedError):
+            raise
+        except (MemqError, KeyError) as error:
+            self._services.events.error("index-unread", f"{self._name} object {place.key}: {error}")
+            return pointer
+        ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
+        return msgspec.structs.replace(pointer, producers=tuple(ranges))
+
+
+def search_of(services: Services, read: ReadPartition, partition: int, name: str) -> BlockSearch:
+    """Return a search for the blocks of one write partition in the queue, by their objects' indexes."""
+    index_of = partial(read_batch_entries, services.stores)
+    return BlockSearch(services.queue, read, partition, index_of, services.events, name)

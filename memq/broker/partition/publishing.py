@@ -1,0 +1,160 @@
+"""Publishing one pointer: with a fresh proof, in order, and only after a read to the queue's end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+
+from memq.broker.partition.ownership import Ownership, Phase
+from memq.broker.partition.pointer_resolver import WholePointers
+from memq.broker.services import Services
+from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
+from memq.format.pointer import Pointer, encode_pointer
+from memq.notification import Entry, Publication
+from memq.runtime.backoff import backoff_s
+from memq.topic import ReadPartition
+
+BACKOFF_S_MAX = 2.0
+PASSING: tuple[type[Exception], ...] = (RetryableError, TimeoutError)
+# A queue that is starting or loses a certificate says "not found" and "denied", too. Only the coordinator says that a
+# topic is gone, and then the partition is closed.
+DOUBTFUL: tuple[type[Exception], ...] = (*PASSING, DeniedError, NotFoundError)
+
+
+class Publisher:
+    """Reads and publishes for one epoch of one partition. One publish at a time: the caller sees to that.
+
+    It tries again after errors that pass; with `patient`, also while the queue says "denied" or "not found".
+    """
+
+    def __init__(self, services: Services, own: Ownership, partition: ReadPartition, *, patient: bool) -> None:
+        self.own = own
+        self.partition = partition
+        self._passing = DOUBTFUL if patient else PASSING
+        self._refused: tuple[type[Exception], ...] = (EpochFencedError, *self._passing)
+        self._services = services
+        self._log = WholePointers(services, partition, self._name())
+
+    async def publish(
+        self,
+        build: Callable[[], Pointer],
+        batch_sequence: int | None,
+        until_s: float = math.inf,
+        compare: Callable[[], Awaitable[None]] | None = None,
+    ) -> bool:
+        """Bring the pointer that `build` makes into the queue.
+
+        It is built again for every try.
+        Before each try the queue is read when the proof is old or the last try went wrong: refused does not
+        mean absent, and what landed is recognised by its batch sequence. Returns True when the pointer is in the
+        queue, even if a higher epoch was met beside it; False when it was not known to be there at `until_s`
+        (monotonic), after which nothing is handed over. `compare` is awaited before each try: it looks up what `build`
+        must know, and raises RetryableError until it could. Raises: EpochFencedError.
+        """
+        own, counters = self.own, self._services.counters
+        tries, started = 0, self._now()
+        while True:
+            if own.unread or own.needs_proof(self._now()):
+                await self.read_to_end()
+            if batch_sequence is not None and batch_sequence in own.landed:
+                own.take_landed(batch_sequence)
+                return True
+            if compare is not None:
+                await self._compare(compare, until_s)
+                if (own.unread or own.needs_proof(self._now())) and self._now() <= until_s:
+                    continue  # what landed meanwhile is read and compared, too
+            pointer, time_ms, handed_over_s, read_to = build(), own.queue_time_ms(), self._now(), own.read_to
+            if handed_over_s > until_s:
+                own.unread = tries > 0  # a try may land yet: it is looked for before the next one
+                return False
+            if batch_sequence is not None:
+                own.handed_over_s = handed_over_s
+            try:
+                offset = await self._hand_over(pointer, time_ms)
+            except self._refused as error:
+                own.unread, tries = True, tries + 1
+                counters.publish_retries += 1
+                if isinstance(error, EpochFencedError):
+                    self._services.events.warning("epoch-refused", f"{self._name()}: {error}")
+                else:
+                    self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")
+                await asyncio.sleep(self._backoff_s(tries))
+                continue
+            if offset < read_to:
+                text = f"{self._name()}: the queue put a pointer at offset {offset}, below {read_to}: its log is lost"
+                self._services.events.error("log-lost", text)
+            if own.follows(offset):
+                own.prove(handed_over_s)
+            own.published(offset, pointer, time_ms)
+            counters.published_pointers += 1
+            counters.publish_seconds.observe(self._now() - started)
+            return True
+
+    async def _compare(self, compare: Callable[[], Awaitable[None]], until_s: float) -> None:
+        """Look up what a pointer must say; tried again until `until_s`."""
+        tries = 0
+        while True:
+            try:
+                await compare()
+            except self._passing as error:
+                tries += 1
+                self._services.events.warning("compare-retry", f"{self._name()}, try {tries}: {error}")
+                if self._now() > until_s:
+                    return
+                await asyncio.sleep(self._backoff_s(tries))
+            else:
+                return
+
+    async def _hand_over(self, pointer: Pointer, time_ms: int) -> int:
+        publication = Publication(self.partition, self.own.partition, self.own.epoch, time_ms, encode_pointer(pointer))
+        async with asyncio.timeout(self.own.stale_publish_s):
+            return await self._services.queue.publish(publication)
+
+    async def read_to_end(self, end: int = 0) -> None:
+        """Read the queue to its end and join what it shows; a proof, dated when the last read was handed over.
+
+        No end is one that lies before `end`, which was read before, or before an own pointer.
+        Raises: EpochFencedError once a higher epoch was met. Passing errors are tried again for ever.
+        """
+        tries = 0
+        while True:
+            handed_over_s = self._now()
+            try:
+                async with asyncio.timeout(self.own.stale_publish_s):
+                    entries = await self._log.read(self.own.read_to)
+                    for entry in entries:
+                        await self._meet(entry)
+                if not entries and entries.next < max(end, self.own.own_end()):
+                    raise QueueError(f"the queue shows nothing at offset {self.own.read_to}, which is not its end")
+            except self._passing as error:
+                tries += 1
+                self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")
+                await asyncio.sleep(self._backoff_s(tries))
+                continue
+            if self.own.phase is Phase.FENCED:
+                raise EpochFencedError(f"{self._name()}: epoch {self.own.epoch} met {self.own.highest_epoch}")
+            if not entries:
+                self.own.prove(handed_over_s)
+                self.own.unread = False
+                return
+
+    async def _meet(self, entry: Entry) -> None:
+        if entry.offset < self.own.read_to:
+            return
+        pointer = await self._log.pointer(entry)
+        if pointer is None:
+            self.own.read_to = entry.offset + 1
+            return
+        if self.own.stated and pointer.kind == "data" and pointer.epoch < self.own.epoch:
+            self._services.counters.late_pointers += 1
+        self.own.meet(entry.offset, entry.time_ms, pointer)
+
+    def _backoff_s(self, tries: int) -> float:
+        return backoff_s(self._services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
+
+    def _now(self) -> float:
+        return self._services.runtime.clock.monotonic()
+
+    def _name(self) -> str:
+        return f"topic '{self.partition.topic}' partition {self.own.partition}"

@@ -1,0 +1,405 @@
+"""The ring of batch slots of one topic partition: what is open, sealed, stored and published. Pure.
+
+One slot is open and takes blocks. Sealed slots upload in parallel, but only the head may publish its
+pointer, and its acks go out with that: so a reader never sees batch 8 before batch 7, and a cumulative
+ack never covers a block whose pointer is not in the queue. Slots hold extents, not bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from memq.broker.ingest.slabs import Slab
+from memq.broker.ingest.streams import Stream
+from memq.broker.spool.segments import Ticket
+from memq.broker.staging.staged_batch import StagedBatch
+from memq.protocol.frames import AckLevel
+
+GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are just coming in
+WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload beside others
+FAST_BYTES_S = 20_000_000  # a batch that fills up faster waits for more
+FAST_S_MAX = 0.125  # so long at most
+GAP_S_MAX = 0.016  # and as long as blocks keep coming
+GOAL_GROWS = 1.05  # what it waits for when its producers waited for acks, with each batch that comes whole
+Extent = tuple[Slab, int, int]  # one block: slab, start, end
+_IDENTITY = struct.Struct("<QQ")  # producer id and first sequence, where they lie in a block's header
+_IDENTITY_AT = 32
+
+
+class SlotState(Enum):
+    """Where a batch stands."""
+
+    FREE = auto()
+    OPEN = auto()
+    SEALED = auto()
+    STORING = auto()
+    STORED = auto()
+    PUBLISHED = auto()
+
+
+# state -> the states that may follow; a ring that is given up frees its slots from any state.
+SUCCESSORS: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.FREE: frozenset({SlotState.OPEN}),
+    SlotState.OPEN: frozenset({SlotState.SEALED, SlotState.FREE}),
+    SlotState.SEALED: frozenset({SlotState.STORING, SlotState.FREE}),
+    SlotState.STORING: frozenset({SlotState.STORED, SlotState.SEALED, SlotState.FREE}),
+    SlotState.STORED: frozenset({SlotState.PUBLISHED, SlotState.SEALED, SlotState.FREE}),
+    SlotState.PUBLISHED: frozenset({SlotState.FREE}),
+}
+
+
+class Run:
+    """Blocks of one stream in one batch, in order and without a gap: sequences `first` up to `next`."""
+
+    __slots__ = ("first", "next", "stream")
+
+    def __init__(self, stream: Stream, first: int) -> None:
+        self.stream = stream
+        self.first = first
+        self.next = first
+
+
+class Slot:
+    """One batch, from its first block to its published pointer."""
+
+    __slots__ = (
+        "bytes",
+        "extents",
+        "hurried",
+        "last_s",
+        "late",
+        "later_acks",
+        "number",
+        "opened_s",
+        "promised",
+        "put_s",
+        "records",
+        "runs",
+        "sealed_ms",
+        "slabs",
+        "sought",
+        "staged",
+        "state",
+        "tickets",
+    )
+
+    def __init__(self, number: int, now_s: float) -> None:
+        self.state = SlotState.OPEN
+        self.number = number  # the batch sequence, dense within an epoch
+        self.extents: list[Extent] = []
+        self.slabs: list[Slab] = []
+        self.sought = 0  # the extent behind the last one that was asked for
+        self.runs: list[Run] = []
+        self.later_acks: list[tuple[Stream, int]] = []  # duplicates that wait for what they duplicate
+        self.bytes = 0
+        self.records = 0
+        self.opened_s = now_s
+        self.last_s = now_s  # when the last block came
+        self.put_s = 0.0
+        self.hurried = False  # sealed as soon as no other batch is on its way, whatever the settings say
+        self.late = False  # its own key may not be used any more
+        self.sealed_ms = 0
+        self.promised: list[tuple[int, int, int]] = []  # copies of its blocks that were acked with 1: whose, from, to
+        self.tickets: list[Ticket] = []  # for its blocks that are on disk, too
+        self.staged: StagedBatch | None = None  # it lies in the store already, put there by a writer
+
+    def become(self, state: SlotState) -> None:
+        """Change state; only what the table allows."""
+        assert state in SUCCESSORS[self.state], f"batch {self.number}: {self.state.name} to {state.name}"
+        self.state = state
+
+    def acks(self) -> dict[Stream, int]:
+        """Return what the published batch acks at level ALL: the next sequence of each stream."""
+        acks = {run.stream: run.next for run in self.runs if run.stream.acks == AckLevel.ALL}
+        for stream, sequence in self.later_acks:
+            acks[stream] = max(sequence, acks.get(stream, sequence))
+        return acks
+
+    def settle(self) -> None:
+        """The pointer is in the queue: what lies on disk of its blocks may go."""
+        for ticket in self.tickets:
+            ticket.release()
+
+    def let_go(self) -> list[Slab]:
+        """Forget the blocks; return their slabs, each with one reference. A stream may know the slot for long."""
+        slabs, self.slabs, self.extents = self.slabs, [], []
+        return slabs
+
+    def block(self, producer_id: int, first: int) -> memoryview | None:
+        """Return the block of a producer that begins at a sequence, None without one.
+
+        In order each is found at once.
+        What is sent again comes in the order in which it lies here: so each search begins behind the last one.
+        """
+        for number in (*range(self.sought, len(self.extents)), *range(self.sought)):
+            slab, start, end = self.extents[number]
+            if _IDENTITY.unpack_from(slab.view, start + _IDENTITY_AT) == (producer_id, first):
+                self.sought = number + 1
+                found: memoryview = slab.view[start:end]
+                return found
+        return None
+
+    def views(self) -> list[memoryview]:
+        """Return the bytes of the blocks, one view each, without a copy."""
+        return [slab.view[start:end] for slab, start, end in self.extents]
+
+
+@dataclass(frozen=True, slots=True)
+class RingLimits:
+    """How a ring seals and how much it holds; see `memq.topic.TopicSettings`."""
+
+    slots: int
+    batch_bytes_max: int
+    batch_blocks_max: int
+    batch_age_s_max: float
+    seal_when_idle: bool
+    uploads_in_flight_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The shell's next steps: uploads, the batch to publish, and when to ask again (monotonic s)."""
+
+    uploads: list[Slot]
+    publish: Slot | None
+    wake_s: float | None
+
+
+class Ring:
+    """The batches of one partition in one epoch, oldest first."""
+
+    def __init__(self, limits: RingLimits) -> None:
+        self.limits = limits
+        self.open: Slot | None = None
+        self.batches: deque[Slot] = deque()  # sealed and later, the head is the oldest
+        self.publishing = False
+        self.flushing = False
+        self._next_number = 0
+        self._goal_bytes = float(limits.batch_bytes_max)  # for which a batch waits that fills up fast
+        self._vain_bytes = 0  # in the last batch, when it waited for more in vain
+        self._published_s = 0.0  # when a batch was published last
+
+    def __len__(self) -> int:
+        """How many slots are not free."""
+        return len(self.batches) + (self.open is not None)
+
+    @property
+    def uploads(self) -> int:
+        """How many batches are being uploaded."""
+        return [slot.state for slot in self.batches].count(SlotState.STORING)
+
+    def __iter__(self) -> Iterator[Slot]:
+        """Yield the slots that are not free, oldest first."""
+        yield from self.batches
+        if self.open is not None:
+            yield self.open
+
+    def room(self) -> tuple[int, int]:
+        """Return how many blocks, and how many bytes, the open batch takes until it is sealed; 0 blocks: full."""
+        slot = self.open
+        if slot is None:
+            if len(self.batches) >= self.limits.slots:
+                return 0, 0
+            return self.limits.batch_blocks_max, self.limits.batch_bytes_max
+        return self.limits.batch_blocks_max - len(slot.extents), self.limits.batch_bytes_max - slot.bytes
+
+    def append(self, stream: Stream, first: int, count: int, slab: Slab, start: int, end: int, now_s: float) -> bool:
+        """Add one checked block to the open batch; False when the ring is full, and then nothing changed."""
+        blocks_max, _ = self.room()
+        if not blocks_max:
+            return False
+        self.extend(stream, first, first + count, [(slab, start, end)], end - start, now_s)
+        return True
+
+    def extend(self, stream: Stream, first: int, next_: int, extents: list[Extent], size: int, now_s: float) -> None:
+        """Add checked blocks of one slab, `size` bytes in all, to the open batch, which has room for them.
+
+        The slot takes one reference on each slab that it points into.
+        """
+        slot = self.open
+        if slot is None:
+            assert len(self.batches) < self.limits.slots, "appended to a full ring"
+            self._learn(now_s)
+            slot = self.open = Slot(self._next_number, now_s)
+            self._next_number += 1
+        slot.extents += extents
+        slot.last_s = now_s
+        slab = extents[0][0]
+        if not slot.slabs or slot.slabs[-1] is not slab:
+            slot.slabs.append(slab)
+            slab.references += 1
+        run = stream.run
+        if run is None or stream.run_slot is not slot or run.next != first:  # burned sequences, or a duplicate between
+            run = stream.run = Run(stream, first)
+            stream.run_slot = slot
+            slot.runs.append(run)
+        run.next = next_
+        slot.records += next_ - first
+        slot.bytes += size
+        if self._is_full(slot):
+            self.seal()
+
+    def add_staged(self, staged: StagedBatch, now_s: float, now_ms: int) -> bool:
+        """Add a batch that lies in the store, behind all that came before; False when the ring is full."""
+        if len(self) >= self.limits.slots:
+            return False
+        if self.open is not None:
+            self.seal()
+        slot = Slot(self._next_number, now_s)
+        self._next_number += 1
+        slot.state, slot.staged, slot.sealed_ms, slot.put_s = SlotState.STORED, staged, now_ms, now_s
+        slot.bytes, slot.records = staged.location.length, staged.records
+        self.batches.append(slot)
+        return True
+
+    def alter(self, limits: RingLimits) -> None:
+        """Take other limits from now on; an open batch that has reached them is sealed.
+
+        With fewer slots than are in use nothing is taken until enough of them are free.
+        """
+        if limits.batch_bytes_max != self.limits.batch_bytes_max:
+            self._goal_bytes = float(limits.batch_bytes_max)
+        self.limits = limits
+        if self.open is not None and self._is_full(self.open):
+            self.seal()
+
+    def _is_full(self, slot: Slot) -> bool:
+        return slot.bytes >= self.limits.batch_bytes_max or len(slot.extents) >= self.limits.batch_blocks_max
+
+    def seal(self) -> None:
+        """Close the open batch for further blocks."""
+        slot = self.open
+        assert slot is not None, "no batch is open"
+        slot.become(SlotState.SEALED)
+        self.batches.append(slot)
+        self.open = None
+        if slot.bytes >= self._goal_bytes:
+            self._goal_bytes = min(self._goal_bytes * GOAL_GROWS, float(self.limits.batch_bytes_max))
+
+    def hurry(self) -> None:
+        """Let the open batch wait for others on their way, but neither for its age nor for more blocks."""
+        if self.open is not None:
+            self.open.hurried = True
+
+    def find(self, producer_id: int, first: int, next_: int) -> Slot | None:
+        """Return the slot that holds these sequences of a producer, the youngest one when several do."""
+        for slot in reversed(tuple(self)):
+            for run in slot.runs:
+                if run.stream.producer_id == producer_id and run.first <= first and next_ <= run.next:
+                    return slot
+        return None
+
+    def overlaps(self, producer_id: int, first: int, next_: int) -> bool:
+        """Whether some of these sequences of a producer are here."""
+        return any(
+            run.stream.producer_id == producer_id and run.first < next_ and first < run.next
+            for slot in self
+            for run in slot.runs
+        )
+
+    def plan(self, now_s: float, *, may_publish: bool = True, growing: bool = False) -> Plan:
+        """Seal what is due, and return what to do now; the head is named only when the caller can publish it.
+
+        `growing` says that blocks came in a moment ago, and that the caller will ask again in the next one.
+        """
+        wake_s = self._seal_due(now_s, growing)
+        busy = sum(1 for slot in self.batches if slot.state is SlotState.STORING)
+        uploads = []
+        for slot in self.batches:
+            if busy >= self.limits.uploads_in_flight_max:
+                break
+            if slot.state is SlotState.SEALED:
+                slot.become(SlotState.STORING)
+                uploads.append(slot)
+                busy += 1
+        head = self.batches[0] if self.batches else None
+        ready = may_publish and head is not None and head.state is SlotState.STORED and not self.publishing
+        if ready:
+            self.publishing = True
+        return Plan(uploads, head if ready else None, wake_s)
+
+    def _seal_due(self, now_s: float, growing: bool) -> float | None:
+        """Seal by age, or because an upload slot is free; return when the open batch comes of age.
+
+        A free slot means that fewer batches than may upload at once are on their way to the queue: with
+        the store or the queue away, the open batch grows instead, so that the ring holds full batches.
+        A batch costs its object, its pointer and its acks whatever it holds (1 to 3 ms of CPU): while blocks are coming
+        in, a free slot waits for them, 2 ms at most; and while a batch is on its way, until that is published or an
+        eighth of a full batch is there. So a steady trickle costs one PUT after another, not as many at once as there
+        may be. One that fills up fast waits until it is full, while blocks keep coming: its acks come up to 125 ms
+        later, and it takes a fraction of the PUTs. Without all that, small batches
+        keep themselves small: what they cost slows their producers down.
+        """
+        slot = self.open
+        if slot is None:
+            return None
+        due_s = slot.opened_s + self.limits.batch_age_s_max
+        idle = (self.limits.seal_when_idle or slot.hurried) and len(self.batches) < self.limits.uploads_in_flight_max
+        idle = idle and not (growing and now_s - slot.opened_s < GROUP_S_MAX)
+        idle = idle and (slot.bytes * WORTH_SHARE >= self.limits.batch_bytes_max or not self.batches)
+        if idle and not self.flushing and not slot.hurried:
+            fast_s = min(due_s, self._fast_until_s(slot))
+            if now_s < fast_s:
+                return fast_s
+            self._vain_bytes = slot.bytes if self._in_vain(slot, now_s) else 0
+        if self.flushing or idle or (now_s >= due_s and len(self.batches) < self.limits.slots - 1):
+            self.seal()
+            return None
+        return due_s if now_s < due_s else None
+
+    def _fast_until_s(self, slot: Slot) -> float:
+        """Return until when a batch waits that fills up fast."""
+        if slot.bytes >= self._goal_bytes:
+            return slot.opened_s
+        return min(slot.opened_s + min(slot.bytes / FAST_BYTES_S, FAST_S_MAX), slot.last_s + GAP_S_MAX)
+
+    def _in_vain(self, slot: Slot, now_s: float) -> bool:
+        """Whether a batch came fast, and then no more.
+
+        A batch that is too small for an upload of its own proves nothing.
+        """
+        came_fast = slot.bytes >= FAST_BYTES_S * (slot.last_s - slot.opened_s)
+        worth = self.limits.batch_bytes_max / WORTH_SHARE <= slot.bytes < self._goal_bytes
+        return came_fast and worth and now_s - slot.opened_s < FAST_S_MAX
+
+    def _learn(self, now_s: float) -> None:
+        """Wait for less after a fast batch, and for more only once it is acked: its producers waited.
+
+        A quarter of what they sent at once lets them fill one batch while others are on their way. What suffices grows
+        again, slowly, as they send that much.
+        """
+        if self._vain_bytes and not self.batches and now_s - self._published_s <= GAP_S_MAX:
+            self._goal_bytes = max(self._vain_bytes / 4, self.limits.batch_bytes_max / WORTH_SHARE)
+        self._vain_bytes = 0
+
+    def stored(self, slot: Slot, started_s: float) -> None:
+        """The batch lies in the store, under a key whose first put began at `started_s`."""
+        slot.become(SlotState.STORED)
+        slot.put_s = started_s
+
+    def store_again(self, slot: Slot) -> None:
+        """The stored batch waited so long that the time of its key is over: it uploads again, under another."""
+        slot.become(SlotState.SEALED)
+        slot.late = True
+        self.publishing = False
+
+    def published(self, now_s: float) -> Slot:
+        """The head's pointer is in the queue: take it out of the ring and return it."""
+        slot, self._published_s = self.batches.popleft(), now_s
+        slot.become(SlotState.PUBLISHED)
+        self.publishing = False
+        return slot
+
+    def give_up(self) -> list[Slot]:
+        """Empty the ring, from the head on; the epoch is over. Return what it held."""
+        slots = list(self)
+        for slot in slots:
+            slot.become(SlotState.FREE)
+        self.batches.clear()
+        self.open = None
+        self.publishing = False
+        return slots

@@ -1,0 +1,590 @@
+"""One partition at its owner: runs the ring, uploads batches, publishes pointers, sends acks.
+
+The shell around `Ring` (what is open, stored, next) and `Ownership` (what the queue shows): it turns their
+answers into calls of store, queue and connections, and decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from memq.broker.ingest.streams import AckSink, Producer, Stream
+from memq.broker.partition.batch import (
+    Origin,
+    SealedBatch,
+    control_pointer,
+    data_pointer,
+    ended_pointer,
+    ends_that_fit,
+    own_object,
+    producer_ranges,
+    seal_batch,
+    sequences_of,
+    staged_pointer,
+)
+from memq.broker.partition.known_blocks import KnownBlocks
+from memq.broker.partition.opening import open_partition, release_partition
+from memq.broker.partition.ownership import Ownership, Phase
+from memq.broker.partition.producer_fencing import check_instance, next_instance
+from memq.broker.partition.publishing import Publisher
+from memq.broker.partition.recent_batch_cache import HotBatch
+from memq.broker.partition.ring import Ring, RingLimits, Slot, SlotState
+from memq.broker.partition.shared_objects import Sharing
+from memq.broker.partition.storing import key_s, store_object
+from memq.broker.services import Services
+from memq.broker.spool.unpublished_blocks import HeldBlocks
+from memq.broker.spool.writer import Spool
+from memq.broker.staging.staged_batch import StagedBatch
+from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError
+from memq.format.blocks.header import BlockHeader, scope_of
+from memq.format.pointer import NamedProducer, Pointer, ProducerEnd
+from memq.limits import POINTER_RANGES_MAX
+from memq.protocol.frames import AckLevel
+from memq.runtime.tasks import TaskOwner
+from memq.topic import CLOCK_ERROR_MS, Topic
+
+HELD_NAMED_MAX = 10_000
+
+
+def given_up_text(held: Sequence[str]) -> str:
+    """Return one log line that names the given-up blocks: the log's rate must hide none of them."""
+    more = f"; and {len(held) - HELD_NAMED_MAX} more" if len(held) > HELD_NAMED_MAX else ""
+    return "; ".join(held[:HELD_NAMED_MAX]) + more
+
+
+def _settle(futures: Iterable[asyncio.Future[None]], error: MemqError | None = None) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None) if error is None else future.set_exception(error)
+
+
+def _spool(services: Services, topic: Topic) -> Spool | None:
+    return services.spool if topic.settings.ack1 == "disk" else None
+
+
+def _limits(topic: Topic) -> RingLimits:
+    settings = topic.settings
+    return RingLimits(
+        slots=settings.ring_slots,
+        batch_bytes_max=settings.batch_bytes_max,
+        batch_blocks_max=settings.batch_blocks_max,
+        batch_age_s_max=settings.batch_age_ms_max / 1000,
+        seal_when_idle=settings.seal_when_idle,
+        uploads_in_flight_max=settings.uploads_in_flight_max,
+    )
+
+
+class TopicProcessor:
+    """Owns one write partition from its opening to its end; `run` opens it again after it was fenced.
+
+    `leave` gets the blocks of each lost epoch that were acked with 1.
+    """
+
+    def __init__(
+        self, services: Services, sharing: Sharing, leave: Callable[[HeldBlocks], None], topic: Topic, partition: int
+    ) -> None:
+        self.services = services
+        self._sharing = sharing
+        self._leave = leave
+        self.topic = topic
+        self.partition = partition
+        self.scope = scope_of(topic.id_bytes, partition)
+        self.delivery_timeout_ms = topic.settings.delivery_timeout_ms
+        self._opened_window_ms = topic.settings.dedup_window_ms
+        self.read_partition = topic.read_partition_of(partition)
+        self.ring = Ring(_limits(topic))
+        self.own: Ownership | None = None
+        self.failure: MemqError | None = None
+        self.moved_to = ""  # where its next owner listens, when it was moved and that is known
+        self.draining = False
+        self.limiters = services.limits.of_topic(topic.id)
+        self.spool = _spool(services, topic)  # where blocks go before they are acked with 1; None: they stay in memory
+        self._sealed: dict[int, SealedBatch] = {}
+        self._uploads: dict[int, asyncio.Task[None]] = {}
+        self._publishing: asyncio.Task[None] | None = None
+        self._ends: list[tuple[ProducerEnd, asyncio.Future[None]]] = []
+        self._streams: dict[Stream, None] = {}
+        self._restate = False
+        self._stating: list[asyncio.Future[None]] = []  # who waits until what is remembered is in the queue
+        self._tasks = TaskOwner(self._failed, services.events)
+        self.known = KnownBlocks(self, self._tasks)
+        self._pump_scheduled = False
+        self._grew = False  # blocks came since the last round
+        self._timer: asyncio.TimerHandle | None = None
+        self._ready = asyncio.Event()
+        self._fenced = asyncio.Event()
+        self.changed = asyncio.Event()  # a batch was published, or the partition given up: who waits clears it first
+        self._drain_once = asyncio.Lock()
+        self.staging = asyncio.Lock()  # pieces of writers' batches go one request after another
+        self._released = False  # `closed` is on its way, the last word of the epoch
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to open the partition in the background."""
+        if self.spool is not None and self.spool.disk is None and self.spool.refusal is not None:
+            self.services.events.error("no-spool", f"{self.name}: {self.spool.refusal}: {self.spool.refusal.hint}")
+        self._tasks.start(self._run(), f"open {self.topic.name}/{self.partition}")
+
+    async def ready(self) -> None:
+        """Wait until blocks are taken. Raises: what stands in the way, when it is final for this broker."""
+        await self._ready.wait()
+        if self.failure is not None:
+            raise self.failure
+        if self.draining:
+            raise DrainingError(f"partition {self.partition} of topic '{self.topic.name}' is being drained")
+
+    def start_draining(self) -> None:
+        """Take nothing new from now on."""
+        self.draining = True
+        self.ring.flushing = True
+        self.pump()
+
+    async def drain(self) -> None:
+        """Take nothing new; return when everything is acked and the partition is released.
+
+        Raises: what ended the partition before that, when its ring held something.
+        """
+        self.start_draining()
+        async with self._drain_once:  # a planned move may drain it while the whole broker drains
+            while self.failure is None and (len(self.ring) or self._ends or self._publishing):
+                self.changed.clear()
+                await self.changed.wait()
+            if self.own is not None and self.failure is None:
+                self._released = True
+                await release_partition(self.services, self._publisher(patient=False), self.topic)
+            error, left = self.failure, len(self.ring)
+            await self.stop()
+            if error is not None and left:
+                raise error
+
+    def fail(self, error: MemqError) -> None:
+        """Take nothing more, for the reason that `error` names: streams are closed, waiters get it."""
+        if self.failure is None:
+            self.failure = error
+        self._ready.set()
+        self.changed.set()
+        self._redirect_streams()
+        self._fail_ends(error)
+        _settle(self._stating, error)
+
+    async def stop(self) -> None:
+        """End at once; what is not published stays unacked, or is left to the next owner."""
+        self.fail(MovedError(f"{self.name} is closed"))
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._tasks.stop()
+        self._empty_ring()
+
+    def held_blocks(self) -> list[str]:
+        """Describe what is not yet published, for the operator who gives up waiting."""
+        return [
+            f"{self.name} batch {slot.number} ({slot.state.name.lower()}): producer {run.stream.producer_id:016x}"
+            f" sequences {run.first} to {run.next - 1}, acks={AckLevel(run.stream.acks).name.lower()}"
+            for slot in self.ring
+            for run in slot.runs
+        ]
+
+    async def _run(self) -> None:
+        """Open the partition, serve until fenced, open again while the assignment is ours."""
+        while True:
+            topic = self.topic
+            try:
+                self.own = await open_partition(self.services, topic, self.partition, self.read_partition)
+            except MovedError as error:
+                self.fail(error)
+                return
+            self.delivery_timeout_ms = topic.settings.delivery_timeout_ms
+            self._opened_window_ms = self.own.dedup_window_ms
+            self.ring = Ring(_limits(self.topic))
+            self.ring.flushing = self.draining
+            self.follow(self.topic)  # altered while it was opened
+            self._fenced.clear()
+            self._ready.set()
+            self.pump()
+            await self._fenced.wait()
+            self._ready.clear()
+            await self._give_up_epoch()
+
+    def _failed(self, error: BaseException) -> None:
+        """A task died of what nobody foresaw: the partition stops, loudly, and its clients go elsewhere."""
+        self.services.events.error("processor-failed", f"{self.name}: {error!r}", error)
+        self.fail(error if isinstance(error, MemqError) else MovedError(f"{self.name} failed: {error!r}"))
+
+    def follow(self, topic: Topic) -> None:
+        """Take altered settings, each as soon as it is safe: see `memq.topic.HOLDS`.
+
+        The state reaches back for the dedup window that it was opened with, and a queue may let pointers in that are as
+        old as it said before: so the greater window and age hold until the next epoch, and a block must not be older
+        than that window allows.
+        """
+        self.topic = topic
+        self.limiters = self.services.limits.of_topic(topic.id)
+        self.spool = _spool(self.services, topic)
+        if self.own is None:
+            return
+        settings, own = topic.settings, self.own
+        own.stale_publish_s = max(own.stale_publish_s, settings.stale_publish_ms / 1000)
+        own.dedup_window_ms = max(own.dedup_window_ms, settings.dedup_window_ms)
+        known_ms = self._opened_window_ms - 2 * (int(own.stale_publish_s * 1000) + CLOCK_ERROR_MS)
+        self.delivery_timeout_ms = min(settings.delivery_timeout_ms, max(known_ms, self.delivery_timeout_ms))
+        if self.ring.limits != _limits(topic):
+            self.ring.alter(_limits(topic))
+            self.pump()
+
+    # ---- from connections ----------------------------------------------------------------------
+
+    async def begin_producer(self, producer_id: int, epoch: int = 0) -> NamedProducer:
+        """Let an instance of a named producer begin, after `ready`: older ones are fenced from now on.
+
+        Epoch 0 takes the next one. Returns its epoch, and which sequences are committed; both are in the queue by then.
+        Raises: ProducerFencedError, NotReadyError, TooLargeError, MovedError.
+        """
+        own, clock = self._owned(), self.services.runtime.clock
+        by_age = self.services.queue.refuses_by_age
+        producer = own.producer(producer_id)
+        producer.epoch = begun = next_instance(own, producer, epoch, clock.monotonic(), by_age=by_age)
+        self._redirect_streams(of=producer)
+        while self.own is own and any(run.stream.producer is producer for slot in self.ring for run in slot.runs):
+            self.changed.clear()
+            await self.changed.wait()
+        if self.own is not own or self.failure is not None:
+            raise MovedError(f"{self.name} lost its epoch while a producer began")
+        own.learn([NamedProducer(producer=producer_id, epoch=begun, last_sequence=producer.next)], clock.wall_ms())
+        await self._state()
+        check_instance(producer, begun)
+        return NamedProducer(producer=producer_id, epoch=begun, last_sequence=producer.next)
+
+    async def admit_producer(self, producer_id: int, epoch: int, sequence: int) -> None:
+        """Let an instance of a named producer go on from `sequence`, after `ready`.
+
+        The queue may know more of it than this owner has read, and blocks of an older instance may still be in the
+        ring, under the same sequences. Raises: as `begin_producer`, OutOfSequenceError.
+        """
+        producer = self._owned().producer(producer_id)
+        runs = (run.stream for slot in self.ring for run in slot.runs if run.stream.producer is producer)
+        if epoch > producer.epoch or any(stream.producer_epoch < epoch == producer.epoch for stream in runs):
+            await self.begin_producer(producer_id, epoch)
+        elif sequence > producer.next:
+            await self._state()
+        check_instance(producer, epoch, sequence)
+
+    def open_stream(
+        self, number: int, sink: AckSink, producer_id: int, acks: int, sequence: int, producer_epoch: int = 0
+    ) -> Stream:
+        """Bind a stream; only after `ready`, and one of a named producer after `admit_producer`."""
+        assert self.own is not None, "stream opened before its partition"
+        producer = self.own.producer(producer_id)
+        producer.streams += 1
+        stream = Stream(number, sink, self, producer, acks, sequence, producer_epoch)
+        self._streams[stream] = None
+        return stream
+
+    def close_stream(self, stream: Stream) -> None:
+        """Forget a stream whose connection is gone, or that is opened again; what it sent stays."""
+        stream.open = False
+        if self._streams.pop(stream, stream) is None:
+            stream.producer.streams -= 1
+
+    def duplicate(self, stream: Stream, header: BlockHeader) -> bool:
+        """Judge a block below a producer's known end: True when it is here or in the queue.
+
+        A duplicate is acked only when the copy that it duplicates is in the queue, and never before
+        the blocks that came on its stream before it. Raises: IdentityConflictError for a block with other content;
+        ThrottledError while that is looked up.
+        """
+        known, waits_for = self.known.holds(stream.producer, header)
+        if not known:
+            return False
+        self.services.counters.duplicate_blocks += 1
+        if stream.acks == AckLevel.ALL:
+            last = stream.run_slot
+            if last is not None and last.state not in (SlotState.PUBLISHED, SlotState.FREE):
+                waits_for = last if waits_for is None or waits_for.number < last.number else waits_for
+            if waits_for is None:
+                assert self.own is not None, "stream without an owned partition"
+                stream.sink.send_ack(stream, AckLevel.ALL, header.next_sequence, self.own.epoch)
+            else:
+                waits_for.later_acks.append((stream, header.next_sequence))
+        return True
+
+    def forget_silent(self, now_ms: int) -> None:
+        """Forget the producers that were silent for the dedup window; those in the ring are not."""
+        if self.own is not None:
+            busy = {run.stream.producer_id for slot in self.ring for run in slot.runs}
+            self.own.forget(now_ms, busy, self.topic.settings.retention_ms)
+
+    async def end_producer(self, end: ProducerEnd) -> None:
+        """Record in the queue where a producer ended. Raises: what stands in the way."""
+        if self.failure is not None:
+            raise self.failure
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ends.append((end, future))
+        self.pump()
+        await future
+
+    async def restate(self) -> None:
+        """Publish `opened` again, so that retention may take what lies before it."""
+        if self.own is not None and self.failure is None:
+            self._restate = True
+            self.pump()
+
+    async def _state(self) -> None:
+        """Publish `opened` again, with all that is remembered, and return when the queue is read up to it."""
+        if self.own is None or self.failure is not None:
+            raise MovedError(f"{self.name} is not open any more")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stating.append(future)
+        await self.restate()
+        await future
+
+    def pump_soon(self) -> None:
+        """Pump after this round of the event loop, and after each that follows while they bring blocks."""
+        self._grew = True
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._round)
+
+    def _round(self) -> None:
+        self._pump_scheduled, self._grew = self._grew, False
+        if self._pump_scheduled:
+            asyncio.get_running_loop().call_soon(self._round)
+        self.pump()
+
+    def hurry(self) -> None:
+        """Store the open batch without waiting for more: memory is short, or another broker waits."""
+        self.ring.hurry()
+        self.pump_soon()
+
+    # ---- the ring's work -------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Do what the ring says is next."""
+        if self.own is None or self.failure is not None or self._released or self.own.phase is not Phase.OWNING:
+            return
+        self._restate = self._restate or self.own.must_restate()
+        may_publish = self._publishing is None and not self._restate
+        plan = self.ring.plan(self._now(), may_publish=may_publish, growing=self._pump_scheduled)
+        for slot in plan.uploads:
+            self._uploads[slot.number] = self._tasks.start(self._upload(slot), f"upload {slot.number}")
+        if self._publishing is None and (plan.publish is not None or self._ends or self._restate):
+            work = f"publish {self.topic.name}/{self.partition} {self.own.epoch}"
+            self._publishing = self._tasks.start(self._publish(plan.publish), work)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if plan.wake_s is not None:
+            delay = max(plan.wake_s - self._now(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(delay, self.pump)
+
+    async def _upload(self, slot: Slot) -> None:
+        """Store a batch; a store that fails is tried again for ever, for the ring holds the head."""
+        if not slot.sealed_ms:
+            slot.sealed_ms = self.services.runtime.clock.wall_ms()
+            self.services.counters.sealed_batches += 1
+        sealed = self._sealed.get(slot.number)
+        if sealed is None:
+            sealed = self._sealed[slot.number] = seal_batch(slot, self._origin())
+        put_s = None
+        try:
+            if not self.topic.settings.shared_objects and not slot.late:
+                put_s = await store_object(self.services, own_object(sealed), f"{self.name} batch {slot.number}")
+            if put_s is None:
+                put_s = await self._sharing.store(sealed, slot.slabs)
+        except ObjectExistsError as error:  # a key is used once: somebody else writes with our epoch
+            self._fence(error)
+            return
+        if self.services.traces is not None:
+            self.services.traces.uploaded(sealed, slot.sealed_ms)
+        self._uploads.pop(slot.number, None)
+        self.ring.stored(slot, put_s)
+        self.pump()
+
+    def _fence(self, error: MemqError) -> None:
+        """Give the epoch up for what an upload met; a publish under way ends first, and sees it."""
+        self.services.events.error("fenced", f"{self.name}: {error}")
+        own = self._owned()
+        if own.phase is Phase.OWNING:
+            own.become(Phase.FENCED)
+        if self._publishing is None:
+            self._fenced.set()
+
+    async def _publish(self, head: Slot | None) -> None:
+        """Publish the head, or a control pointer that is due; ack; go on with the next."""
+        try:
+            if head is not None:
+                await self._publish_batch(head)
+            elif self._restate:
+                await self._publish_opened()
+            else:
+                await self._publish_ends()
+        except FencedError as error:
+            self.services.events.warning("fenced", f"{self.name}: {error}")
+            self._fenced.set()
+            return
+        finally:
+            self._publishing = None
+            self.changed.set()
+        assert self.own is not None, "published without an epoch"
+        if self.own.phase is Phase.FENCED:
+            self._fenced.set()
+        else:
+            self.pump()
+
+    async def _publish_batch(self, slot: Slot) -> None:
+        """Publish the head's pointer and ack; store it again when the time of its key is over."""
+        if slot.staged is not None:
+            await self._publish_staged(slot, slot.staged)
+            return
+        own, origin, sealed = self._owned(), self._origin(), self._sealed[slot.number]
+        clock = self.services.runtime.clock
+
+        def build() -> Pointer:
+            adopted = own.next_adopted()
+            skip = self.known.copies_in(own, sealed)
+            totals = own.totals_with(adopted)
+            return data_pointer(slot, sealed, origin, totals, adopted, skip, clock.wall_ms(), own.named_since_ms())
+
+        key_until_s, began_ms = slot.put_s + key_s(self.services.settings), clock.wall_ms()
+        if not await self._publisher().publish(
+            build, slot.number, key_until_s, partial(self.known.compare, own, sealed)
+        ):
+            self.ring.store_again(slot)
+            return
+        if self.services.traces is not None:
+            self.services.traces.published(sealed, began_ms)
+        if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names
+            own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
+        self._ack(self.ring.published(self._now()), own.epoch)
+        self.known.remember(sealed.headers.headers)
+        slot.settle()
+        del self._sealed[slot.number]
+        batch = HotBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
+        self.services.hot.add(batch)
+
+    async def _publish_staged(self, slot: Slot, staged: StagedBatch) -> None:
+        """Publish the pointer of a batch that a writer put into the store."""
+        own, origin, clock = self._owned(), self._origin(), self.services.runtime.clock
+
+        def build() -> Pointer:
+            adopted, held = own.next_adopted(), enumerate(staged.sequences)
+            skip = tuple(n for n, (number, *block) in held if own.producer(number).queued.covers(*block))
+            totals = own.totals_with(adopted)
+            named_ms = own.named_ms if staged.writers else own.named_since_ms()  # it may be the first with a name
+            return staged_pointer(slot, origin, totals, adopted, skip, clock.wall_ms(), named_ms)
+
+        await self._publisher().publish(build, slot.number)
+        self.ring.published(self._now())
+        staged.settle(None)
+
+    def _ack(self, slot: Slot, epoch: int) -> None:
+        """Ack what the published batch holds, to the streams that wait for that."""
+        for stream, sequence in slot.acks().items():
+            stream.sink.send_ack(stream, AckLevel.ALL, sequence, epoch)
+        self.services.counters.ack_seconds.observe(self._now() - slot.opened_s)
+
+    async def _publish_ends(self) -> None:
+        ends = self._ends[: ends_that_fit([end for end, _ in self._ends])]
+        own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
+        facts = tuple(end for end, _ in ends)
+
+        def build() -> Pointer:
+            adopted = own.next_adopted()
+            return ended_pointer(origin, own.totals_with(adopted), adopted, facts, now_ms, own.named_since_ms())
+
+        await self._publisher().publish(build, None)
+        del self._ends[: len(ends)]
+        _settle([future for _, future in ends])
+
+    async def _publish_opened(self) -> None:
+        """Say once more what `opened` says; who waits for it also wants the queue to be read up to it."""
+        own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
+        waiting = list(self._stating)
+
+        def build() -> Pointer:
+            adopted = own.next_adopted()
+            totals = own.totals_with(adopted)
+            return control_pointer("opened", origin, totals, adopted, now_ms, named=own.named.entries())
+
+        publisher = self._publisher()
+        await publisher.publish(build, None)
+        if waiting and own.unread:
+            await publisher.read_to_end()
+        del self._stating[: len(waiting)]
+        self._restate = bool(self._stating)
+        _settle(waiting)
+
+    # ---- the end of an epoch -----------------------------------------------------------------------
+
+    async def _give_up_epoch(self) -> None:
+        """Give up the ring from its head: ack=all producers send again, ack=1 blocks go to the next owner."""
+        self.services.counters.fenced += 1
+        self._redirect_streams()
+        for task in list(self._uploads.values()):
+            task.cancel()
+            await asyncio.wait([task])  # the store reads the buffers until its put ends
+        self._uploads.clear()
+        self._empty_ring()
+        self.changed.set()
+
+    def _empty_ring(self) -> None:
+        """End the epoch, if there is one; leave what was acked with 1, and let go of the rest."""
+        own, self.own = self.own, None
+        _settle(self._stating, MovedError(f"{self.name} lost its epoch"))
+        self._stating = []
+        if own is None:
+            return
+        self._sealed.clear()
+        self.known.forget()
+        slots = self.ring.give_up()
+        held = HeldBlocks.of_epoch(self.topic, self.partition, own, slots, self.services.pool.release)
+        for slot in slots:
+            if slot.staged is not None:
+                slot.staged.settle(MovedError(f"{self.name} lost its epoch"))
+            for slab in slot.let_go():
+                self.services.pool.release(slab)
+        if held.blocks:
+            self._leave(held)
+
+    def _redirect_streams(self, of: Producer | None = None) -> None:
+        """Close all streams, or those of one producer: their producers open again, here or elsewhere."""
+        for stream in [stream for stream in self._streams if of is None or stream.producer is of]:
+            if of is None:
+                del self._streams[stream]
+            if stream.open:
+                stream.open = False
+                stream.sink.send_redirect(stream)
+
+    def _fail_ends(self, error: MemqError) -> None:
+        _settle([future for _, future in self._ends], error)
+        self._ends = []
+
+    # ---- small things ------------------------------------------------------------------------------
+
+    def _publisher(self, *, patient: bool = True) -> Publisher:
+        return Publisher(self.services, self._owned(), self.read_partition, patient=patient)
+
+    def _owned(self) -> Ownership:
+        assert self.own is not None, f"{self.name} is not open"
+        return self.own
+
+    def _origin(self) -> Origin:
+        settings = self.services.settings
+        return Origin(
+            settings.cluster,
+            settings.broker_id,
+            self.services.store_name,
+            self.topic,
+            self.partition,
+            self._owned().epoch,
+        )
+
+    def _now(self) -> float:
+        return self.services.runtime.clock.monotonic()
+
+    @property
+    def name(self) -> str:
+        """Its name in logs and errors."""
+        return f"topic '{self.topic.name}' partition {self.partition}"

@@ -1,0 +1,1 @@
+"""The queue, made again from the objects in the store."""

@@ -1,0 +1,105 @@
+"""Compacted parts for a restore: batches in large objects, and facts that only pointers had.
+
+The new queue numbers anew, so manifests of the old one hold no more: once it is whole, each gets an empty successor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from memq.broker.restore.rebuild import BatchPlace, FoundBatch, places_in
+from memq.broker.upkeep.object_index import read_index
+from memq.compaction.files import ColdFiles
+from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
+from memq.format.cold import ColdManifest
+from memq.format.key import cold_prefix, is_cold_object
+from memq.format.pointer import NamedProducer, decode_pointer
+from memq.storage_handlers import StorageHandler
+from memq.topic import ReadPartition, Topic, read_partitions
+
+Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
+
+
+@dataclass(slots=True)
+class ColdBatches:
+    """The batches of a topic in large objects, their pointers' `named`, and faults, by key."""
+
+    places: list[BatchPlace] = field(default_factory=list)
+    named: dict[Identity, tuple[NamedProducer, ...]] = field(default_factory=dict)
+    pieces: dict[tuple[int, str, int], None] = field(default_factory=dict)  # of staged batches: writer, batch, number
+    findings: list[tuple[str, str]] = field(default_factory=list)
+
+    def has_piece(self, place: BatchPlace) -> bool:
+        """Whether a piece that a writer staged is among them."""
+        return place.writer is not None and _piece_of(place.writer) in self.pieces
+
+    def found(self, found: FoundBatch) -> FoundBatch:
+        """Return a batch with the names that its pointer had."""
+        entry = found.entry
+        named = self.named.get((entry.partition, entry.epoch, entry.batch_sequence))
+        return replace(found, named=named) if named and is_cold_object(found.key) else found
+
+
+async def cold_batches(cluster: str, store: StorageHandler, topic: Topic) -> ColdBatches:
+    """Read the indexes of all large objects of a topic, and its manifests. Raises: as `ObjectReader`."""
+    batches = ColdBatches()
+    async for entry in store.list(f"{cold_prefix(cluster, topic.name, topic.id)}objects/"):
+        try:
+            index, trailer = await read_index(store, entry)
+        except (CorruptDataError, UnsupportedFormatError) as error:
+            batches.findings.append((entry.key, str(error)))
+            continue
+        for places in places_in(entry.key, index, trailer.index_offset).values():
+            batches.places += places
+    await _read_manifests(ColdFiles(cluster, store), topic, batches)
+    return batches
+
+
+async def _read_manifests(files: ColdFiles, topic: Topic, batches: ColdBatches) -> None:
+    for partition in read_partitions(topic):
+        try:
+            manifest = await files.highest(partition)
+            for ref in manifest.parts if manifest is not None else ():
+                for entry in (await files.part(ref)).entries:
+                    _note(entry.body, batches)
+        except (CorruptDataError, UnsupportedFormatError) as error:
+            batches.findings.append((files.manifest_key(partition, 0), f"cold part {partition.partition}: {error}"))
+
+
+def _note(body: bytes, batches: ColdBatches) -> None:
+    try:
+        pointer = decode_pointer(body)
+    except MemqError:
+        return  # a damaged one: its batch is in the listing
+    if pointer.kind == "data" and pointer.named:
+        batches.named[pointer.partition, pointer.epoch, pointer.batch_sequence] = pointer.named
+        batches.pieces.update(dict.fromkeys(_piece_of(each) for each in pointer.named if each.batch_id))
+
+
+def _piece_of(named: NamedProducer) -> tuple[int, str, int]:
+    return named.producer, named.batch_id, named.last_sequence
+
+
+async def retire_manifests(
+    cluster: str, store: StorageHandler, topic: Topic, partitions: Iterable[ReadPartition]
+) -> None:
+    """Put an empty manifest above each of these read partitions that names something.
+
+    Raises: as the store.
+    """
+    files = ColdFiles(cluster, store)
+    for partition in partitions:
+        while True:
+            manifest = await files.highest(partition)
+            if manifest is None or not manifest.next:
+                break
+            empty = ColdManifest(
+                number=manifest.number + 1,
+                cluster=cluster,
+                topic=topic.name,
+                topic_id=topic.id,
+                partition=partition.partition,
+            )
+            if await files.publish(empty):
+                break

@@ -1,0 +1,238 @@
+"""Pointers from objects: what each object's index says is the pointer that its batch had. Pure.
+
+Theory. A pointer holds nothing that its object does not say, but for its place in the queue and what `skip` and the
+totals owe to it. Within a write partition batches were published by epoch and batch sequence, so taken in that order
+they have their places again. What lay there without a pointer (an upload of an owner that was fenced) can't be told
+from what had one; its producers sent the same sequences again, so each block is named where it first appears, and a
+batch of nothing new is left out. A block that nobody acked may so appear, once, as guarantee 3 allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from memq.broker.partition.batch import producer_ranges
+from memq.errors import CorruptDataError, MemqError
+from memq.format.blocks.header import Buffer, check_block, parse_header
+from memq.format.manifest import Manifest
+from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, batch_checksum, open_object, parse_trailer
+from memq.format.pointer import Location, NamedProducer, Pointer, bounded_ranges
+from memq.format.ranges import RangeSet
+from memq.limits import POINTER_RANGES_MAX, TRAILER_BYTES
+from memq.topic import Topic, Totals, writer_id
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatch:
+    """One batch as index and headers tell it; `damaged` counts its blocks that do not hold.
+
+    `named` is how far named producers come with it, or the writer that staged it.
+    """
+
+    key: str
+    broker: str
+    entry: BatchEntry
+    blocks: tuple[BlockEntry, ...]
+    index_offset: int
+    raw_bytes: int
+    damaged: int
+    named: tuple[NamedProducer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlace:
+    """Where a batch lies: in an object of its own, or, with `entry`, in one of many that `broker` wrote.
+
+    A piece that `writer` has staged has an entry without a number of blocks: its manifest does not tell it.
+    """
+
+    key: str
+    partition: int
+    epoch: int
+    batch_sequence: int
+    entry: BatchEntry | None = None
+    index_offset: int = 0
+    broker: str = ""
+    writer: NamedProducer | None = None
+
+
+def staged_places(manifest: Manifest, checksum: int) -> dict[str, list[BatchPlace]]:
+    """Return the pieces of a batch by topic id, in their order.
+
+    Epoch and batch sequence are still to be given.
+    """
+    places: dict[str, list[BatchPlace]] = {}
+    for (_, topic_id, partition), pieces in manifest.places().items():
+        for number, (staged, piece) in enumerate(pieces, 1):
+            entry = BatchEntry(piece.offset, piece.length, manifest.created_ms, 0, piece.records, 0, 0, partition, 0)
+            writer = NamedProducer(
+                producer=writer_id(manifest.writer),
+                epoch=0,
+                last_sequence=number,
+                batch_id=str(manifest.batch_id),
+                manifest=checksum,
+                pieces=len(pieces),
+            )
+            place = BatchPlace(staged.key, partition, 0, 0, entry, staged.index_offset, manifest.writer, writer)
+            places.setdefault(topic_id, []).append(place)
+    return places
+
+
+def follow_on(places: list[BatchPlace], staged: list[BatchPlace]) -> list[BatchPlace]:
+    """Return the staged pieces of a partition as batches of a further epoch, after the others."""
+    epoch = 1 + max((place.epoch for place in places), default=0)
+    found: list[BatchPlace] = []
+    for number, place in enumerate(staged):
+        assert place.entry is not None, f"'{place.key}' is not staged"
+        entry = place.entry._replace(epoch=epoch, batch_sequence=number)
+        found.append(replace(place, epoch=epoch, batch_sequence=number, entry=entry))
+    return found
+
+
+def at_least(found: FoundBatch, time_ms: int) -> FoundBatch:
+    """Return the batch as if it had been sealed at `time_ms` or later."""
+    entry = found.entry
+    return replace(found, entry=entry._replace(appended_ms=max(entry.appended_ms, time_ms)))
+
+
+def shared_places(key: str, data: Buffer) -> dict[str, list[BatchPlace]]:
+    """Return the batches of a shared object by topic id. Raises: CorruptDataError, UnsupportedFormatError."""
+    return places_in(key, open_object(memoryview(data)), _index_offset(data))
+
+
+def places_in(key: str, index: ObjectIndex, index_offset: int) -> dict[str, list[BatchPlace]]:
+    """Return the batches of an object by topic id."""
+    places: dict[str, list[BatchPlace]] = {}
+    for entry in index.batches:
+        identity = (entry.partition, entry.epoch, entry.batch_sequence)
+        place = BatchPlace(key, *identity, entry, index_offset, index.meta.broker)
+        places.setdefault(index.meta.topics[entry.topic].id, []).append(place)
+    return places
+
+
+def find_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
+    """Read the batch at `place` from its whole object, and check its blocks.
+
+    Raises: CorruptDataError, UnsupportedFormatError when trailer or index do not hold, or name no such batch.
+    """
+    view = memoryview(data)
+    index = open_object(view)
+    wanted = (topic.id, place.partition, place.epoch, place.batch_sequence)
+    for entry in index.batches:
+        if (index.meta.topics[entry.topic].id, entry.partition, entry.epoch, entry.batch_sequence) == wanted:
+            blocks = index.blocks_of(entry)
+            return _checked(place.key, index.meta.broker, entry, blocks, _index_offset(view), view)
+    raise CorruptDataError(f"object '{place.key}' holds other batches than its key says")
+
+
+def find_shared_batch(place: BatchPlace, data: Buffer) -> FoundBatch:
+    """Read the batch at `place` of a shared object from its own bytes alone.
+
+    Raises: CorruptDataError, UnsupportedFormatError when a header is damaged: then only the index knows the blocks.
+    """
+    assert place.entry is not None, f"'{place.key}' is no shared object"
+    view, blocks, at = memoryview(data), [], 0
+    while at < len(view):
+        block = BlockEntry.from_header(parse_header(view, at), at)
+        blocks.append(block)
+        at += block.length
+    if at != len(view) or (place.writer is None and len(blocks) != place.entry.blocks):
+        raise CorruptDataError(f"object '{place.key}': the blocks of a batch do not fit its index")
+    found = _checked(place.key, place.broker, place.entry, tuple(blocks), place.index_offset, view)
+    if place.writer is None:
+        return found
+    return replace(found, entry=found.entry._replace(blocks=len(blocks)), named=(place.writer,))
+
+
+def _index_offset(data: Buffer) -> int:
+    return parse_trailer(memoryview(data)[-TRAILER_BYTES:], len(data)).index_offset
+
+
+def _checked(
+    key: str, broker: str, entry: BatchEntry, blocks: tuple[BlockEntry, ...], index_offset: int, view: memoryview
+) -> FoundBatch:
+    raw, damaged = 0, 0
+    named: dict[int, NamedProducer] = {}
+    for block in blocks:
+        try:
+            header = check_block(view[block.offset : block.offset + block.length])
+        except MemqError:
+            raw, damaged = raw + block.length, damaged + 1
+            continue
+        raw += header.raw_length
+        if header.producer_epoch:
+            named[header.producer_id] = NamedProducer(
+                producer=header.producer_id, epoch=header.producer_epoch, last_sequence=header.next_sequence
+            )
+    return FoundBatch(key, broker, entry, blocks, index_offset, raw, damaged, tuple(named.values()))
+
+
+class Rebuilder:
+    """The pointers of one topic, in order: what lies before each, and which blocks were named already."""
+
+    def __init__(self, topic: Topic, cluster: str, store: str) -> None:
+        self._topic = topic
+        self._cluster = cluster
+        self._store = store
+        self._named: dict[tuple[int, int], RangeSet] = {}  # by write partition and producer
+        self._totals: dict[int, Totals] = {}
+        self._names_ms: dict[int, int] = {}  # by write partition: since when there are named producers
+
+    def pointer(self, found: FoundBatch) -> Pointer | None:
+        """Return the pointer of the next batch of its partition; None when all its blocks were named already."""
+        entry, blocks = found.entry, found.blocks
+        skip = tuple(
+            number
+            for number, block in enumerate(blocks)
+            if self._ranges(entry.partition, block.producer_id).covers(block.first_sequence, block.next_sequence)
+        )
+        if len(skip) == len(blocks):
+            return None
+        sequences = [(block.producer_id, block.first_sequence, block.next_sequence) for block in blocks]
+        producers, complete = bounded_ranges(producer_ranges(sequences), POINTER_RANGES_MAX)
+        tag_bits = 0
+        for block in blocks:
+            tag_bits |= block.tag_bits
+        end = entry.offset + entry.length
+        location = Location(
+            store=self._store,
+            key=found.key,
+            offset=entry.offset,
+            length=entry.length,
+            index=found.index_offset if found.index_offset != end else 0,
+        )
+        if found.named:
+            self._names_ms.setdefault(entry.partition, entry.appended_ms)
+        pointer = Pointer(
+            kind="data",
+            cluster=self._cluster,
+            topic=self._topic.name,
+            topic_id=self._topic.id,
+            partition=entry.partition,
+            epoch=entry.epoch,
+            batch_sequence=entry.batch_sequence,
+            locations=(location,),
+            records=entry.records,
+            raw_bytes=found.raw_bytes,
+            stored_bytes=entry.length,
+            least_ms=min(block.least_ms for block in blocks),
+            greatest_ms=max(block.greatest_ms for block in blocks),
+            totals=self._totals.get(entry.partition, Totals()),
+            skip=skip,
+            producers=producers,
+            producers_complete=complete,
+            slots=(min(block.slot_first for block in blocks), max(block.slot_last for block in blocks)),
+            tag_bits=tag_bits,
+            checksum=batch_checksum(blocks),
+            broker=found.broker,
+            sealed_ms=entry.appended_ms,
+            named=found.named,
+            named_ms=self._names_ms.get(entry.partition, 0),
+        )
+        for producer, first, next_ in sequences:
+            self._ranges(entry.partition, producer).add(first, next_)
+        self._totals[entry.partition] = pointer.totals.plus(pointer.records, pointer.stored_bytes)
+        return pointer
+
+    def _ranges(self, partition: int, producer: int) -> RangeSet:
+        return self._named.setdefault((partition, producer), RangeSet())

@@ -1,0 +1,356 @@
+"""Fills a lost queue from the objects: reads those of a topic in order, publishes pointers.
+
+Each read partition stands for itself: what owners use is left as it is, and only looked at.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from awscrt.checksums import crc32c
+
+from memq.broker.restore.cold_parts import ColdBatches, cold_batches, retire_manifests
+from memq.broker.restore.present_log import HeldPartition, held_in
+from memq.broker.restore.rebuild import (
+    BatchPlace,
+    FoundBatch,
+    Rebuilder,
+    at_least,
+    find_batch,
+    find_shared_batch,
+    follow_on,
+    shared_places,
+    staged_places,
+)
+from memq.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    QueueError,
+    QueueRefusedError,
+    UnsupportedFormatError,
+)
+from memq.format.key import ObjectKey, cold_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
+from memq.format.manifest import Manifest, decode_manifest
+from memq.format.pointer import Pointer, encode_pointer
+from memq.notification import NotificationQueue, Publication
+from memq.runtime.clock import Clock
+from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.topic import ReadPartition, Topic, read_partitions
+
+T = TypeVar("T")
+
+ANY_AGE_MS = 1 << 53
+Places = dict[int, list[BatchPlace]]  # by write partition
+OPENED_TEXT = (
+    "it was opened in the new queue before all was restored: remove it there, and restore before brokers start"
+)
+
+
+@dataclass(slots=True)
+class Restored:
+    """The results of a topic.
+
+    `copies` are batches without new records; `findings` name objects and faults.
+    Of the `intact` read partitions, which the queue has and owners use, nothing was restored, nor counted.
+    """
+
+    topic: str
+    objects: int = 0  # parts of shared ones count as one each
+    pointers: int = 0  # made, also in a dry run
+    intact: int = 0
+    held: int = 0  # in the queue already, by an earlier run
+    records: int = 0
+    bytes: int = 0
+    copies: int = 0
+    damaged_blocks: int = 0
+    findings: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Restorer:
+    """Restores topics of one cluster from one store into one queue.
+
+    No broker of the cluster may run meanwhile.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        store_name: str,
+        store: StorageHandler,
+        queue: NotificationQueue,
+        clock: Clock,
+        *,
+        dry_run: bool = False,
+        moved: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """`moved` receives the number of finished objects."""
+        self._cluster = cluster
+        self._store_name = store_name
+        self._store = store
+        self._reads = ConfirmedReads()
+        self._queue = queue
+        self._clock = clock
+        self._dry_run = dry_run
+        self._moved = moved
+        self._shared: dict[str, list[BatchPlace]] | None = None  # by topic id
+        self._staged: dict[str, list[BatchPlace]] | None = None  # as above, in the order of their commits
+        self._cold = ColdBatches()
+
+    async def restore(self, topic: Topic) -> Restored:
+        """Publish the pointers of all objects of a topic that the queue has lost, and return what was found.
+
+        Called again after it was interrupted, it goes on where it was. A dry run publishes nothing and makes nothing.
+        A read partition that brokers opened in the new queue is a finding: nothing can be put before that any more.
+        Raises: MemqError of store and queue.
+        """
+        told = Restored(topic.name)
+        places = await self._places(topic, told)
+        lost = await self._lost(topic, places, told)
+        if not lost or self._dry_run:
+            await self._restore(topic, places, lost, told)
+            return told
+        partitions = read_partitions(topic)
+        await self._queue.create(partitions, ANY_AGE_MS)  # pointers keep their times, however old they are
+        try:
+            await self._restore(topic, places, await self._lost_still(topic, lost), told)
+        finally:
+            await self._queue.create(partitions, topic.settings.stale_publish_ms)  # as every broker's start does
+        await retire_manifests(self._cluster, self._store, topic, lost)
+        return told
+
+    async def _lost(self, topic: Topic, places: Places, told: Restored) -> dict[ReadPartition, HeldPartition]:
+        """Return the read partitions to restore, with what there is of each."""
+        lost: dict[ReadPartition, HeldPartition] = {}
+        for partition in read_partitions(topic):
+            try:
+                held = await held_in(self._queue, partition, topic.writers_of(partition))
+            except NotFoundError:
+                held = HeldPartition()
+            if not held.in_use:
+                lost[partition] = held
+            elif await self._is_whole(topic, partition, held, places):
+                told.intact += 1
+            else:
+                told.findings.append((f"topic '{topic.name}' partition {partition.partition}", OPENED_TEXT))
+        return lost
+
+    async def _lost_still(
+        self, topic: Topic, lost: dict[ReadPartition, HeldPartition]
+    ) -> dict[ReadPartition, HeldPartition]:
+        """Read the logs once more now that all are there, and return what they hold.
+
+        One "not found" is one witness: pointers that are published into a log in use would double its batches.
+        Raises: QueueError when a log is in use that was not there before.
+        """
+        found = {partition: await held_in(self._queue, partition, topic.writers_of(partition)) for partition in lost}
+        for partition, held in found.items():
+            if held.in_use:
+                raise QueueError(
+                    f"topic '{topic.name}' partition {partition.partition}: the queue has its log, and did not show"
+                    " it before; nothing of the topic was restored",
+                    hint="run memq restore again",
+                )
+        return found
+
+    async def _is_whole(self, topic: Topic, partition: ReadPartition, held: HeldPartition, places: Places) -> bool:
+        """Whether a log in use has all that belongs before its first opening.
+
+        Reads objects when keys leave doubt.
+        """
+        earlier = [held.should_have(places.get(writer, ())) for writer in topic.writers_of(partition)]
+        if all(held.has(place) for each in earlier for place in each):
+            return True
+        rebuilder = Rebuilder(topic, self._cluster, self._store_name)
+        async for found in self._in_order(topic, earlier, Restored(topic.name)):
+            pointer = rebuilder.pointer(found)
+            if pointer is not None and not held.has_pointer(pointer):
+                return False
+        return True
+
+    async def _restore(
+        self, topic: Topic, places: Places, lost: dict[ReadPartition, HeldPartition], told: Restored
+    ) -> None:
+        rebuilder = Rebuilder(topic, self._cluster, self._store_name)
+        for partition in read_partitions(topic):
+            writers = [places.pop(writer, []) for writer in topic.writers_of(partition)]
+            if partition not in lost:
+                continue
+            async for found in self._in_order(topic, writers, told):
+                await self._take(partition, rebuilder.pointer(found), lost[partition], told)
+        for stray in places.values():
+            told.findings += [(place.key, "the topic has no such partition") for place in stray]
+
+    async def _places(self, topic: Topic, told: Restored) -> Places:
+        """List the topic's batches: by write partition, in the order of epoch and batch sequence."""
+        if self._shared is None:
+            self._shared = await self._shared_places(told)
+        places: Places = {}
+        self._cold = await cold_batches(self._cluster, self._store, topic)
+        told.findings += self._cold.findings
+        for place in (*self._cold.places, *self._shared.get(topic.id, ())):
+            places.setdefault(place.partition, []).append(place)
+        cold = cold_prefix(self._cluster, topic.name, topic.id)
+        async for entry in self._store.list(topic_prefix(self._cluster, topic.name, topic.id)):
+            if entry.key.startswith(cold):
+                continue
+            try:
+                named = parse_object_key(entry.key)
+            except InvalidRequestError as error:
+                told.findings.append((entry.key, str(error)))
+                continue
+            if isinstance(named, ObjectKey):
+                place = BatchPlace(entry.key, named.partition, named.epoch, named.batch_sequence)
+                places.setdefault(named.partition, []).append(place)
+        for found in places.values():
+            found.sort(key=lambda place: (place.epoch, place.batch_sequence))
+        if self._staged is None:
+            self._staged = await self._staged_places(told)
+        staged: Places = {}
+        for place in self._staged.get(topic.id, ()):
+            if self._cold.has_piece(place):
+                continue
+            staged.setdefault(place.partition, []).append(place)
+        for partition, pieces in staged.items():
+            own = places.setdefault(partition, [])
+            own += follow_on(own, pieces)
+        return places
+
+    async def _staged_places(self, told: Restored) -> dict[str, list[BatchPlace]]:
+        """Read all manifests of staged batches: what one names was committed, or was about to be."""
+        manifests: list[tuple[Manifest, int]] = []
+        async for entry in self._store.list(staged_prefix(self._cluster)):
+            if "/commits/" in entry.key:
+                try:
+                    manifests.append(await self._surely(entry.key, partial(self._staged_by, entry.key)))
+                except (CorruptDataError, UnsupportedFormatError) as error:
+                    told.findings.append((entry.key, str(error)))
+        manifests.sort(key=lambda each: (each[0].created_ms, each[0].writer, each[0].batch_id))
+        found: dict[str, list[BatchPlace]] = {}
+        for manifest, checksum in manifests:
+            for topic_id, places in staged_places(manifest, checksum).items():
+                found.setdefault(topic_id, []).extend(places)
+        return found
+
+    async def _shared_places(self, told: Restored) -> dict[str, list[BatchPlace]]:
+        """Read the indexes of all shared objects once.
+
+        The fault of an object is reported with its first topic.
+        """
+        found: dict[str, list[BatchPlace]] = {}
+        async for entry in self._store.list(shared_prefix(self._cluster)):
+            try:
+                shared = await self._surely(entry.key, partial(self._shared_in, entry.key))
+                for topic_id, places in shared.items():
+                    found.setdefault(topic_id, []).extend(places)
+            except (CorruptDataError, UnsupportedFormatError) as error:
+                told.findings.append((entry.key, str(error)))
+            self._moved(1)
+        return found
+
+    async def _in_order(
+        self, topic: Topic, writers: list[list[BatchPlace]], told: Restored
+    ) -> AsyncIterator[FoundBatch]:
+        """Yield the batches of one read partition: each writer's in its order, the writers merged by time."""
+        streams = [self._batches(topic, places, told) for places in writers]
+        heads: list[tuple[int, int, FoundBatch]] = []
+        for number, stream in enumerate(streams):
+            async for found in stream:
+                heapq.heappush(heads, (found.entry.appended_ms, number, found))
+                break
+        while heads:
+            _, number, found = heapq.heappop(heads)
+            yield found
+            async for found in streams[number]:
+                heapq.heappush(heads, (found.entry.appended_ms, number, found))
+                break
+
+    async def _batches(self, topic: Topic, places: list[BatchPlace], told: Restored) -> AsyncIterator[FoundBatch]:
+        last_ms = 0
+        for place in places:
+            told.objects += 1
+            try:
+                found = await self._find(topic, place)
+            except (CorruptDataError, UnsupportedFormatError) as error:
+                told.findings.append((place.key, str(error)))
+            except NotFoundError as error:
+                if place.writer is None:
+                    raise
+                told.findings.append((place.key, f"retention took what was staged: {error}"))
+            else:
+                if place.writer is not None:  # they come last, and queue times go on
+                    found = at_least(found, last_ms)
+                last_ms = max(last_ms, found.entry.appended_ms)
+                if found.damaged:
+                    told.damaged_blocks += found.damaged
+                    told.findings.append((place.key, f"{found.damaged} of {len(found.blocks)} blocks are damaged"))
+                yield found
+            if place.entry is None:
+                self._moved(1)
+
+    async def _find(self, topic: Topic, place: BatchPlace) -> FoundBatch:
+        return await self._surely(place.key, partial(self._find_once, topic, place), lambda found: not found.damaged)
+
+    async def _find_once(self, topic: Topic, place: BatchPlace) -> FoundBatch:
+        if place.entry is not None:
+            try:
+                data = await self._store.get_range(place.key, place.entry.offset, place.entry.length)
+                return self._cold.found(find_shared_batch(place, data))
+            except (CorruptDataError, UnsupportedFormatError):
+                pass  # the index still knows where its blocks begin
+        return find_batch(place, await self._store.get(place.key, checked=False), topic)
+
+    async def _staged_by(self, key: str) -> tuple[Manifest, int]:
+        body = await self._store.get(key)
+        return decode_manifest(body), crc32c(body)
+
+    async def _shared_in(self, key: str) -> dict[str, list[BatchPlace]]:
+        return shared_places(key, await self._store.get(key, checked=False))
+
+    async def _surely(
+        self, key: str, read: Callable[[], Awaitable[T]], is_whole: Callable[[T], bool] = lambda found: True
+    ) -> T:
+        """Read again what seems to be damaged: what is believed to be damaged has no pointer afterwards."""
+        return await self._reads.read([Way(f"object '{key}'", read)], is_whole)
+
+    async def _take(
+        self, partition: ReadPartition, pointer: Pointer | None, held: HeldPartition, told: Restored
+    ) -> None:
+        if pointer is None:
+            told.copies += 1
+            return
+        if held.has_pointer(pointer):
+            told.held += 1
+            return
+        if not self._dry_run:
+            await self._publish(partition, pointer)
+        told.pointers += 1
+        told.records += pointer.records
+        told.bytes += pointer.stored_bytes
+
+    async def _publish(self, partition: ReadPartition, pointer: Pointer) -> None:
+        """Publish with the batch's own time, so that a seek by time finds it.
+
+        With now where the queue wants that.
+        """
+        for time_ms in (pointer.sealed_ms, self._clock.wall_ms()):
+            publication = Publication(partition, pointer.partition, pointer.epoch, time_ms, encode_pointer(pointer))
+            try:
+                await self._queue.publish(publication)
+            except QueueRefusedError:
+                continue
+            return
+        raise _refused(partition)
+
+
+def _refused(partition: ReadPartition) -> MemqError:
+    return QueueRefusedError(
+        f"the queue refuses pointers of topic '{partition.topic}' that are dated now",
+        hint="set the clocks of this machine and of the queue's",
+    )

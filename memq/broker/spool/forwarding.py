@@ -1,0 +1,272 @@
+"""Hands ack=1 blocks of lost epochs to the new owners, and keeps them until they are published.
+
+Theory: a block that was acked with 1 has nobody else who would send it again, and another owner may have published it
+all the same: its producer sends it again when the ack was lost, and a publish of the lost epoch may land late. So
+the queue is read first, after the last such publish is too old to be taken; what it does not hold goes to the new owner
+with the moment of that read. The new owner knows what came into the queue since (for as long as the delivery
+timeout; later it refuses, and the queue is read again), and answers when the block's pointer is in the queue. An answer
+alone is no proof: a block is held until the queue shows it. Every error is tried again, until no block was taken for
+`FORWARD_S_MAX`; then the blocks are given up, and each is named. Only the coordinator proves that a topic was deleted,
+with a fresh read, twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+
+from memq.broker.partition.pointer_resolver import WholePointers, search_of
+from memq.broker.partition.topic_processor import TopicProcessor, given_up_text
+from memq.broker.peer import Peer, connect_peer
+from memq.broker.services import Services
+from memq.broker.spool.forwarded_block import take_forwarded
+from memq.broker.spool.unpublished_blocks import HeldBlock, HeldBlocks
+from memq.errors import CorruptDataError, MemqError, NotFoundError, OutcomeUnknownError, RetryableError, TimedOutError
+from memq.format.blocks.header import check_block, parse_header, scope_of
+from memq.limits import FORWARD_S_MAX, MIB
+from memq.notification.stored_blocks import Copies, claim_of, conflict_of
+from memq.runtime.backoff import backoff_s
+from memq.runtime.tasks import TaskOwner
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
+
+BACKOFF_S_MAX = 2.0
+READ_TIMEOUT_S = 30.0
+DELETED_S = 2.0  # between the two reads of the coordinator that prove a deletion
+IN_FLIGHT_BLOCKS_MAX = 32
+IN_FLIGHT_BYTES_MAX = 4 * MIB
+
+Place = Callable[[Topic, int], Awaitable[TopicProcessor | str]]
+
+
+class Forwarder:
+    """`place` says where a partition is now: its processor when it is here, else its owner's address."""
+
+    def __init__(self, services: Services, place: Place) -> None:
+        self._services = services
+        self._place = place
+        self.changed = asyncio.Event()  # the work for one epoch's blocks has ended
+        self._work: dict[HeldBlocks, asyncio.Task[None]] = {}
+        self._tasks = TaskOwner(self._failed, services.events)
+        self._given_up: MemqError | None = None
+
+    @property
+    def works(self) -> int:
+        """How many epochs' blocks it is at work for."""
+        return len(self._work)
+
+    def __len__(self) -> int:
+        """How many blocks are held."""
+        return sum(len(held) for held in self._work)
+
+    def take(self, held: HeldBlocks) -> None:
+        """Bring the blocks of a lost epoch to the next owner, in the background; after `stop` they are let go."""
+        if self._tasks.stopped:
+            _let_go_of_all(held)
+            return
+        work = f"forward {held.topic.name}/{held.partition} {held.epoch}"
+        task = self._work[held] = self._tasks.start(self._forward(held), work)
+        task.add_done_callback(lambda _: self._done(held))
+
+    def describe(self) -> list[str]:
+        """Name each block that is held."""
+        return [line for held in self._work for line in held.describe()]
+
+    async def drain(self) -> None:
+        """Return when nothing is held.
+
+        Raises: the error that prevented it, when blocks were given up meanwhile.
+        """
+        while self._work:
+            await asyncio.wait(list(self._work.values()))
+        error, self._given_up = self._given_up, None
+        if error is not None:
+            raise error
+
+    async def stop(self) -> None:
+        """End at once; what is held is let go."""
+        await self._tasks.stop()
+
+    async def deleted(self, topic_id: str) -> bool:
+        """Return whether the coordinator shows twice, `DELETED_S` apart, that a topic was deleted."""
+        for wait_s in (0.0, DELETED_S):
+            await asyncio.sleep(wait_s)
+            try:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    if not await self._services.coordinator.deleted(topic_id):
+                        return False
+            except (MemqError, TimeoutError):
+                return False
+        return True
+
+    def _done(self, held: HeldBlocks) -> None:
+        self._work.pop(held, None)
+        self.changed.set()
+        _let_go_of_all(held)
+
+    def _failed(self, error: BaseException) -> None:
+        self._services.events.error("forward-failed", repr(error), error)
+
+    # ---- one epoch's blocks ------------------------------------------------------------------------
+
+    async def _forward(self, held: HeldBlocks) -> None:
+        """Retry until all blocks are in the queue, the topic is deleted, or no owner takes any for too long."""
+        await asyncio.sleep(held.settled_s - self._now())
+        tries, since_s, left = 0, self._now(), len(held)
+        while held.blocks:
+            try:
+                await self._hand_over(held)
+            except Exception as error:  # noqa: BLE001 - nothing else has these blocks: no error may let go of them
+                if not isinstance(error, (MemqError, TimeoutError)):
+                    self._services.events.error("forward-failed", f"{held.name}: {error!r}", error)
+                if len(held) < left:
+                    tries, since_s, left = 0, self._now(), len(held)
+                tries += 1
+                self._services.counters.forward_retries += 1
+                self._services.events.info("forward-retry", f"{held.name}, {left} blocks, try {tries}: {error!r}")
+                if isinstance(error, NotFoundError) and await self.deleted(held.topic.id):
+                    self._services.events.warning("forward-gone", f"{held.name}, {left} blocks: the topic was deleted")
+                    held.settle()
+                    return
+                if self._now() - since_s > FORWARD_S_MAX:
+                    text = f"no owner of {held.name} took {left} blocks for {FORWARD_S_MAX:g} s: {error!r}"
+                    self._give_up(held, list(held.blocks), TimedOutError(text))
+                    return
+                delay_s = backoff_s(self._services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX)
+                await asyncio.sleep(delay_s)
+        if not held.given_up:
+            held.settle()
+
+    async def _hand_over(self, held: HeldBlocks) -> None:
+        """Find the owner, and bring it what the queue does not hold.
+
+        Raises: what stands in the way of any block.
+        """
+        place = await self._place(held.topic, held.partition)
+        peer = await connect_peer(self._services.runtime, place) if isinstance(place, str) else None
+        refusal: MemqError | None = None
+        try:
+            absent_s = await self._read_on(held)
+            self._services.events.info("forwarding", f"{held.name}: {len(held)} blocks, acked with 1,")
+            for group in _groups(held.blocks):
+                blocks = [block for block in group if block in held.blocks]
+                refusal = await self._bring(held, blocks, peer or place, absent_s) or refusal
+                absent_s = await self._read_on(held)
+                unseen = sum(block in held.blocks for block in blocks)
+                self._services.counters.forwarded_blocks += len(blocks) - unseen
+                if unseen and refusal is None:
+                    text = f"{place if isinstance(place, str) else 'this broker'} took {unseen} blocks of {held.name}"
+                    raise OutcomeUnknownError(f"{text} that the queue does not show")
+        finally:
+            if peer is not None:
+                peer.close()
+        if refusal is not None and held.blocks:
+            raise refusal
+        self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
+
+    async def _read_on(self, held: HeldBlocks) -> float:
+        """Read the queue to its end, and let go of what it holds. Return the moment at which it held no more."""
+        read = held.topic.read_partition_of(held.partition)
+        log = WholePointers(self._services, read, held.name)
+        while True:
+            handed_over_s = self._now()
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                entries = await log.read(held.read_to)
+                for entry in entries:
+                    held.meet(entry.offset, await log.pointer(entry))
+            if not entries:
+                await self._let_go_of_copies(held, read)
+                return handed_over_s
+
+    async def _let_go_of_copies(self, held: HeldBlocks, read: ReadPartition) -> None:
+        """Let go of the blocks that the queue holds, byte for byte.
+
+        Give up, by name, those whose place others have.
+        """
+        shown = {block: parse_header(block.view) for block in held.queued()}
+        if not shown:
+            return
+        now_ms = self._services.runtime.clock.wall_ms()
+        known_ms = now_ms if held.known_ms is None else min(now_ms, held.known_ms)
+        since_ms = known_ms - held.topic.settings.dedup_window_ms - CLOCK_ERROR_MS
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            begin = min(held.known_from, await self._services.queue.seek_time(read, since_ms))
+            search = search_of(self._services, read, held.partition, held.name)
+            found = await search.find([claim_of(header) for header in shown.values()], begin, held.read_to)
+        for block, header in shown.items():
+            copies = found.get(claim_of(header), Copies())
+            if copies.differ_from(header):
+                self._services.counters.conflicting_blocks += 1
+                error = conflict_of(header, copies.blocks)
+                self._services.events.error("identity-conflict", f"{held.name}: {error}")
+                self._give_up(held, [block], error)
+            elif copies.blocks:
+                held.let_go(block)
+
+    async def _bring(
+        self, held: HeldBlocks, blocks: Sequence[HeldBlock], owner: Peer | TopicProcessor | str, absent_s: float
+    ) -> MemqError | None:
+        """Hand some blocks over at once. Return why one was refused that the others need not wait for.
+
+        A block that is damaged here is given up alone. Raises: what stands in the way of all blocks.
+        """
+
+        async def one(block: HeldBlock) -> None:
+            if isinstance(owner, TopicProcessor):
+                await take_forwarded(owner, block.slab, block.start, block.end, absent_s)
+            elif isinstance(owner, Peer):
+                await owner.forward(held.topic, held.partition, block.view, absent_s)
+
+        ends = await asyncio.gather(*(one(block) for block in blocks), return_exceptions=True)
+        refusal: MemqError | None = None
+        for block, end in zip(blocks, ends, strict=True):
+            if isinstance(end, CorruptDataError) and _damage(held, block) is not None:
+                self._give_up(held, [block], end)
+            elif isinstance(end, MemqError) and not isinstance(end, RetryableError):
+                refusal = refusal or end
+            elif end is not None:
+                raise end if isinstance(end, Exception) else OutcomeUnknownError(f"a block was not brought: {end!r}")
+        return refusal
+
+    def _give_up(self, held: HeldBlocks, blocks: list[HeldBlock], error: MemqError) -> None:
+        self._given_up = error
+        counters = self._services.counters
+        counters.given_up_blocks += len(blocks)
+        held.given_up += len(blocks)
+        stays = ""
+        if held.tickets:
+            counters.spool_kept_blocks += len(blocks)
+            stays = "; they stay in the spool, and the next start brings them"
+        self._services.events.error("given-up", f"{error}{stays}: {given_up_text(held.describe(blocks))}")
+        for block in blocks:
+            held.let_go(block)
+
+    def _now(self) -> float:
+        return self._services.runtime.clock.monotonic()
+
+
+def _groups(blocks: Iterable[HeldBlock]) -> Iterator[list[HeldBlock]]:
+    """Yield the blocks, as many at a time as may be under way at once; one at least."""
+    group: list[HeldBlock] = []
+    size = 0
+    for block in list(blocks):
+        size += block.end - block.start
+        if group and (len(group) == IN_FLIGHT_BLOCKS_MAX or size > IN_FLIGHT_BYTES_MAX):
+            yield group
+            group, size = [], block.end - block.start
+        group.append(block)
+    if group:
+        yield group
+
+
+def _damage(held: HeldBlocks, block: HeldBlock) -> MemqError | None:
+    """Return the damage of a block here: the receiver may have got it damaged in transit."""
+    try:
+        check_block(block.view, scope_of(held.topic.id_bytes, held.partition))
+    except MemqError as error:
+        return error
+    return None
+
+
+def _let_go_of_all(held: HeldBlocks) -> None:
+    for block in list(held.blocks):
+        held.let_go(block)

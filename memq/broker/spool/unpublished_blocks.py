@@ -1,0 +1,138 @@
+"""The blocks of a lost epoch that were acked with 1: held until the queue has them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from memq.broker.ingest.slabs import Slab
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.ring import Slot
+from memq.broker.spool.segments import Ticket
+from memq.format.blocks.header import BlockHeader, parse_header
+from memq.format.pointer import Pointer
+from memq.format.ranges import RangeSet
+from memq.protocol.frames import AckLevel
+from memq.topic import Topic
+
+
+class HeldBlock:
+    """One block: whose, which sequences, and where its bytes lie. It has a reference on its slab."""
+
+    __slots__ = ("end", "first", "next", "producer_id", "slab", "start")
+
+    def __init__(self, header: BlockHeader, slab: Slab, start: int, end: int) -> None:
+        self.slab = slab
+        self.start = start
+        self.end = end
+        self.producer_id = header.producer_id
+        self.first = header.first_sequence
+        self.next = header.next_sequence
+        slab.references += 1
+
+    @property
+    def view(self) -> memoryview:
+        """Its bytes, without a copy."""
+        return self.slab.view[self.start : self.end]
+
+
+class HeldBlocks:
+    """The blocks that one epoch of a partition leaves.
+
+    `release` gets the slab of each block that is no longer needed.
+    The knowledge of the lost epoch goes on: what the queue holds of these producers, below `read_to`. `settled_s`
+    (monotonic): from then on no publish of that epoch can land any more. `tickets` keep the blocks on disk, too.
+    """
+
+    def __init__(
+        self, topic: Topic, partition: int, read_to: int, settled_s: float, release: Callable[[Slab], None]
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.read_to = read_to
+        self.known_from = read_to  # of the blocks' own time nothing lies before it, but what the lost epoch knew,
+        self.known_ms: int | None = None  # which goes back by the dedup window from this queue time on
+        self.settled_s = settled_s
+        self.epoch = 0  # the lost one; 0: they come from the spool
+        self.blocks: dict[HeldBlock, None] = {}
+        self.tickets: list[Ticket] = []
+        self.given_up = 0
+        self._queued: dict[int, RangeSet] = {}
+        self._release = release
+
+    @classmethod
+    def of_epoch(
+        cls, topic: Topic, partition: int, own: Ownership, slots: Iterable[Slot], release: Callable[[Slab], None]
+    ) -> HeldBlocks:
+        """Return what the ring of a lost epoch held that was acked with 1."""
+        held = cls(topic, partition, own.read_to, own.handed_over_s + own.stale_publish_s, release)
+        held.epoch, held.known_ms = own.epoch, own.queue_time_ms()
+        for slot in slots:
+            held._keep(slot, own)
+        return held
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def name(self) -> str:
+        """Its partition, for people."""
+        return f"topic '{self.topic.name}' partition {self.partition}"
+
+    def add(self, block: HeldBlock, queued: RangeSet | None = None) -> None:
+        """Hold one more block; `queued` is what is known of its producer so far."""
+        self.blocks[block] = None
+        if block.producer_id not in self._queued:
+            self._queued[block.producer_id] = RangeSet() if queued is None else queued
+
+    def _keep(self, slot: Slot, own: Ownership) -> None:
+        """Keep the blocks of a batch that were acked with 1.
+
+        Those of acks=all are sent again by their producers.
+        """
+        self.tickets += slot.tickets
+        acked: dict[int, RangeSet] = {}
+        for run in slot.runs:
+            if run.stream.acks == AckLevel.ONE:
+                acked.setdefault(run.stream.producer_id, RangeSet()).add(run.first, run.next)
+        for producer_id, first, next_ in slot.promised:
+            acked.setdefault(producer_id, RangeSet()).add(first, next_)
+        for slab, start, end in slot.extents if acked else ():
+            header = parse_header(slab.view, start)
+            ranges = acked.get(header.producer_id)
+            if ranges is not None and ranges.covers(header.first_sequence, header.next_sequence):
+                self.add(HeldBlock(header, slab, start, end), own.producer(header.producer_id).queued)
+
+    def meet(self, offset: int, pointer: Pointer | None) -> None:
+        """Take the next entry of the queue; None when nobody can read it."""
+        if offset < self.read_to:
+            return
+        self.read_to = offset + 1
+        if pointer is None or pointer.partition != self.partition or pointer.kind != "data":
+            return
+        for entry in pointer.producers:
+            queued = self._queued.get(entry.producer)
+            if queued is not None:
+                for first, next_ in entry.ranges:
+                    queued.add(first, next_)
+
+    def queued(self) -> list[HeldBlock]:
+        """Return the blocks all of whose sequences the queue shows: copies, or others with their identity."""
+        return [block for block in self.blocks if self._queued[block.producer_id].covers(block.first, block.next)]
+
+    def let_go(self, block: HeldBlock) -> None:
+        """Hold a block no longer."""
+        del self.blocks[block]
+        self._release(block.slab)
+
+    def settle(self) -> None:
+        """The queue holds all of them: what lies on disk of them may go."""
+        for ticket in self.tickets:
+            ticket.release()
+
+    def describe(self, blocks: Iterable[HeldBlock] | None = None) -> list[str]:
+        """Name each block, or some of them, for the operator who gives up waiting."""
+        return [
+            f"{self.name}, of a lost epoch: producer {block.producer_id:016x} sequences {block.first} to"
+            f" {block.next - 1}, acks=one"
+            for block in (self.blocks if blocks is None else blocks)
+        ]

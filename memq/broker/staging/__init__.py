@@ -1,0 +1,1 @@
+"""Batches that writers put into the store themselves: checked and published."""

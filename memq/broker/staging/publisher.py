@@ -1,0 +1,207 @@
+"""Publishes pieces of a writer's batch for one partition, each once, in any order of requests.
+
+Theory. The manifest, which the first commit of a batch has put, never changes, so the number of a piece in it says
+which it is. The pointer of piece 3 says that the writer's batch is at 4: who asks again, after hours, a crash or a
+change of owner, is told so, and the rest follows. Within the dedup window a piece whose pointer lands late is known by
+its blocks, as any other. Batches of a writer are committed one after another, by growing ids; a batch below the last
+one is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from memq.broker.partition.named_producers import batch_of
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.topic_processor import TopicProcessor
+from memq.broker.staging.staged_batch import StagedBatch, check_place, staged_batch, staged_index
+from memq.errors import InvalidRequestError, MemqError, MovedError, TooLargeError, TooOldError
+from memq.format.key import staged_prefix
+from memq.format.object import ObjectIndex
+from memq.format.pointer import NamedProducer
+from memq.limits import BATCH_ID_END, NAMED_PRODUCERS_MAX, STAGED_PIECES_MAX
+from memq.protocol.messages import PublishStaged, WirePiece
+from memq.storage_handlers import ObjectReader
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.topic import CLOCK_ERROR_MS, check_name, writer_id
+
+READS_AT_ONCE_MAX = 8
+INDEX_BYTES_MAX = 16 << 20
+
+
+class _Published:
+    """Waits until all batches that were added are settled; the first error counts."""
+
+    def __init__(self) -> None:
+        self.waiting = 0  # how many were added
+        self._settled = 0
+        self._error: MemqError | None = None
+        self._changed = asyncio.Event()
+
+    def settle(self, error: MemqError | None) -> None:
+        """One batch is in the queue, or was given up."""
+        self._settled += 1
+        self._error = self._error or error
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Return when all are in the queue.
+
+        Raises: the error that prevented it.
+        """
+        while self._settled < self.waiting:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+
+
+async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
+    """Publish the pieces that are asked for and not there yet.
+
+    Return how many of the batch are there then.
+
+    Raises: InvalidRequestError, TooLargeError; TooOldError for a manifest whose objects the sweep may take;
+    CorruptDataError when an object is not what the manifest says; NotFoundError when it is gone; MovedError,
+    RetryableError: ask again.
+    """
+    _check(processor, ask)
+    async with processor.staging:
+        await _idle(processor)
+        own = processor.own
+        if own is None:
+            raise MovedError(f"{processor.name} is not open any more")
+        held = _held(own, ask)
+        if held >= ask.first + len(ask.pieces):
+            return held
+        if held < ask.first:
+            raise InvalidRequestError(f"pieces from {ask.first} on, of which {held} are there", hint="go on from there")
+        published = _Published()
+        for batch in await _read(processor, ask, held, published.settle):
+            await _add(processor, own, batch)
+            published.waiting += 1
+        await published.wait()
+        return _held(own, ask) if ask.remember else ask.first + len(ask.pieces)
+
+
+def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
+    check_name(ask.writer, "writer")
+    prefix = f"{staged_prefix(processor.services.settings.cluster)}{ask.writer}/objects/"
+    if ask.store not in processor.services.stores:
+        raise InvalidRequestError(f"store {ask.store[:60]!a} is not one of this cluster")
+    if not (
+        0 <= ask.batch_id < BATCH_ID_END and 0 <= ask.manifest < 1 << 32 and 0 < len(ask.pieces) <= STAGED_PIECES_MAX
+    ):
+        raise InvalidRequestError(
+            f"batch {ask.batch_id} with {len(ask.pieces)} pieces, 1 to {STAGED_PIECES_MAX} are allowed"
+        )
+    if not 0 <= ask.first <= ask.first + len(ask.pieces) <= ask.pieces_total < BATCH_ID_END:
+        raise InvalidRequestError(f"pieces {ask.first}+{len(ask.pieces)} of {ask.pieces_total}")
+    for piece in ask.pieces:
+        check_place(piece)
+        if not piece.key.startswith(prefix) or piece.object_bytes - piece.index_offset > INDEX_BYTES_MAX:
+            raise InvalidRequestError(f"object {piece.key[:120]!a} is none that writer '{ask.writer}' staged")
+
+
+def _held(own: Ownership, ask: PublishStaged) -> int:
+    """Return how many pieces of the batch the queue holds.
+
+    A batch before the last one is there as a whole.
+    """
+    known = own.named.get(writer_id(ask.writer))
+    if not ask.remember:
+        return ask.first
+    if known is None:
+        if len(own.named) >= NAMED_PRODUCERS_MAX:
+            raise TooLargeError(
+                f"partition {own.partition} remembers {len(own.named)} names, more are not allowed",
+                hint="a name is forgotten when it was silent for the retention of the topic; use fewer names",
+            )
+        return 0
+    last = batch_of(known)
+    if ask.batch_id > last:
+        return 0
+    if ask.batch_id < last:
+        if ask.created_ms > known.last_seen_ms + CLOCK_ERROR_MS:
+            raise InvalidRequestError(
+                f"batch {ask.batch_id} of writer '{ask.writer}' was begun after its batch {last} was there",
+                hint="batch ids of a writer grow: give a stream with a new checkpoint a new writer name",
+            )
+        return ask.pieces_total
+    if known.last_sequence >= known.pieces:
+        return ask.pieces_total
+    if known.manifest != ask.manifest:
+        raise InvalidRequestError(
+            f"batch {last} of writer '{ask.writer}' is there in part, by another manifest",
+            hint="the store has lost or replaced the manifest of the batch: restore it, or use another writer name",
+        )
+    return known.last_sequence
+
+
+def _check_age(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> None:
+    """Refuse a piece that the sweep may delete meanwhile: it deletes nothing below the whole age."""
+    age_ms = processor.services.runtime.clock.wall_ms() - created_ms
+    if age_ms > processor.services.settings.staged_age_ms // 2:
+        raise TooOldError(
+            f"object '{piece.key}' was staged {age_ms} ms ago",
+            hint="staged_age_ms of the brokers is twice what a commit may take",
+        )
+
+
+async def _read(
+    processor: TopicProcessor, ask: PublishStaged, held: int, settle: Callable[[MemqError | None], None]
+) -> list[StagedBatch]:
+    """Return the batches from piece `held` on, by the indexes of their objects."""
+    turn = asyncio.Semaphore(READS_AT_ONCE_MAX)
+    store = processor.services.stores[ask.store]
+    place = (processor.services.settings.cluster, processor.topic.id, processor.partition)
+
+    async def read(number: int, piece: WirePiece) -> StagedBatch:
+        async with turn:
+            index = await ConfirmedReads().read([Way(f"object '{piece.key}'", partial(_index_of, store, piece))])
+        writer = NamedProducer(
+            producer=writer_id(ask.writer),
+            epoch=0,
+            last_sequence=number + 1,
+            batch_id=str(ask.batch_id),
+            manifest=ask.manifest,
+            pieces=ask.pieces_total,
+        )
+        writers = (writer,) if ask.remember else ()
+        _check_age(processor, piece, index.meta.created_ms)
+        return staged_batch(index, piece, ask.store, place, writers, settle)
+
+    pieces = list(enumerate(ask.pieces, ask.first))[held - ask.first :]
+    return list(await asyncio.gather(*(read(number, piece) for number, piece in pieces)))
+
+
+async def _index_of(store: ObjectReader, piece: WirePiece) -> ObjectIndex:
+    tail = await store.get_range(piece.key, piece.index_offset, piece.object_bytes - piece.index_offset)
+    return staged_index(tail, piece)
+
+
+async def _idle(processor: TopicProcessor) -> None:
+    """Wait until no staged batch is in flight, also one whose requester is gone."""
+    while any(slot.staged is not None for slot in processor.ring):
+        if processor.failure is not None:
+            raise processor.failure
+        await _change(processor)
+
+
+async def _add(processor: TopicProcessor, own: Ownership, batch: StagedBatch) -> None:
+    """Add a batch to the ring as soon as it has room."""
+    clock = processor.services.runtime.clock
+    while True:
+        if processor.own is not own or processor.failure is not None or processor.draining:
+            raise MovedError(f"{processor.name} is not open any more")
+        if processor.ring.add_staged(batch, clock.monotonic(), clock.wall_ms()):
+            processor.pump()
+            return
+        await _change(processor)
+
+
+async def _change(processor: TopicProcessor) -> None:
+    processor.changed.clear()
+    await processor.changed.wait()

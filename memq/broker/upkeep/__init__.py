@@ -1,0 +1,1 @@
+"""Retention and sweep: what goes, and the proofs that it may go."""

@@ -1,0 +1,218 @@
+"""Finds losses of the queue: missing topics, and empty logs of partitions with stored batches.
+
+With an empty queue a sweep would take every object for unnamed, and an owner that opened an empty log would begin anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from memq.broker.upkeep.object_index import read_index
+from memq.compaction.files import ColdFiles
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    LogLostError,
+    MemqError,
+    NotFoundError,
+    QueueError,
+    RetryableError,
+    UnsupportedFormatError,
+)
+from memq.format.key import (
+    ObjectKey,
+    cold_manifest_prefix,
+    parse_object_key,
+    shared_prefix,
+    staged_prefix,
+    topic_prefix,
+)
+from memq.governor import Coordinator
+from memq.notification import PointerReader, Span
+from memq.runtime.timed_semaphore import PARTITIONS_AT_ONCE_MAX, bunches
+from memq.storage_handlers import StorageHandler
+from memq.topic import ReadPartition, Topic, read_partitions
+
+LOOKS_AT_ONCE_MAX = 16
+SPAN_S_MAX = 5.0  # for the answer of one log; one that takes longer has none
+Unanswered = Callable[[ReadPartition, MemqError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LostQueue:
+    """Compares the queue of one cluster with its store."""
+
+    cluster: str
+    store: StorageHandler
+    queue: PointerReader
+    coordinator: Coordinator
+
+    async def check(self, unanswered: Unanswered | None = None) -> list[LogLostError]:
+        """Prove that the queue knows each topic that has objects.
+
+        Return what logs it has lost of those that it knows. A log that does not answer is given to `unanswered`, as
+        long as half of all logs answer: its opening checks it again. Without `unanswered` it ends the check.
+        A topic that is not in the queue and has no objects is one whose making was interrupted. The objects that topics
+        share may be anybody's, so they tell something only when no topic with such objects is known; those that writers
+        staged, only when no topic is known at all. Raises: InvalidRequestError, MemqError of the parts.
+        """
+        known, sharing, held, lost = False, "", False, ""
+        empty: list[tuple[Topic, ReadPartition]] = []
+        silent: list[tuple[ReadPartition, MemqError]] = []
+        answered = 0
+        async for topic, spans in self._shown():
+            if isinstance(spans, NotFoundError):
+                await self._refuse_objects(topic.name, topic_prefix(self.cluster, topic.name, topic.id))
+                sharing, lost = topic.name if topic.settings.shared_objects else sharing, topic.name
+                continue
+            for partition, span in zip(read_partitions(topic), spans, strict=True):
+                if isinstance(span, MemqError):
+                    silent.append((partition, span))
+                    continue
+                held, known, answered = True, known or topic.settings.shared_objects, answered + 1
+                if span.begin == span.end:
+                    empty.append((topic, partition))
+        if silent and (unanswered is None or answered < len(silent)):
+            raise silent[0][1]
+        for partition, error in silent:
+            assert unanswered is not None, "raised above"
+            unanswered(partition, error)
+        if sharing and not known:
+            await self._refuse_objects(sharing, shared_prefix(self.cluster))
+        if lost and not held:
+            await self._refuse_objects(lost, staged_prefix(self.cluster))
+        return await self._lost_logs(empty)
+
+    async def _shown(self) -> AsyncIterator[tuple[Topic, list[Span | MemqError] | NotFoundError]]:
+        """Yield each topic with the spans of its partitions, NotFoundError when the queue does not have all of them."""
+        for bunch in bunches(await self.coordinator.topics()):
+            asked = (self._spans(read_partitions(topic)) for topic in bunch)
+            for topic, spans in zip(bunch, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+                if isinstance(spans, BaseException) and not isinstance(spans, NotFoundError):
+                    raise spans
+                yield topic, spans
+
+    async def _spans(self, partitions: Sequence[ReadPartition]) -> list[Span | MemqError]:
+        """Return the spans of the partitions of a topic, or why they have none now.
+
+        Raises: NotFoundError when one is not there, MemqError that does not pass by itself.
+        """
+        found: list[Span | MemqError] = []
+        for first in range(0, len(partitions), PARTITIONS_AT_ONCE_MAX):
+            asked = partitions[first : first + PARTITIONS_AT_ONCE_MAX]
+            for span in await asyncio.gather(*map(self._span, asked)):
+                if isinstance(span, MemqError) and not isinstance(span, RetryableError):
+                    raise span
+                found.append(span)
+        return found
+
+    async def _span(self, partition: ReadPartition) -> Span | MemqError:
+        try:
+            async with asyncio.timeout(SPAN_S_MAX):
+                return await self.queue.span(partition)
+        except MemqError as error:
+            return error
+        except TimeoutError:
+            name = f"topic '{partition.topic}' partition {partition.partition}"
+            return QueueError(f"the log of {name} did not answer within {SPAN_S_MAX:g} s")
+
+    async def _refuse_objects(self, topic: str, prefix: str) -> None:
+        async for entry in self.store.list(prefix):
+            raise InvalidRequestError(
+                f"the queue does not have all of topic '{topic}', the store has '{entry.key}'",
+                hint="make the queue anew with memq restore, before any broker starts",
+            )
+
+    async def _lost_logs(self, empty: Sequence[tuple[Topic, ReadPartition]]) -> list[LogLostError]:
+        """Return which of the logs that show nothing once had an owner, and have batches in the store."""
+        if not empty:
+            return []
+        claimed = {(each.topic_id, each.partition) for each in await self.coordinator.assignments() if each.epoch}
+        had = [
+            (topic, partition)
+            for topic, partition in empty
+            if any((topic.id, writer) in claimed for writer in topic.writers_of(partition))
+        ]
+        turn = asyncio.Semaphore(LOOKS_AT_ONCE_MAX)
+
+        async def look(topic: Topic, partition: ReadPartition) -> LogLostError | None:
+            async with turn:
+                return await self._lost_log(topic, partition)
+
+        found = await asyncio.gather(*(look(*each) for each in had))
+        return [error for error in found if error is not None]
+
+    async def check_opening(self, topic: Topic, partition: int, *, claimed: bool) -> None:
+        """Prove that a write partition may be opened of which its log shows nothing.
+
+        `claimed`: it had an owner before.
+        One that had none may share its log with others. Raises: LogLostError, MemqError of the parts.
+        """
+        read = topic.read_partition_of(partition)
+        for writer in topic.writers_of(read):
+            if not claimed and writer != partition:
+                claimed = (await self.coordinator.assignment(topic.id, writer)).epoch > 0
+        if not claimed:
+            return
+        span = await self.queue.span(read)
+        if span.begin < span.end:
+            return  # of others, whose opening was checked; or a restore has made it
+        error = await self._lost_log(topic, read)
+        if error is not None:
+            raise error
+
+    async def _lost_log(self, topic: Topic, partition: ReadPartition) -> LogLostError | None:
+        """Return what is wrong with a log that shows nothing when the store has a batch of it."""
+        try:
+            key = await self._stored(topic, partition)
+        except DeniedError:
+            return None  # who may not list, does not sweep either
+        if not key or await self._shows(partition) or await self.coordinator.deleted(topic.id):
+            return None
+        return LogLostError(
+            f"topic '{topic.name}' partition {partition.partition}: the queue shows nothing of it,"
+            f" the store has '{key}'"
+        )
+
+    async def _shows(self, partition: ReadPartition) -> bool:
+        """Whether a log shows anything now: it may have been opened since it was read."""
+        try:
+            span = await self.queue.span(partition)
+        except NotFoundError:
+            return False
+        return span.begin != span.end
+
+    async def _stored(self, topic: Topic, partition: ReadPartition) -> str:
+        """Return the key of an object that a pointer of this log named, "" when there is none.
+
+        A listing up to the first one; where the topic shares objects, their indexes are read, too.
+        """
+        writers = topic.writers_of(partition)
+        try:
+            manifest = await ColdFiles(self.cluster, self.store).highest(partition)
+        except (CorruptDataError, UnsupportedFormatError):
+            return cold_manifest_prefix(self.cluster, topic.name, topic.id, partition.partition)
+        if manifest is not None and manifest.parts:
+            return manifest.parts[0].key
+        async for entry in self.store.list(topic_prefix(self.cluster, topic.name, topic.id)):
+            try:
+                named = parse_object_key(entry.key)
+            except InvalidRequestError:
+                continue
+            if isinstance(named, ObjectKey) and named.partition in writers:
+                return entry.key
+        return await self._shared(topic, writers) if topic.settings.shared_objects else ""
+
+    async def _shared(self, topic: Topic, writers: Sequence[int]) -> str:
+        async for entry in self.store.list(shared_prefix(self.cluster)):
+            try:
+                index, _ = await read_index(self.store, entry)
+            except (CorruptDataError, NotFoundError, UnsupportedFormatError):
+                continue
+            for batch in index.batches:
+                if index.meta.topics[batch.topic].id == topic.id and batch.partition in writers:
+                    return entry.key
+        return ""

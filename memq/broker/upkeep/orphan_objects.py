@@ -1,0 +1,108 @@
+"""Unnamed objects that must stay: their log lost its past, or is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Container, Mapping
+from typing import NamedTuple
+
+from memq.broker.upkeep.log_coverage import ShownLog
+from memq.broker.upkeep.object_index import read_index
+from memq.broker.upkeep.orphan_topics import Forgotten
+from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from memq.format.key import ObjectKey, is_of_many, is_staged_object, parse_object_key
+from memq.format.object import ObjectTopic
+from memq.storage_handlers import ObjectEntry, ObjectReader
+from memq.topic import Topic
+
+Place = tuple[str, int]  # topic id, write partition
+
+
+class Claim(NamedTuple):
+    """A log that may name an unnamed object: its state, and the action to take."""
+
+    text: str
+    cure: str
+
+
+def lost_log(topic: str, partition: int) -> Claim:
+    """Return the claim of a log that lost what it held."""
+    text = f"topic '{topic}' partition {partition}: the queue has lost what may have named"
+    return Claim(text, "memq restore makes their pointers anew")
+
+
+def forgotten_topic(topic: ObjectTopic) -> Claim:
+    """Return the claim of a topic that the coordinator does not know, and the queue does."""
+    return Claim(
+        f"topic '{topic.name}' with id {topic.id}: the coordinator does not know it, but the queue has its pointers to",
+        "restore a backup of the coordinator, or check its setting; of a topic that was deleted, delete its log",
+    )
+
+
+class Unaccounted:
+    """Tells them by their keys, or by the index of an object of many batches: one GET for each of those.
+
+    `logs` are of all write partitions of `topics` that show anything; `claimed` are those that ever had an owner.
+    """
+
+    def __init__(
+        self,
+        store: ObjectReader,
+        topics: Mapping[str, Topic],
+        logs: Mapping[Place, ShownLog],
+        claimed: Container[Place],
+        forgotten: Forgotten,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._logs = logs
+        self._claimed = claimed
+        self._forgotten = forgotten
+
+    async def claim_on(self, entry: ObjectEntry) -> Claim | None:
+        """Return whose log does not account for an object, or may name it unseen; None: it may go.
+
+        Raises: as the store and the queue; UnsupportedFormatError for an object of a newer version.
+        """
+        try:
+            async for topic, partition, epoch, batch_sequence in self._batches(entry):
+                if topic.id not in self._topics:
+                    if await self._forgotten.holds(topic):
+                        return forgotten_topic(topic)
+                elif not self._accounts((topic.id, partition), epoch, batch_sequence):
+                    return lost_log(topic.name, partition)
+        except (CorruptDataError, NotFoundError):
+            pass  # what has no index no restore can name either; what is gone is gone
+        return None
+
+    def _accounts(self, place: Place, epoch: int, batch_sequence: int) -> bool:
+        """Whether the log of a place accounts for a batch.
+
+        One of epoch 0 was staged, and any owner may have named it.
+        An owner opens before it stores; but what writers stage may wait for a partition that never had one.
+        """
+        log = self._logs.get(place)
+        if epoch:
+            return log is not None and log.accounts_for(epoch, batch_sequence)
+        return place not in self._claimed if log is None else not log.lost
+
+    async def _batches(self, entry: ObjectEntry) -> AsyncIterator[tuple[ObjectTopic, int, int, int]]:
+        """Yield topic, write partition, epoch and number of the batches of an object; none of other files."""
+        staged = is_staged_object(entry.key)
+        if staged or is_of_many(entry.key):
+            index, _ = await read_index(self._store, entry)
+            for batch in index.batches:
+                yield (
+                    index.meta.topics[batch.topic],
+                    batch.partition,
+                    0 if staged else batch.epoch,
+                    batch.batch_sequence,
+                )
+            return
+        try:
+            named = parse_object_key(entry.key)
+        except InvalidRequestError:
+            return
+        if isinstance(named, ObjectKey):
+            for topic in self._topics.values():  # of one prefix, there is one
+                if (topic.name, topic.id[:8]) == (named.topic, named.topic_id):
+                    yield ObjectTopic(topic.name, topic.id), named.partition, named.epoch, named.batch_sequence

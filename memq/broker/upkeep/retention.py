@@ -1,0 +1,260 @@
+"""Retention takes what is too old or too much: pointers first, then the objects that they alone named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memq.broker.partitions import Partitions
+from memq.broker.services import Services
+from memq.broker.upkeep.cold_retention import COLD_LOOK_S, first_old_ms, retire_cold
+from memq.broker.upkeep.pointers import keys_of, whole_log
+from memq.broker.upkeep.sweep import Sweep, Unnamed
+from memq.compaction.tail import TailNeeds, window_since_ms
+from memq.errors import MemqError, NotFoundError, QueueError
+from memq.format.key import is_cold_object, shared_prefix, staged_prefix
+from memq.format.object import ObjectTopic
+from memq.format.pointer import Pointer
+from memq.limits import TIME_MS_END
+from memq.notification import Entry
+from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
+
+NEVER_MS = TIME_MS_END
+NAMED_MAX = 20  # objects that one line of the log names
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The part of a read partition that retention removes: entries below `before`, and their objects.
+
+    `holding` are write partitions whose last pointers keep more from it than is wanted.
+    """
+
+    before: int
+    keys: tuple[str, ...]
+    holding: tuple[int, ...]
+
+
+def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSettings, now_ms: int) -> Expired:
+    """Decide what of a partition's entries (all of them, in order) is too old or too much. Pure.
+
+    The last pointer of each write partition stays, with what settles its totals (`memq.format.totals`), and so does its
+    last `opened` that names producers: these and the epoch are what the next opening needs. So does what is younger
+    than the dedup window, however much it is: an opening rebuilds the window from it. Damaged entries (None) go with
+    what is around them.
+    """
+    window_ms = window_since_ms(settings, now_ms)
+    known = list(entries)
+    bounds = _bounds(known, settings)
+    bytes_behind = sum(pointer.stored_bytes for _, pointer in known if pointer is not None)
+    wanted = 0
+    for entry, pointer in known:
+        bytes_behind -= pointer.stored_bytes if pointer is not None else 0
+        too_old = settings.retention_ms > 0 and entry.time_ms < now_ms - settings.retention_ms
+        too_much = 0 < settings.retention_bytes <= bytes_behind and entry.time_ms < window_ms
+        if not (too_old or too_much):
+            break
+        wanted += 1
+    taken = min(wanted, min(bounds.values(), default=0))
+    kept = {key for _, pointer in known[taken:] for key in keys_of(pointer)}
+    gone = (key for _, pointer in known[:taken] for key in keys_of(pointer) if key not in kept)
+    keys = dict.fromkeys(key for key in gone if not is_cold_object(key))  # a manifest may name it: the sweep's
+    holding = tuple(partition for partition, bound in bounds.items() if bound < wanted)
+    return Expired(known[taken][0].offset if known else 0, tuple(keys), holding)
+
+
+def _bounds(known: list[tuple[Entry, Pointer | None]], settings: TopicSettings) -> dict[int, int]:
+    """Return, per write partition, the index of the first entry as young as its last pointers require."""
+    needs = TailNeeds()
+    for entry, pointer in known:
+        if pointer is not None:
+            needs.take(entry, pointer)
+    return {
+        partition: next(n for n, (entry, _) in enumerate(known) if entry.time_ms >= since_ms)
+        for partition, since_ms in needs.since_ms(settings).items()
+    }
+
+
+async def retire(services: Services, partitions: Partitions) -> None:
+    """Apply retention to what this broker owns of every topic.
+
+    What fails of one is logged, and done the next time.
+    A partition is left alone until its first pointer can be too old: with thousands of them, to ask for each in every
+    round took a fifth of a core.
+    """
+    due, now_ms = partitions.retention_due, services.runtime.clock.wall_ms()
+    partitions.retention_due = {}
+    for topic in partitions.topics():
+        first: dict[int, int] = {}  # of each read partition the first writer, whose owner does it
+        for part in topic.partitions:
+            first.setdefault(part.read_partition, part.partition)
+        for partition in read_partitions(topic):
+            if not partitions.owns(topic, first.get(partition.partition, -1)):
+                continue
+            settings, due_ms = due.get(partition, (None, 0))
+            try:
+                if settings != topic.settings or due_ms <= now_ms:
+                    due_ms = await _retire_partition(services, partitions, topic, partition)
+                partitions.retention_due[partition] = (topic.settings, due_ms)
+            except MemqError as error:
+                text = f"topic '{topic.name}' partition {partition.partition}: {error}"
+                services.events.warning("retention-failed", text)
+
+
+async def _retire_partition(services: Services, partitions: Partitions, topic: Topic, partition: ReadPartition) -> int:
+    """Take what is too old or too much, and return when to look again (Unix ms)."""
+    settings, now_ms = topic.settings, services.runtime.clock.wall_ms()
+
+    def damaged(text: str) -> None:
+        services.counters.damaged_pointers += 1
+        services.events.error("pointer-damaged", text)
+
+    span = await services.queue.span(partition)
+    first = await services.queue.read(partition, span.begin, 1) if span.begin < span.end else []
+    cold = await services.pointers.manifest(partition, span.begin, COLD_LOOK_S) if span.begin else None
+    old_ms = min(first[0].time_ms if first else now_ms, first_old_ms(cold)) + settings.retention_ms + 1
+    if not settings.retention_bytes and (not settings.retention_ms or old_ms > now_ms):
+        return old_ms if settings.retention_ms else NEVER_MS  # the usual case costs one small read
+    if not first:
+        return now_ms
+    span, known = await whole_log(services.queue, partition, damaged)
+    if cold is not None:
+        known = [item for item in known if item[0].offset >= cold.next]
+        cold = await retire_cold(services, partition, cold, settings, known)
+        if cold.parts:
+            return now_ms  # what is in the queue is younger
+        span = await services.queue.span(partition)
+    found = expired(known, settings, now_ms)
+    await _restate(partitions, topic, found.holding)
+    if found.before <= span.begin:
+        return now_ms
+    await services.queue.trim(partition, found.before)
+    services.counters.retired_pointers += found.before - span.begin
+    deleted = await _delete_unnamed(services, partition, found, damaged) if services.settings.delete_objects else 0
+    taken = f"{found.before - span.begin} pointers, {deleted} objects"
+    services.events.info("retired", f"topic '{topic.name}' partition {partition.partition}: {taken}")
+    return now_ms
+
+
+async def _delete_unnamed(
+    services: Services, partition: ReadPartition, found: Expired, damaged: Callable[[str], None]
+) -> int:
+    """Delete the objects that the trimmed pointers named and no other does, and return how many.
+
+    What is left of the log is read again, after the trim: a copy of a pointer that the first reading missed still
+    names its object. What can't be proved now is left to the sweep.
+    """
+    left, known = await whole_log(services.queue, partition, damaged)
+    if left.begin < found.before:
+        raise QueueError(
+            f"the queue shows offset {left.begin} after a trim to {found.before}: {len(found.keys)} objects are left"
+        )
+    named = {key for _, pointer in known for key in keys_of(pointer)}
+    others = (shared_prefix(services.settings.cluster), staged_prefix(services.settings.cluster))
+    deleted = 0
+    for key in found.keys:
+        if key in named or key.startswith(others):
+            continue  # other topics may name what they share: the sweep takes it when none does
+        await services.store.delete(key)
+        services.counters.retired_objects += 1
+        deleted += 1
+    return deleted
+
+
+async def _restate(partitions: Partitions, topic: Topic, holding: Iterable[int]) -> None:
+    """Publish `opened` again behind last pointers that are too old, so that the next round removes them."""
+    for partition in holding:
+        processor = partitions.processors.get((topic.id, partition))
+        if processor is not None:
+            await processor.restate()
+
+
+class Swept(NamedTuple):
+    """The result of one sweep pass: deleted objects, and waiting ones with their bytes."""
+
+    objects: int = 0
+    bytes: int = 0
+    pending: int = 0
+    pending_bytes: int = 0
+
+
+async def sweep(services: Services, age_ms: int) -> Swept:
+    """Run one pass of the sweep, see `Sweep`. Raises: MemqError."""
+    settings, counters = services.settings, services.counters
+
+    def note(text: str) -> None:
+        services.events.warning("not-swept", text)
+
+    clock, stores = services.runtime.clock, (services.store, services.queue)
+    found = Sweep(settings.cluster, *stores, services.coordinator, clock, note, settings.sweep_confirm_ms)
+    done, new = Swept(), list[Unnamed]()
+    async for each in found.run(age_ms, settings.staged_age_ms):
+        if each.goes:
+            done = done._replace(objects=done.objects + 1, bytes=done.bytes + each.size)
+            counters.swept_objects += 1
+            counters.swept_bytes += each.size
+            continue
+        done = done._replace(pending=done.pending + 1, pending_bytes=done.pending_bytes + each.size)
+        if each.new:
+            counters.unnamed_objects += 1
+            new += [each] if len(new) < NAMED_MAX else []
+    await _end_deletions(services, found.forgotten.held)
+    counters.kept_objects += found.kept
+    services.swept.pending_objects, services.swept.pending_bytes = done.pending, done.pending_bytes
+    if done.objects:
+        services.events.info("swept", f"{done.objects} unnamed objects, {done.bytes} bytes")
+    if new:
+        services.events.info("sweep-pending", pending_text(new, done, settings.sweep_confirm_ms))
+    return done
+
+
+async def _end_deletions(services: Services, forgotten: Mapping[str, ObjectTopic]) -> None:
+    """Drop the logs of topics that the coordinator has deleted, by its word in two passes, far enough apart.
+
+    The broker that deleted such a topic came to its end before its queue took the logs. The objects go in later passes.
+    """
+    now_ms, since = services.runtime.clock.wall_ms(), services.deleted_since
+    proven = {id_: topic for id_, topic in forgotten.items() if await services.coordinator.deleted(id_)}
+    for topic_id in [topic_id for topic_id in since if topic_id not in proven]:
+        del since[topic_id]
+    for topic_id, topic in proven.items():
+        if topic_id not in since:
+            since[topic_id] = now_ms
+        elif now_ms - since[topic_id] >= services.settings.sweep_confirm_ms:
+            await services.queue.drop(await _logs_of(services, topic))
+            services.events.info("logs-dropped", f"topic '{topic.name}' with id {topic_id} was deleted")
+
+
+async def _logs_of(services: Services, topic: ObjectTopic) -> list[ReadPartition]:
+    """Return the logs that the queue has of a topic; they are numbered without holes."""
+    found = list[ReadPartition]()
+    while True:
+        partition = ReadPartition(topic.name, topic.id, len(found))
+        try:
+            await services.queue.span(partition)
+        except NotFoundError:
+            return found
+        found.append(partition)
+
+
+def pending_text(new: Sequence[Unnamed], done: Swept, confirm_ms: int) -> str:
+    """Return the log line of the objects that a pass was the first to find; it names NAMED_MAX of them."""
+    named = ", ".join(f"'{each.key}' ({each.why})" for each in new)
+    return (
+        f"{done.pending} objects of {done.pending_bytes} bytes wait, no pointer names them; a pass {confirm_ms} ms from"
+        f" now deletes what it finds again of {named}; memq sweep --pending names all, --keep KEY keeps one"
+    )
+
+
+async def look_after(services: Services, partitions: Partitions, *, sweeps: bool = True) -> None:
+    """One round of retention, and of the sweep when it is due.
+
+    Errors are logged, the next round tries again.
+    """
+    try:
+        await retire(services, partitions)
+        if sweeps:
+            await sweep(services, services.settings.sweep_age_ms)
+    except MemqError as error:
+        services.events.warning("housekeeping-failed", str(error))

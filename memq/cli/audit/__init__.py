@@ -1,0 +1,1 @@
+"""Commands of the audit: verdicts, the auditor, traces of records."""

@@ -1,0 +1,255 @@
+"""`memq auditor`: watches all topics, and keeps what it finds.
+
+Its subcommands show that, and note who has seen it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, TypeVar
+
+import click
+
+from memq.audit.live.evidence import EVIDENCE_MAX, csv_of
+from memq.audit.live.finding import LiveFinding
+from memq.audit.live.rows import QUANTILES, QUEUE, percentile_name
+from memq.audit.live.storage.database import Database
+from memq.audit.live.storage.store import AuditStore
+from memq.audit.live.verification import verify_finding
+from memq.audit.live.view import AuditView, TopicSummary, latencies
+from memq.cli.audit.audit_state import OpenState, state_of, written_state
+from memq.cli.audit.live_audit import live_audit
+from memq.cli.cluster.embedded_services import Beside, dashboard_beside
+from memq.cli.log_lines import log_to_stderr
+from memq.cli.options import json_option, setting_options, settings_of
+from memq.cli.output import print_json, print_table, talk, time_text
+from memq.cli.ready import listen_address, say_ready
+from memq.cli.run import FAILED, OK
+from memq.runtime.network import Runtime
+from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, rules_of
+
+Answer = TypeVar("Answer")
+METRICS_PORT = 9880
+MINUTE_MS = 60_000
+_SHOWN = (
+    *("topic", "group", "verdict", "records", "lost", "doubled", "corrupt", "in flight"),
+    *map(percentile_name, QUANTILES),
+)
+
+
+@click.group(invoke_without_command=True)
+@setting_options("brokers", *rules_of(AuditorSettings), *rules_of(DashboardSettings), "log_level", "log_format")
+@click.pass_context
+def auditor(context: click.Context, /, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Watch all topics of a cluster whose setting audit is on, until a signal, and keep what is found.
+
+    Several auditors with one state in PostgreSQL share the work; one with another state, as beside that in `memq dev`,
+    reads everything for itself. Prints `memq auditing: ADDR` on stdout when the first round is done; the log says where
+    the dashboard is, which needs the extra [dashboard].
+    """
+    if context.invoked_subcommand is not None:
+        return OK
+    settings = settings_of(config, profile, **flags)
+    log_to_stderr(settings.broker().log_level, settings.broker().log_format)
+    open_state = state_of(settings.auditor())
+    dashboard = dashboard_beside(settings, open_state)
+    with asyncio.Runner() as runner:
+        return runner.run(_serve(settings.client().brokers, open_state(), settings.auditor().audit_keep_ms, dashboard))
+
+
+@auditor.command("show", short_help="Show each topic's verdict, with its groups.")
+@setting_options(*rules_of(AuditorSettings))
+@click.option(
+    "--minutes", type=click.IntRange(1), default=60, metavar="N", help="So many minutes up to now (default 60)."
+)
+@json_option
+def show(minutes: int, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Show each topic's verdict, with its groups, over the last minutes.
+
+    Exits with 1 when something is wrong.
+    The last columns say within how many ms of their event time half, 90 % and 99 % of the records were acked, or
+    processed by the group.
+    """
+    now = Runtime().clock.wall_ms() // MINUTE_MS
+    found = _asked(settings_of(config, profile, **flags), lambda view, _: view.topics(now - minutes, now + 1))
+    if as_json:
+        print_json([_summary_json(summary) for summary in found])
+    else:
+        rows = [(each.topic, name or "(queue)", *_row_of(each, name)) for each in found for name in _sides(each)]
+        print_table(_SHOWN, rows)
+    return FAILED if any(summary.findings for summary in found) else OK
+
+
+@auditor.command("findings", short_help="List findings of all topics, or of TOPIC.")
+@setting_options(*rules_of(AuditorSettings))
+@click.argument("topic", default="")
+@click.option("--all", "all_", is_flag=True, help="Also what is over, and what is merely unproven.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, as evidence for other programs.")
+@json_option
+def findings(
+    topic: str,
+    all_: bool,
+    as_csv: bool,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> int:
+    """List findings of all topics, or of TOPIC, with the sequences of each.
+
+    Exits with 1 when there are any.
+    """
+    settings = settings_of(config, profile, **flags)
+    found = _asked(settings, lambda view, _: view.findings(topic, all_=all_, limit=EVIDENCE_MAX))
+    if as_csv:
+        click.echo(csv_of(found), nl=False)
+    elif as_json:
+        print_json([finding.to_json() for finding in found])
+    else:
+        print_table(("id", "minute", "finding"), [(each.id, _minute_text(each), str(each)) for each in found])
+    return FAILED if any(finding.grave and not finding.resolved_ms for finding in found) else OK
+
+
+@auditor.command("acknowledge")
+@setting_options(*rules_of(AuditorSettings))
+@click.argument("finding")
+@click.option("--by", "who", required=True, metavar="NAME", help='Who has looked at it; "" takes that back.')
+def acknowledge(finding: str, who: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Note who has looked at FINDING, an id of the list."""
+    now_ms = Runtime().clock.wall_ms()
+    settings = settings_of(config, profile, **flags)
+    _asked(settings, lambda _, store: store.acknowledge(finding, who, now_ms))
+    talk(f"finding {finding} is acknowledged by {who}" if who else f"finding {finding} is acknowledged by nobody")
+    return OK
+
+
+@auditor.command("metrics", short_help="Serve what was found as metrics for Prometheus.")
+@setting_options(*rules_of(AuditorSettings), "log_level", "log_format")
+@click.option(
+    "--serve",
+    metavar="HOST:PORT",
+    default=f"127.0.0.1:{METRICS_PORT}",
+    help="Where to listen; port 0 works.",
+    show_default=True,
+)
+def metrics(serve: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Serve what the auditors found as metrics for Prometheus, until a signal."""
+    from memq.cli.audit.audit_export import export_audit
+
+    settings = settings_of(config, profile, **flags)
+    log_to_stderr(settings.broker().log_level, settings.broker().log_format)
+    listen = listen_address(serve, METRICS_PORT)
+    return _asked(settings, lambda view, _: export_audit(view, listen, say_ready), state_of)
+
+
+@auditor.command("verify", short_help="Fetch the object of FINDING again, and check it.")
+@setting_options("brokers", *rules_of(AuditorSettings))
+@click.argument("finding")
+def verify(finding: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Fetch the object of FINDING again, check its batch, and say what it holds.
+
+    Exits with 1 for damage or nothing.
+    """
+    settings = settings_of(config, profile, **flags)
+    found = _asked(settings, lambda view, _: view.finding(finding))
+    told = asyncio.run(verify_finding(settings.client().brokers, found))
+    for block in told.blocks:
+        records = f"producer {block.producer} sequences {block.first} to {block.next - 1}"
+        click.echo(f"block {block.number}: {records}: {block.cause or 'sound'}")
+    for fault in told.faults:
+        click.echo(fault)
+    click.echo(f"{told.topic}: pointer {told.offset}: {told.says} (read through {told.through})")
+    return OK if told.sound else FAILED
+
+
+# ---- inside --------------------------------------------------------------------------------------
+
+
+async def _serve(brokers: str, state: Database, keep_ms: int, dashboard: Beside | None) -> int:
+    from memq.broker.signals import Signals
+
+    signals = Signals()
+    try:
+        async with AsyncExitStack() as stack:
+            stack.callback(signals.close)
+            stack.push_async_callback(state.close)
+            audit = await stack.enter_async_context(live_audit(brokers, state, keep_ms, Runtime()))
+            works = [audit.run(partial(_say_auditing, brokers)), *([dashboard(brokers)] if dashboard else [])]
+            await _until(signals.first, _together(*works))
+    finally:
+        await state.close()
+    return OK
+
+
+def _say_auditing(brokers: str) -> None:
+    click.echo(f"memq auditing: {brokers}")
+    sys.stdout.flush()
+
+
+async def _together(*works: Coroutine[Any, Any, None]) -> None:
+    await asyncio.gather(*works)
+
+
+async def _until(signal: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Work until the signal; what the work raises is raised."""
+    tasks = [asyncio.create_task(signal.wait()), asyncio.create_task(work)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    if not tasks[1].cancelled():
+        tasks[1].result()
+
+
+def _asked(
+    settings: Settings,
+    ask: Callable[[AuditView, AuditStore], Coroutine[Any, Any, Answer]],
+    opener_of: Callable[[AuditorSettings], OpenState] = written_state,
+) -> Answer:
+    async def run() -> Answer:
+        state = opener_of(settings.auditor())()
+        try:
+            return await ask(AuditView(state), AuditStore(state))
+        finally:
+            await state.close()
+
+    return asyncio.run(run())
+
+
+def _sides(summary: TopicSummary) -> list[str]:
+    return sorted({QUEUE, *summary.row.sides})
+
+
+def _row_of(summary: TopicSummary, name: str) -> tuple[object, ...]:
+    side = summary.row.side(name)
+    counts = (side[column] for column in ("lost", "doubled", "corrupt"))
+    records, last = (side["committed"], "acked") if name == QUEUE else (side["processed"], "processed")
+    took_ms = latencies([summary.row]).get((name, last), {})
+    slow = (f"{took_ms[part]:.0f}" if took_ms else "-" for part in QUANTILES)
+    return (summary.word(name), records, *counts, summary.row.in_flight(name), *slow)
+
+
+def _summary_json(summary: TopicSummary) -> dict[str, Any]:
+    took_ms = latencies([summary.row])
+    sides = {
+        name: {
+            "verdict": summary.word(name),
+            **summary.row.side(name).counts,
+            "in_flight": summary.row.in_flight(name),
+            "latency_ms": {
+                stage: {percentile_name(part): round(ms, 1) for part, ms in found.items()}
+                for (side, stage), found in took_ms.items()
+                if side == name
+            },
+        }
+        for name in _sides(summary)
+    }
+    return {"topic": summary.topic, "topic_id": summary.topic_id, "findings": summary.findings, "sides": sides}
+
+
+def _minute_text(finding: LiveFinding) -> str:
+    return time_text(finding.minute * MINUTE_MS)[:16] + "Z"

@@ -1,0 +1,175 @@
+"""`memq trace`: the path of one record: block, object, pointers, times, groups behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import click
+
+from memq.audit.checks.checker import Checker
+from memq.audit.opened_topic import OpenedTopic, opened_topic
+from memq.audit.trace import NO_BLOCK, Sighting, Wanted, sightings, unread_sighting
+from memq.cli.options import broker_options, brokers_of, json_option
+from memq.cli.output import print_json, talk, time_text
+from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
+from memq.format.blocks.header import Buffer
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Entry
+from memq.notification.log_reader import entries_between
+from memq.settings import Value
+from memq.topic import Position, read_partitions
+
+FOUND_MAX = 100
+Groups = dict[int, dict[str, Position]]  # by read partition
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("position", required=False, metavar="[POSITION]")
+@click.option("--key", "-k", metavar="KEY", help="All records of a key, UTF-8.")
+@click.option("--producer", metavar="HEX", help="The producer id, as findings name it; with --seq.")
+@click.option(
+    "--seq", "sequence", type=click.IntRange(0), metavar="N", help="The record's number among those of its producer."
+)
+@broker_options
+@json_option
+def trace(
+    topic: str,
+    position: str | None,
+    key: str | None,
+    producer: str | None,
+    sequence: int | None,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> None:
+    """Show where a record of TOPIC lies, when it came there, and which groups have committed beyond it.
+
+    A record is named by its position, as `memq consume` prints it (0:17:3), by its producer and sequence, as findings
+    do, or by its key: then the first hundred are shown. A copy that readers pass over is told as one.
+    """
+    wanted = _wanted(position, key, producer, sequence)
+    found, groups = asyncio.run(_find(brokers_of(config, profile, flags), topic, wanted))
+    if not found:
+        raise NotFoundError(
+            f"no pointer of topic '{topic}' names this record",
+            hint="memq consume --json shows positions; memq audit tells of what retention took, or can't be read",
+        )
+    if as_json:
+        print_json([sighting.to_json() | {"groups": _passed(sighting, groups)} for sighting in found])
+    else:
+        for sighting in found:
+            _print(sighting, groups)
+    if len(found) == FOUND_MAX:
+        talk(f"only the first {FOUND_MAX} are shown")
+
+
+def _wanted(position: str | None, key: str | None, producer: str | None, sequence: int | None) -> Wanted:
+    given = [position is not None, key is not None, producer is not None or sequence is not None]
+    if sum(given) != 1 or (producer is None) != (sequence is None):
+        raise InvalidSettingError(
+            "a record is named by its position, by --key, or by --producer and --seq", hint="give one of them"
+        )
+    if producer is not None and not re.fullmatch("[0-9a-fA-F]{1,16}", producer):
+        raise InvalidSettingError(f"producer '{producer[:40]}' is no id", hint="give 16 hex digits, as findings do")
+    number = int(producer, 16) if producer is not None else None
+    try:
+        at = Position.parse(position) if position is not None else None
+    except InvalidRequestError as error:
+        raise InvalidSettingError(str(error), hint=error.hint) from error
+    return Wanted(number, sequence, key.encode() if key is not None else None, at)
+
+
+async def _find(brokers: str, topic: str, wanted: Wanted) -> tuple[list[Sighting], Groups]:
+    """Return what is found, and where the groups stand in the partitions where it is."""
+    async with opened_topic(brokers, topic) as opened:
+        found: list[Sighting] = []
+        seen: dict[tuple[int, int], None] = {}
+        async for sighting in _sightings(opened, wanted):
+            record = (sighting.producer, sighting.sequence)
+            found.append(replace(sighting, copy=sighting.copy or record in seen))
+            seen[record] = None
+            if len(found) == FOUND_MAX:
+                break
+        groups: Groups = {}
+        places = {sighting.position.read_partition: None for sighting in found}
+        partitions = [each for each in read_partitions(opened.topic) if each.partition in places]
+        for group in await opened.queue.groups():
+            for place, committed in (await opened.queue.committed(group, partitions)).items():
+                groups.setdefault(place.partition, {})[group] = committed.position
+        return found, groups
+
+
+async def _sightings(opened: OpenedTopic, wanted: Wanted) -> AsyncIterator[Sighting]:
+    """Read all pointers, and the batches that may hold what is wanted."""
+    checker = Checker(opened.queue, opened.read)
+    for partition in read_partitions(opened.topic):
+        if wanted.position is not None and wanted.position.read_partition != partition.partition:
+            continue
+        span = await checker.span(partition)
+        at = max(span.begin, wanted.position.pointer_offset) if wanted.position is not None else span.begin
+        async for entries in entries_between(opened.queue, partition, at, span.end):
+            for entry in entries:
+                async for sighting in _in_batch(opened, wanted, partition.partition, entry):
+                    yield sighting
+            if wanted.position is not None:
+                break
+
+
+async def _in_batch(opened: OpenedTopic, wanted: Wanted, partition: int, entry: Entry) -> AsyncIterator[Sighting]:
+    """Follow one pointer, when its batch may hold what is wanted.
+
+    An unreadable block is reported as the pointer describes it.
+    """
+    pointer: Pointer | None = None
+    batch: Buffer = b""
+    cause = "no block of the batch that can be read has it"
+    try:
+        pointer = decode_pointer(entry.body)
+        if not wanted.may_be_in(entry.offset, pointer):
+            return
+        batch = await opened.read(pointer.locations[0], whole=False)
+    except MemqError as error:
+        talk(f"pointer {entry.offset} of partition {partition} can't be followed: {error}")
+        cause = str(error)
+    if pointer is None:
+        return
+    found = False
+    for sighting in sightings(wanted, partition, entry, pointer, batch):
+        found = True
+        yield sighting
+    unread = None if found else unread_sighting(wanted, partition, entry, pointer, cause)
+    if unread is not None:
+        yield unread
+
+
+def _passed(sighting: Sighting, groups: Groups) -> dict[str, bool]:
+    return sighting.passed_by(groups.get(sighting.position.read_partition, {}))
+
+
+def _print(sighting: Sighting, groups: Groups) -> None:
+    """Print one block's story, a line for each station."""
+    passed = _passed(sighting, groups)
+    lines = {
+        "record": f"producer {sighting.producer:016x} sequence {sighting.sequence}"
+        + (" (a copy, which readers pass over)" if sighting.copy else ""),
+        "time": time_text(sighting.time_ms) if sighting.time_ms else f"not known: {sighting.damage}",
+        "object": f"{sighting.object} {_block_text(sighting)} at {sighting.offset}+{sighting.length}",
+        "sealed": f"{time_text(sighting.sealed_ms)} by broker '{sighting.broker}'",
+        "queued": f"{time_text(sighting.queue_ms)} in epoch {sighting.epoch}",
+        "position": str(sighting.position),
+        "groups": ", ".join(f"{name}: {'past it' if done else 'before it'}" for name, done in passed.items()) or "none",
+    }
+    if sighting.damage and sighting.time_ms:
+        lines["damage"] = sighting.damage
+    for name, text in lines.items():
+        click.echo(f"{name + ':':<10}{text}")
+    click.echo()
+
+
+def _block_text(sighting: Sighting) -> str:
+    return "batch" if sighting.block == NO_BLOCK else f"block {sighting.block}"

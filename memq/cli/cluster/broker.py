@@ -1,0 +1,102 @@
+"""`memq broker`: one broker of a cluster, until a signal.
+
+`list`, `clients` and `drain` are about those that run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+import msgspec
+
+from memq.cli.log_lines import log_to_stderr
+from memq.cli.options import broker_options, brokers_of, json_option, setting_options, settings_of
+from memq.cli.output import print_json, print_table, talk
+from memq.cli.ready import say_ready
+from memq.client.admin.admin import Admin
+from memq.errors import InvalidRequestError
+from memq.settings import BrokerSettings, PartSettings, Value, rules_of
+
+_NAMES = [name for name in rules_of(BrokerSettings) if name != "data"] + list(rules_of(PartSettings))
+
+
+@click.group(invoke_without_command=True)
+@setting_options(*_NAMES)
+@click.pass_context
+def broker(context: click.Context, /, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Run a broker of a cluster, on the store, queue and coordinator of the settings.
+
+    Prints `memq ready: HOST:PORT` on stdout when clients can connect. SIGTERM and Ctrl-C drain: the partitions are
+    handed over to other brokers, what is held is stored and acked; a second one gives up and says what was held.
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    if sys.platform == "win32":
+        raise InvalidRequestError("the broker does not run on Windows", hint="run it on Linux, macOS or WSL")
+    settings = settings_of(config, profile, **flags)
+    log_to_stderr(settings.broker().log_level, settings.broker().log_format)
+    import uvloop
+
+    from memq.broker.assembly import serve_cluster
+    from memq.broker.process import calm_collector
+
+    calm_collector()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve_cluster(settings.broker(), settings.parts(), say_ready))
+
+
+@broker.command("list")
+@broker_options
+@json_option
+def list_brokers(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """List the live brokers: who governs, what each owns and takes in."""
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        found = admin.brokers()
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    rows = [
+        (
+            each.broker,
+            each.address,
+            each.zone or "-",
+            each.partitions,
+            each.bytes_s,
+            ", ".join(word for word, holds in (("governs", each.governs), ("draining", each.draining)) if holds) or "-",
+        )
+        for each in found
+    ]
+    print_table(("broker", "address", "zone", "partitions", "bytes/s", "state"), rows)
+
+
+@broker.command(short_help="Show what clients may have at the broker NAME.")
+@click.argument("name")
+@broker_options
+@json_option
+def clients(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Show what clients may have at the broker NAME, by its section [clients], and who was over it."""
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        found = admin.clients(name)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    rows = [
+        (each.client, each.mode, each.bytes_s or None, each.requests_s or None, each.connections, each.over)
+        for each in found
+    ]
+    print_table(("client", "mode", "bytes/s", "requests/s", "connections", "over"), rows)
+
+
+@broker.command(short_help="Have the broker NAME hand its partitions over.")
+@click.argument("name")
+@broker_options
+def drain(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Have the broker NAME hand its partitions over to others, one drained after another, and wait for it.
+
+    It goes on running and owns nothing until it is restarted. SIGTERM does the same and ends it.
+    """
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        admin.drain_broker(name)
+    talk(f"broker {name} owns nothing any more")

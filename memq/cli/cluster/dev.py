@@ -1,0 +1,54 @@
+"""`memq dev`: everything in one process, on one folder, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+
+from memq.cli.log_lines import log_to_stderr
+from memq.cli.options import setting_options, settings_of
+from memq.cli.ready import say_ready
+from memq.errors import InvalidRequestError
+from memq.settings import AuditorSettings, BrokerSettings, DashboardSettings, Value, rules_of
+
+
+@click.command()
+@setting_options(*rules_of(BrokerSettings), *rules_of(AuditorSettings), *rules_of(DashboardSettings))
+def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Run broker, store, queue and, unless `--no-audit` is given, an auditor in one process.
+
+    Prints `memq ready: HOST:PORT` on stdout when clients can connect; the log says where the dashboard is, which
+    needs the extra [dashboard]. SIGTERM and Ctrl-C drain: nothing new is taken, what is held is stored and acked; a
+    second one gives up and says what was held.
+    """
+    if sys.platform == "win32":
+        raise InvalidRequestError("the broker does not run on Windows", hint="run it on Linux, macOS or WSL")
+    loaded = settings_of(config, profile, **flags)
+    settings = loaded.broker()
+    log_to_stderr(settings.log_level, settings.log_format)
+    import uvloop
+
+    from memq.broker.dev import serve
+    from memq.broker.ingest.quota_settings import client_limits
+    from memq.broker.process import calm_collector
+    from memq.cli.audit.audit_state import state_beside
+    from memq.cli.cluster.embedded_services import Beside, auditor_beside, dashboard_beside
+
+    limits = client_limits(loaded.parts().section("clients"))
+    beside: list[Beside] = []
+    open_state = state_beside(loaded.auditor(), Path(settings.data)) if settings.audit else None
+    if open_state is not None:
+        beside.append(auditor_beside(open_state, loaded.auditor().audit_keep_ms))
+    dashboard = dashboard_beside(loaded, open_state)
+    if dashboard is not None:
+        beside.append(dashboard)
+
+    async def companion(address: str) -> None:
+        await asyncio.gather(*(run(address) for run in beside))
+
+    calm_collector()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings, say_ready, client_limits=limits, companion=companion))

@@ -1,0 +1,173 @@
+"""`memq doctor`: what on this machine, in the settings or at the broker stands in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from memq import __version__
+from memq.cli.options import broker_options, json_option, settings_of
+from memq.cli.output import colored, count_text, one_line, print_json, size_text
+from memq.errors import LogLostError, MemqError
+from memq.runtime.clock import SystemClock
+from memq.settings import BrokerSettings, PartSettings, Settings, Value, rules_of
+
+PACKAGES = ("awscrt", "click", "h11", "lz4", "msgspec", "prometheus_client", "zstandard")
+EXTRAS = {"pyarrow": "batch.arrow() and memq.read_arrow need it: pip install 'memq[arrow]'"}
+DISK_BYTES_LEAST = 1 << 30
+_MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: `state` is ok, warning or failed; `hint` says what to do."""
+
+    what: str
+    state: str
+    text: str
+    hint: str = ""
+
+
+@click.command()
+@broker_options
+@json_option
+def doctor(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Check Python, packages, settings, the data folder, a cluster's parts and the broker.
+
+    Fails when something does not work.
+    """
+    findings = list(_look(config, profile, flags))
+    if as_json:
+        print_json([{"what": one.what, "state": one.state, "text": one.text, "hint": one.hint} for one in findings])
+    else:
+        for one in findings:
+            _print(one)
+    return 1 if any(one.state == "failed" for one in findings) else 0
+
+
+def _look(config: str | None, profile: str | None, flags: dict[str, Value | None]) -> Iterator[Finding]:
+    yield Finding("memq", "ok", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
+    yield from _packages()
+    try:
+        settings = settings_of(config, profile, **flags)
+    except MemqError as error:
+        yield Finding("settings", "failed", str(error), error.hint)
+        return
+    origins = {origin for origin in settings.origins.values() if origin != "default"}
+    yield Finding("settings", "ok", "from " + (", ".join(sorted(origins)) or "defaults alone"))
+    yield from _machine(settings)
+    yield from _spool(settings)
+    yield from _parts(settings)
+    yield _checked("broker", lambda: _broker(settings))
+
+
+def _packages() -> Iterator[Finding]:
+    needed = PACKAGES if sys.platform == "win32" else (*PACKAGES, "uvloop")
+    missing = [name for name in needed if not _is_there(name)]
+    if missing:
+        yield Finding("packages", "failed", f"missing: {', '.join(missing)}", "pip install memq again")
+    else:
+        yield Finding("packages", "ok", f"{len(needed)} of {len(needed)} can be imported")
+    for name, hint in EXTRAS.items():
+        if not _is_there(name):
+            yield Finding("extras", "warning", f"{name} is not installed", hint)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def _machine(settings: Settings) -> Iterator[Finding]:
+    broker = settings.broker()
+    folder = Path(broker.data).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        yield Finding("data folder", "failed", f"{existing} can't be written", "choose another one with --data")
+    else:
+        free = shutil.disk_usage(existing).free
+        state = "ok" if free >= DISK_BYTES_LEAST else "warning"
+        made = "" if folder.exists() else ", not made yet"
+        yield Finding("data folder", state, f"{folder}{made}: {size_text(free)} free", "free some space")
+    if sys.platform != "win32":
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        enough = limit == resource.RLIM_INFINITY or limit > broker.connections_max
+        text = f"{limit} files may be open, connections_max is {broker.connections_max}"
+        yield Finding("open files", "ok" if enough else "warning", text, f"ulimit -n {2 * broker.connections_max}")
+
+
+def _spool(settings: Settings) -> Iterator[Finding]:
+    """Look at the spool, when a broker of these settings has one."""
+    folder = settings.broker().spool
+    if folder and sys.platform != "win32":
+        from memq.broker.spool.files import look_at_spool
+
+        now_ms = SystemClock().wall_ms()
+        text, hint = look_at_spool(Path(folder).absolute(), settings.broker().spool_bytes_max, now_ms)
+        yield Finding("spool", "warning" if hint else "ok", text, hint)
+
+
+def _parts(settings: Settings) -> Iterator[Finding]:
+    """Look at each part of a cluster that the settings name, as a broker does at its start."""
+    named = [name for name in rules_of(PartSettings) if settings.origins[name] != "default"]
+    if named and sys.platform != "win32":
+        from memq.broker.assembly import check_mark, check_part
+
+        parts, own = settings.parts(), settings.broker()
+        looks: list[Finding] = []
+        for name in named:
+            looks.append(_checked(name, lambda name=name: asyncio.run(check_part(name, parts, own))))  # type: ignore[misc]
+            yield looks[-1]
+        of_many = not parts.coordinator.startswith("standalone:")  # that one is locked: a process opens it once
+        if of_many and len(looks) == len(rules_of(PartSettings)) and all(each.state == "ok" for each in looks):
+            yield _checked("store mark", lambda: asyncio.run(check_mark(parts, own)))
+            yield _pointers(parts, own)
+
+
+def _pointers(parts: PartSettings, own: BrokerSettings) -> Finding:
+    """Compare what the queue and the store of a cluster have."""
+    from memq.broker.assembly import check_pointers
+
+    def look() -> str:
+        lost = asyncio.run(check_pointers(parts, own))
+        if lost:
+            raise LogLostError(f"{lost[0]}; of {count_text(len(lost), 'partition')} the queue has lost the log")
+        return "the queue has lost no topic and no partition"
+
+    return _checked("pointers", look)
+
+
+def _checked(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, "ok", look())
+    except MemqError as error:
+        return Finding(what, "failed", str(error), error.hint)
+
+
+def _broker(settings: Settings) -> str:
+    from memq.client.admin.admin import Admin
+
+    brokers = settings.client().brokers
+    with Admin(brokers) as admin:
+        return f"{brokers} answers, {count_text(len(admin.topics()), 'topic')}"
+
+
+def _print(finding: Finding) -> None:
+    hint = f" ({finding.hint})" if finding.hint and finding.state != "ok" else ""
+    state = f"{finding.state:<8}"
+    shown = click.style(state, fg=_MARKS[finding.state]) if colored() else state
+    click.echo(f"{shown} {finding.what}: {one_line(finding.text)}{hint}")

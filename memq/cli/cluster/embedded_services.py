@@ -1,0 +1,99 @@
+"""Services next to a broker or auditor: an auditor, and the dashboard where it is installed.
+
+Both are imported only once clients can come, and in a thread: they take half as long to import as the broker, which
+would answer nobody meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from memq.audit.dashboard.door.exposure import check_settings
+from memq.cli.audit.audit_state import OpenState
+from memq.errors import InvalidSettingError, MemqError
+from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.settings import Settings
+
+Beside = Callable[[str], Coroutine[Any, Any, None]]  # what runs beside others, given the address of a broker
+NEEDED = ("starlette", "uvicorn")
+_RETRY_S_BASE = 0.5
+_RETRY_S_MAX = 30.0
+
+
+def auditor_beside(open_state: OpenState, keep_ms: int) -> Beside:
+    """Return the auditor of a broker's cluster: errors are logged, and it continues from its state."""
+
+    async def run(address: str) -> None:
+        await asyncio.to_thread(import_module, "memq.cli.audit.live_audit")
+        from memq.cli.audit.live_audit import live_audit
+
+        runtime = Runtime()
+        outage = EventLog(runtime.clock).outage("audit.stopped", "audit.goes-on")
+        failures = 0
+        while True:
+            try:
+                async with AsyncExitStack() as stack:
+                    state = open_state()
+                    stack.push_async_callback(state.close)
+                    audit = await stack.enter_async_context(live_audit(address, state, keep_ms, runtime))
+                    await audit.step()
+                    outage.passed()
+                    failures = 0
+                    await audit.run()
+            except MemqError as error:
+                outage.failed(str(error))
+                failures += 1
+            await asyncio.sleep(backoff_s(runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
+
+    return run
+
+
+def dashboard_beside(loaded: Settings, open_state: OpenState | None) -> Beside | None:
+    """Return what serves the dashboard for the brokers at an address.
+
+    The result is None where it is off, or not installed.
+    `open_state` opens what auditors store, None where nobody audits.
+
+    A port that is taken is logged, and the broker goes on. Raises: InvalidSettingError when settings ask for it, and
+    its extra is not installed, or it would be exposed.
+    """
+    settings, events = loaded.dashboard(), EventLog(SystemClock())
+    if settings.dashboard_port < 0:
+        return None
+    asked = [name for name, origin in loaded.origins.items() if name.startswith("dashboard_") and origin != "default"]
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing and asked:
+        raise InvalidSettingError(
+            f"{' and '.join(asked)} can't be kept: {' and '.join(missing)} of the dashboard is not installed",
+            hint="pip install 'memq[dashboard]', or set dashboard_port = -1",
+        )
+    if missing:
+        events.info("dashboard.not-installed", "there is no dashboard: pip install 'memq[dashboard]'")
+        return None
+    check_settings(settings)
+
+    async def run(address: str) -> None:
+        await asyncio.to_thread(import_module, "memq.audit.dashboard.server")
+        from memq.audit.dashboard.audited import LiveSource
+        from memq.audit.dashboard.server import Dashboard
+
+        state = open_state() if open_state is not None else None
+        audit = LiveSource(state, SystemClock()) if state is not None else None
+        try:
+            async with Dashboard(address, settings, audit=audit):
+                await asyncio.Event().wait()  # until it is cancelled
+        except MemqError as error:
+            events.warning("dashboard.failed", f"there is no dashboard: {error} ({error.hint}; it is dashboard_port)")
+        finally:
+            if state is not None:
+                await state.close()
+
+    return run

@@ -1,0 +1,190 @@
+"""`memq topic`: list, create, describe, alter and delete topics."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from memq.cli.options import broker_options, brokers_of, json_option
+from memq.cli.output import confirm, count_text, print_json, print_pairs, print_table, size_text, talk, time_text
+from memq.client.admin.admin import Admin
+from memq.errors import InvalidSettingError, UnknownSettingError
+from memq.limits import PARTITIONS_MAX
+from memq.protocol.messages import TopicMetadata
+from memq.settings import Value, did_you_mean, parse_size, parse_time_ms
+from memq.topic import HOLDS, NEXT_BATCH, Topic, TopicSettings
+
+_FLAGS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+set_option = click.option(
+    "--set", "texts", multiple=True, metavar="KEY=VALUE", help="A setting of the topic; repeatable."
+)
+
+
+@click.group()
+def topic() -> None:
+    """List, create, describe, alter and delete topics."""
+
+
+@topic.command("list")
+@click.option("--all", "internal", is_flag=True, help="Also memq's own topics, as _memq_audit.")
+@broker_options
+@json_option
+def list_topics(internal: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """List all topics."""
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        topics = admin.topics(internal=internal)
+    if as_json:
+        print_json([_topic_json(one) for one in topics])
+    else:
+        rows = [(one.name, len(one.taking), _retention(one.settings), time_text(one.created_ms)) for one in topics]
+        print_table(("topic", "partitions", "retention", "created"), rows)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), default=1, help="Write partitions (default 1).")
+@click.option("--exist-ok", is_flag=True, help="An existing topic is no error.")
+@set_option
+@broker_options
+@json_option
+def create(
+    name: str,
+    partitions: int,
+    exist_ok: bool,
+    texts: tuple[str, ...],
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> None:
+    """Make a topic. `memq topic describe` shows the settings there are."""
+    settings = parse_topic_settings(texts)
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        made = admin.create_topic(name, partitions=partitions, settings=settings, exist_ok=exist_ok)
+    if as_json:
+        print_json(_topic_json(made))
+    else:
+        talk(f"topic {made.name}: {count_text(len(made.partitions), 'partition')}, id {made.id}")
+
+
+@topic.command()
+@click.argument("name")
+@broker_options
+@json_option
+def describe(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Show a topic's partitions, owners and settings."""
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        found = admin.topic(name)
+    if as_json:
+        print_json({**_topic_json(found.topic), "owners": [msgspec.to_builtins(owner) for owner in found.owners]})
+        return
+    print_pairs((("topic", found.topic.name), ("id", found.topic.id), ("created", time_text(found.topic.created_ms))))
+    click.echo()
+    heads = ("partition", "slots", "read partition", "owner", "address", "epoch")
+    rows = [
+        (
+            part.partition,
+            f"{part.slot_first}-{part.slot_last}" if part.takes_records else None,
+            part.read_partition,
+            *_owner_cells(found, part.partition),
+        )
+        for part in found.topic.partitions
+    ]
+    print_table(heads, rows)
+    click.echo()
+    values = msgspec.to_builtins(found.topic.settings)
+    print_table(("setting", "value"), [(key, str(value).lower()) for key, value in values.items()])
+
+
+@topic.command(short_help="Change settings of a topic.")
+@click.argument("name")
+@set_option
+@broker_options
+@json_option
+def alter(
+    name: str, texts: tuple[str, ...], as_json: bool, config: str | None, profile: str | None, **flags: Value | None
+) -> None:
+    """Change settings of a topic, as --set retention_ms=7d --set batch_bytes_max=16MiB."""
+    settings = parse_topic_settings(texts)
+    if not settings:
+        raise click.UsageError("nothing to change: give --set KEY=VALUE")
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        altered = admin.alter_topic(name, settings=settings)
+    if as_json:
+        print_json(_topic_json(altered))
+    else:
+        for key in settings:
+            holds = HOLDS.get(key, NEXT_BATCH)
+            talk(f"topic {altered.name}: {key} = {getattr(altered.settings, key)}, {holds}")
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_options
+def delete(name: str, yes: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Delete a topic and all its records. On a terminal it asks first."""
+    if not yes:
+        confirm(f"delete topic {name} with all its records?")
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        admin.delete_topic(name)
+    talk(f"topic {name} is deleted; its objects go with the next sweep")
+
+
+def parse_topic_settings(texts: tuple[str, ...]) -> dict[str, int | bool | str]:
+    """Return the settings of `KEY=VALUE` texts; sizes as 64MiB, times as 5s.
+
+    The broker checks their bounds.
+
+    Raises: UnknownSettingError with a "did you mean", InvalidSettingError.
+    """
+    defaults = msgspec.to_builtins(TopicSettings())
+    found: dict[str, int | bool | str] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise InvalidSettingError(f"--set '{text[:60]}' has no value", hint="write --set KEY=VALUE")
+        if key not in defaults:
+            raise UnknownSettingError(f"unknown topic setting '{key[:60]}'", hint=did_you_mean(key, defaults))
+        is_word = isinstance(defaults[key], str)  # the broker knows which there are
+        found[key] = value.strip() if is_word else _parse(key, value.strip(), is_flag=isinstance(defaults[key], bool))
+    return found
+
+
+def _parse(key: str, value: str, *, is_flag: bool) -> int | bool:
+    parsed: int | bool | None
+    if is_flag:
+        parsed = _FLAGS.get(value.lower())
+    elif value.isascii() and value.isdigit() and len(value) < 17:
+        parsed = int(value)
+    elif "bytes" in key:
+        parsed = parse_size(value)
+    else:
+        parsed = parse_time_ms(value) if key.endswith(("_ms", "_ms_max")) else None
+    if parsed is None:
+        example = "true" if is_flag else "64MiB" if "bytes" in key else "5s" if "_ms" in key else "a whole number"
+        raise InvalidSettingError(f"topic setting {key} = '{value[:60]}' can't be read", hint=f"write it as {example}")
+    return parsed
+
+
+def _topic_json(found: Topic) -> dict[str, object]:
+    shown: dict[str, object] = msgspec.to_builtins(found)
+    return shown
+
+
+def _owner_cells(found: TopicMetadata, partition: int) -> tuple[object, object, object]:
+    for owner in found.owners:
+        if owner.partition == partition:
+            return owner.broker or None, owner.address or None, owner.epoch
+    return None, None, None
+
+
+def _retention(settings: TopicSettings) -> str:
+    """Return what bounds a topic, for people: `7 d`, `7 d or 1.0 GiB`, `for ever`."""
+    parts = []
+    if settings.retention_ms:
+        hours = settings.retention_ms / 3_600_000
+        parts.append(f"{hours / 24:g} d" if hours >= 24 else f"{hours:g} h")
+    if settings.retention_bytes:
+        parts.append(size_text(settings.retention_bytes))
+    return " or ".join(parts) or "for ever"

@@ -1,0 +1,1 @@
+"""Commands that send, print and measure records."""

@@ -1,0 +1,168 @@
+"""`memq consume`: prints records as they come."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import click
+
+from memq.cli.options import json_option, section_values, setting_options, settings_of
+from memq.cli.output import count_text, talk
+from memq.cli.records.consume_start import look_up
+from memq.cli.records.record_printer import Printer, record_printer
+from memq.cli.records.start_position import Last, Start, parse_start
+from memq.client.consumer.consumer import Consumer
+from memq.client.consumer.settings import OnDamaged, OnExpired, Point
+from memq.runtime.clock import SystemClock
+from memq.settings import ClientSettings, Value
+from memq.topic import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to read, from where to where, and what to do with damage and gaps."""
+
+    topic: str
+    group: str | None
+    partition: int | None
+    start: Start
+    until_end: bool
+    on_damaged: OnDamaged
+    on_expired: OnExpired
+    s3: Mapping[str, object]  # how to open the store
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of printed and skipped records."""
+
+    records: int = 0
+    damaged: int = 0
+
+
+@click.command()
+@click.argument("topic")
+@setting_options("brokers", "prefetch_bytes_max")
+@click.option("-G", "--group", metavar="GROUP", help="Share the topic with the group's members, and commit.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), metavar="N", help="Only this partition.")
+@click.option(
+    "-o",
+    "--offset",
+    default="beginning",
+    metavar="START",
+    help="beginning, end, stored, -N (the last N), @TIME (RFC 3339, epoch ms, -1h) or a position as 0:17:3.",
+)
+@click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="Stop after so many records.")
+@click.option("-e", "--exit", "until_end", is_flag=True, help="Stop at the end as it is at the start.")
+@click.option("-f", "--format", "form", metavar="FORMAT", help=r"As '%t %p %o %k %s %h %T\n'.")
+@click.option("-K", "--key-separator", metavar="SEP", help="Print the key and SEP before each value.")
+@click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"What ends a record (default \n).")
+@click.option("-Z", "--null", is_flag=True, help="Print null as NULL.")
+@click.option(
+    "--on-damaged",
+    type=click.Choice(["fail", "skip", "dead-letter"]),
+    default="fail",
+    help="What to do with a damaged block: dead-letter sends it to TOPIC.dlq.",
+)
+@click.option(
+    "--on-expired",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    help="What to do where retention was faster: skip goes on with what is left.",
+)
+@json_option
+def consume(
+    topic: str,
+    group: str | None,
+    partition: int | None,
+    offset: str,
+    count: int | None,
+    until_end: bool,
+    form: str | None,
+    key_separator: str | None,
+    delimiter: str,
+    null: bool,
+    on_damaged: OnDamaged,
+    on_expired: OnExpired,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> None:
+    """Print the records of TOPIC, values one per line; with -f or --json all that a record has.
+
+    With -G it starts where the group stands, -o counts only where the group has no position, and every batch that
+    was printed whole is committed: after -c the rest of a batch comes again with its start. Without an end (-e, -c) it
+    waits for more; Ctrl-C says what was done.
+    """
+    found = settings_of(config, profile, **flags)
+    settings, s3 = found.client(), section_values(found, "s3")
+    start = parse_start(offset, SystemClock().wall_ms())
+    if isinstance(start, Position) and group is None:
+        partition = start.read_partition
+    _check_together(group, partition, start, form, as_json=as_json)
+    printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
+    tally = Tally()
+    try:
+        wish = Wish(topic, group, partition, start, until_end, on_damaged, on_expired, s3)
+        _print_all(settings, wish, count, printer, tally)
+    except KeyboardInterrupt:
+        talk(f"interrupted: {count_text(tally.records, 'record')} printed")
+        raise
+    if tally.damaged:
+        talk(f"{count_text(tally.damaged, 'damaged block')} passed over")
+
+
+def _check_together(group: str | None, partition: int | None, start: Start, form: str | None, *, as_json: bool) -> None:
+    """Refuse options that exclude each other. Raises: click.UsageError."""
+    if start == "stored" and group is None:
+        raise click.UsageError("-o stored needs a group, -G")
+    if isinstance(start, Last) and group is not None:
+        raise click.UsageError("-o -N and -G exclude each other; memq group reset moves a group")
+    if partition is not None and group is not None:
+        raise click.UsageError("-p and -G exclude each other: the group gives out the partitions")
+    if as_json and form is not None:
+        raise click.UsageError("--json and -f exclude each other")
+
+
+def _print_all(settings: ClientSettings, wish: Wish, count: int | None, printer: Printer, tally: Tally) -> None:
+    """Print up to the end, or `count` records.
+
+    A batch is done, and committed, when the next one is asked for.
+    """
+    with _open_consumer(settings, wish) as consumer:
+        for batch in consumer:
+            if wish.partition is not None and batch.partition != wish.partition:
+                continue
+            content, printed = printer(batch, None if count is None else count - tally.records)
+            tally.records += printed
+            tally.damaged += len(batch.damaged)
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+            if count is not None and tally.records >= count:
+                if wish.group is not None and printed == len(batch):
+                    consumer.commit(batch)
+                return
+
+
+def _open_consumer(settings: ClientSettings, wish: Wish) -> Consumer:
+    start: Point
+    end: Point | None = "end" if wish.until_end else None
+    if isinstance(wish.start, Last) or wish.partition is not None:
+        start, ends = look_up(settings.brokers, wish.topic, wish.start, wish.partition)
+        end = ends if wish.until_end else None
+    else:
+        start = "beginning" if wish.start == "stored" else wish.start
+    return Consumer(
+        settings.brokers,
+        [wish.topic],
+        group=wish.group,
+        start=start,
+        end=end,
+        prefetch_bytes_max=settings.prefetch_bytes_max,
+        on_damaged=wish.on_damaged,
+        on_expired=wish.on_expired,
+        s3=wish.s3,
+    )

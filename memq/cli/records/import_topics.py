@@ -1,0 +1,87 @@
+"""`memq import`: copies topics of other systems into a topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from memq.cli.options import broker_options, json_option, settings_of
+from memq.cli.output import Counted, count_text, print_json, print_table, talk
+from memq.errors import InvalidSettingError
+from memq.notification.kafka.settings import KafkaSettings, kafka_settings
+from memq.runtime.clock import SystemClock
+from memq.settings import Value
+from memq.topic import check_name
+
+if TYPE_CHECKING:
+    from memq.client.bulk.kafka_import import ImportedPartition
+
+
+@click.group("import")
+def import_topics() -> None:
+    """Copy topics of other systems into a topic."""
+
+
+@import_topics.command(short_help="Copy Kafka topics with keys, headers and timestamps.")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--into", required=True, metavar="TOPIC", help="The topic to copy into; made when it is not there.")
+@click.option("--from", "servers", required=True, metavar="HOST:PORT,...", help="The Kafka that has the topics.")
+@click.option("--groups", is_flag=True, help="Copy the positions of the consumer groups, too.")
+@broker_options
+@json_option
+def kafka(
+    topics: tuple[str, ...],
+    into: str,
+    servers: str,
+    *,
+    groups: bool,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> None:
+    """Copy Kafka topics with keys, headers, timestamps and partitions: all that they hold now.
+
+    Ctrl-C or a kill at any moment: start it again and it goes on, and copies nothing twice. Started later, it copies
+    what has come since. How far it is, Kafka shows as the lag of the group memq-import.ID. Settings of the connection
+    (TLS, login) stand in the section [source], by librdkafka's names.
+    """
+    check_name(into)
+    for topic in topics:
+        check_name(topic)
+    settings = settings_of(config, profile, **flags)
+    chosen = kafka_settings(f"kafka://{servers.removeprefix('kafka://')}", settings.parts().section("source"), "source")
+    with Counted("import", "records") as counted:
+        done, placed = asyncio.run(
+            _import(chosen, settings.client().brokers, topics, into, groups=groups, moved=counted.move)
+        )
+    if as_json:
+        print_json({"partitions": [asdict(one) for one in done], "groups": placed})
+        return
+    heads = ("topic", "partition", "records", "from offset", "to offset")
+    print_table(heads, [(one.topic, one.partition, one.records, one.begin, one.end) for one in done])
+    for group, partitions in placed.items():
+        talk(f"group {group}: {count_text(partitions, 'position')} copied")
+
+
+async def _import(
+    chosen: KafkaSettings,
+    brokers: str,
+    topics: Sequence[str],
+    into: str,
+    *,
+    groups: bool,
+    moved: Callable[[int], None],
+) -> tuple[list[ImportedPartition], dict[str, int]]:
+    try:
+        from memq.client.bulk.kafka_import import import_topics as copy
+        from memq.notification.kafka.reading.source import KafkaSource
+    except ModuleNotFoundError as error:
+        raise InvalidSettingError(
+            f"an import from Kafka needs {error.name}, which is not installed", hint="pip install 'memq[kafka]'"
+        ) from error
+    return await copy(KafkaSource(chosen, SystemClock()), brokers, topics, into, groups=groups, moved=moved)

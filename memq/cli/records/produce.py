@@ -1,0 +1,168 @@
+"""`memq produce`: sends what stdin or files hold, one record per line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from memq.cli.options import json_option, setting_options, settings_of
+from memq.cli.output import Progress, count_text, print_json, size_text, talk
+from memq.cli.records.input_records import split_records
+from memq.cli.records.record_format import parse_delimiter
+from memq.cli.records.record_senders import Shape, Tally, json_sender, line_sender
+from memq.client.producer.producer import Producer
+from memq.errors import MemqError
+from memq.runtime.clock import SystemClock
+from memq.settings import Value
+from memq.topic import check_name
+
+CHUNK_BYTES = 1 << 20
+# After Ctrl-C: what is on its way may still be acked, but the person does not wait for it longer than this.
+INTERRUPTED_FLUSH_S = 0.3
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("files", metavar="[FILE]...", nargs=-1)
+@setting_options(
+    "brokers", "acks", "codec", "linger_ms", "delivery_timeout_ms", "pending_bytes_max", "metadata_timeout_ms"
+)
+@click.option("-p", "--partition", type=click.IntRange(min=0), metavar="N", help="Send to this partition.")
+@click.option("-k", "--key", metavar="KEY", help="Key of every record.")
+@click.option(
+    "-H", "--header", "header", multiple=True, metavar="NAME=VALUE", help="A header of every record; repeatable."
+)
+@click.option("-K", "--key-separator", metavar="SEP", help="What stands before it in a line is the record's key.")
+@click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"What ends a record (default \n).")
+@click.option("-Z", "--null", is_flag=True, help="Send empty values and keys as null.")
+@click.option(
+    "--input", "form", type=click.Choice(["lines", "json"]), default="lines", help="json: what consume --json prints."
+)
+@json_option
+def produce(
+    topic: str,
+    files: tuple[str, ...],
+    partition: int | None,
+    key: str | None,
+    header: tuple[str, ...],
+    key_separator: str | None,
+    delimiter: str,
+    null: bool,
+    form: str,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> None:
+    """Send records to TOPIC, one per line of the files or of stdin (also as -).
+
+    Ends when every record has its ack; with --json it prints a summary then. Ctrl-C says what was acked.
+    """
+    check_name(topic)  # now: without input no record would tell
+    settings = settings_of(config, profile, **flags).client()
+    separator = parse_delimiter(key_separator) if key_separator is not None else None
+    shape = Shape(topic, partition, _encode(key), _parse_headers(header), separator, null)
+    clock = SystemClock()
+    started = clock.monotonic()
+    tally = Tally()
+    with ExitStack() as stack:
+        chunks = _chunks(files, stack)
+        producer = stack.enter_context(
+            Producer(
+                settings.brokers,
+                acks=settings.acks,
+                codec=settings.codec,
+                linger_ms=settings.linger_ms,
+                pending_bytes_max=settings.pending_bytes_max,
+                delivery_timeout_ms=settings.delivery_timeout_ms,
+                metadata_timeout_ms=settings.metadata_timeout_ms,
+                on_ack=tally.note,
+            )
+        )
+        send = json_sender(producer, shape, tally) if form == "json" else line_sender(producer, shape, tally)
+        try:
+            for records in split_records(chunks, parse_delimiter(delimiter)):
+                send(records)
+                if tally.error:
+                    break
+            producer.flush()
+        except KeyboardInterrupt:
+            _give_up(producer, tally)
+            raise
+    if tally.error:
+        talk(f"failed: {_done(tally)}")
+        raise tally.error
+    _summarize(tally, clock.monotonic() - started, as_json=as_json, acks=settings.acks)
+
+
+def _encode(text: str | None) -> bytes | None:
+    """Return a command line argument's bytes as they were given, UTF-8 or not."""
+    return None if text is None else text.encode(errors="surrogateescape")
+
+
+def _parse_headers(texts: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    pairs = []
+    for text in texts:
+        name, found, value = text.partition("=")
+        if not found or not name:
+            raise click.BadParameter(f"'{text}' is not NAME=VALUE", param_hint="-H")
+        pairs.append((name, value.encode(errors="surrogateescape")))
+    return tuple(pairs)
+
+
+def _chunks(files: tuple[str, ...], stack: ExitStack) -> Iterator[bytes]:
+    """Open every input before anything is sent, and return their bytes as they come."""
+    streams: list[BinaryIO] = []
+    total = 0
+    for file in files or ("-",):
+        if file == "-":
+            streams.append(sys.stdin.buffer)
+        else:
+            total += Path(file).stat().st_size
+            streams.append(stack.enter_context(Path(file).open("rb")))  # noqa: SIM115  # the stack closes it
+    if streams == [sys.stdin.buffer] and sys.stdin.isatty():
+        talk("memq: reading lines from the terminal, Ctrl-D ends")
+    progress = stack.enter_context(Progress("produce", total))
+    return _read(streams, progress)
+
+
+def _read(streams: list[BinaryIO], progress: Progress) -> Iterator[bytes]:
+    for stream in streams:
+        read = getattr(stream, "read1", stream.read)  # what is there, without waiting for a full chunk
+        while chunk := read(CHUNK_BYTES):
+            yield chunk
+            progress.move(len(chunk))
+
+
+def _give_up(producer: Producer, tally: Tally) -> None:
+    """Say at once what was done; what is not acked by then has an unknown outcome."""
+    with suppress(MemqError):
+        producer.flush(timeout=INTERRUPTED_FLUSH_S)
+    talk(f"interrupted: {_done(tally)}")
+
+
+def _done(tally: Tally) -> str:
+    return f"{count_text(tally.records, 'record')} sent, {tally.acked:,} of them acked"
+
+
+def _summarize(tally: Tally, seconds: float, *, as_json: bool, acks: str) -> None:
+    rate = tally.records / max(seconds, 1e-9)
+    if as_json:
+        print_json(
+            {
+                "records": tally.records,
+                "bytes": tally.bytes,
+                "acks": acks,
+                "acked": tally.acked,
+                "seconds": round(seconds, 3),
+                "records_per_second": round(rate),
+            }
+        )
+        return
+    acked = "not acked, as asked" if acks == "0" else f"{tally.acked:,} acked with {acks}"
+    talk(f"{count_text(tally.records, 'record')}, {size_text(tally.bytes)}: {acked}, {rate:,.0f} records/s")

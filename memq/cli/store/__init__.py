@@ -1,0 +1,1 @@
+"""Commands about objects in the store: inspect, verify, sweep, restore."""

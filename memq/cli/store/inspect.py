@@ -1,0 +1,170 @@
+"""`memq inspect`: what one object or segment holds, from its own index, without a broker."""
+
+from __future__ import annotations
+
+import click
+
+from memq.audit.checks.object_check import readable_blocks
+from memq.cli.options import json_option, settings_of, settings_options
+from memq.cli.output import count_text, print_json, print_pairs, print_table, size_text, talk, time_text
+from memq.cli.records.record_json import encode_record
+from memq.cli.store.inspect_segment import is_segment, print_segment, segment_blocks
+from memq.cli.store.object_files import Target, find_objects
+from memq.errors import CorruptDataError, MemqError, NotFoundError
+from memq.format.blocks.columns import BlockReader
+from memq.format.blocks.header import CODECS
+from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, open_object
+
+_CODEC_NAMES = {number: name for name, number in CODECS.items()}
+
+
+@click.command()
+@click.argument("target", metavar="URI|FILE|FOLDER")
+@click.option("--records", is_flag=True, help="Print the records as JSON lines; produce --input json takes them.")
+@settings_options
+@json_option
+def inspect(target: str, records: bool, as_json: bool, config: str | None, profile: str | None) -> None:
+    """Show an object's batches, blocks, producers, times and checksums.
+
+    Of a folder, also a data folder, it shows the objects that are below it. A URI is file:///PATH or
+    s3://BUCKET/KEY?endpoint=URL, with the section [s3] of the settings. A segment of a broker's spool is shown, too.
+    """
+    found = find_objects(target, settings_of(config, profile).parts().section("s3"))
+    if found.is_folder:
+        _inspect_folder(found, records=records, as_json=as_json)
+        return
+    (one,) = found.objects
+    data = one.read()
+    if records:
+        _print_records(data)
+        return
+    if is_segment(data):
+        print_segment(one.name, data, as_json=as_json)
+        return
+    index = open_object(data)
+    if as_json:
+        print_json({"object": one.name, "bytes": len(data), **_index_json(index)})
+        return
+    meta = index.meta
+    print_pairs(
+        (
+            ("object", one.name),
+            ("size", f"{size_text(len(data))} ({len(data):,} bytes)"),
+            ("written", f"{time_text(meta.created_ms)} by broker {meta.broker} of cluster {meta.cluster}"),
+            ("holds", _contents(index)),
+        )
+    )
+    for number, batch in enumerate(index.batches):
+        click.echo()
+        _print_batch(data, index, number, batch)
+
+
+def _inspect_folder(folder: Target, *, records: bool, as_json: bool) -> None:
+    """Show each object in a line, as JSON in whole, or with its records.
+
+    What can't be read is said on stderr.
+    """
+    damaged = 0
+    if not folder.objects:
+        raise NotFoundError(f"no file lies below '{folder.name}'", hint="name an object, or a folder with some")
+    for one in folder.objects:
+        try:
+            data = one.read()
+            if records:
+                _print_records(data)
+                continue
+            if is_segment(data):
+                print_segment(one.name, data, as_json=as_json)
+                continue
+            index = open_object(data)
+        except MemqError as error:
+            damaged += 1
+            talk(f"{one.name}: {error}")
+            continue
+        if as_json:
+            print_json({"object": one.name, "bytes": len(data), **_index_json(index)})
+        else:
+            written = time_text(index.meta.created_ms)
+            click.echo(f"{one.name}: {size_text(len(data))}, {_contents(index)}, written {written}")
+    if damaged:
+        raise CorruptDataError(f"{count_text(damaged, 'object')} below '{folder.name}' can't be read")
+
+
+def _contents(index: ObjectIndex) -> str:
+    batches, blocks = count_text(len(index.batches), "batch"), count_text(len(index.blocks), "block")
+    return f"{batches}, {blocks}, {count_text(_records_of(index), 'record')}"
+
+
+def _records_of(index: ObjectIndex) -> int:
+    return sum(batch.records for batch in index.batches)
+
+
+def _print_batch(data: memoryview, index: ObjectIndex, number: int, batch: BatchEntry) -> None:
+    topic = index.meta.topics[batch.topic]
+    click.echo(
+        f"batch {number}: topic {topic.name} (id {topic.id}) partition {batch.partition} epoch {batch.epoch} "
+        f"sequence {batch.batch_sequence}, appended {time_text(batch.appended_ms)}"
+    )
+    heads = ("offset", "bytes", "records", "producer", "first", "codec", "checksum", "least time", "greatest time")
+    print_table(heads, [_block_row(data, entry) for entry in index.blocks_of(batch)])
+
+
+def _block_row(data: memoryview, entry: BlockEntry) -> tuple[object, ...]:
+    return (
+        *(entry.offset, entry.length, entry.count, f"{entry.producer_id:016x}", entry.first_sequence),
+        *(_codec_of(data, entry), f"{entry.checksum:08x}", time_text(entry.least_ms), time_text(entry.greatest_ms)),
+    )
+
+
+def _codec_of(data: memoryview, entry: BlockEntry) -> str:
+    """Return the name of the block's codec, byte 9 of its header; the index does not repeat it."""
+    return _CODEC_NAMES.get(data[entry.offset + 9], "?") if entry.offset + 9 < len(data) else "?"
+
+
+def _index_json(index: ObjectIndex) -> dict[str, object]:
+    meta = index.meta
+    return {
+        "cluster": meta.cluster,
+        "broker": meta.broker,
+        "created_ms": meta.created_ms,
+        "records": _records_of(index),
+        "batches": [
+            {
+                "topic": meta.topics[batch.topic].name,
+                "topic_id": meta.topics[batch.topic].id,
+                **{name: value for name, value in batch._asdict().items() if name not in ("topic", "first_block")},
+                "blocks": [_block_json(entry) for entry in index.blocks_of(batch)],
+            }
+            for batch in index.batches
+        ],
+    }
+
+
+def _block_json(entry: BlockEntry) -> dict[str, object]:
+    hexed = {"producer_id": f"{entry.producer_id:016x}", "checksum": f"{entry.checksum:08x}"}
+    return {**entry._asdict(), **hexed, "tag_bits": f"{entry.tag_bits:016x}"}
+
+
+def _print_records(data: memoryview) -> None:
+    """Print what can be read; what can't is said on stderr, and makes the command fail."""
+    damaged = 0
+    for at, found in segment_blocks(data) if is_segment(data) else readable_blocks(data):
+        try:
+            if isinstance(found, MemqError):
+                raise found
+            _print_block(found)
+        except MemqError as error:
+            damaged += 1
+            talk(f"at {at}: {error}")
+    if damaged:
+        raise CorruptDataError(f"{count_text(damaged, 'place')} can't be read")
+
+
+def _print_block(reader: BlockReader) -> None:
+    header = reader.header
+    for number, (value, key, headers, timestamp_ms, tag) in enumerate(reader.records()):
+        place: dict[str, object] = {
+            "producer_id": f"{header.producer_id:016x}",
+            "sequence": header.first_sequence + number,
+        }
+        click.echo(encode_record(place, value, key, headers, timestamp_ms, tag))

@@ -1,0 +1,118 @@
+"""Finds and reads objects by path or URI: files, and objects in buckets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from memq.errors import InvalidRequestError, NotFoundError
+from memq.format.key import STORE_MARK
+from memq.runtime.network import Runtime
+from memq.settings import Section
+from memq.storage_handlers.keys import check_size
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One object: how it is called in what is printed, and how its bytes are read."""
+
+    name: str
+    read: Callable[[], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The objects that a path or a URI names: one, or all below it."""
+
+    name: str
+    is_folder: bool
+    objects: tuple[Found, ...]
+
+
+def find_objects(target: str, section: Section) -> Target:
+    """Return what a path, `file:///…` or `s3://BUCKET/KEY` names; of a data folder its objects.
+
+    `section` is what the settings say of S3. Raises: NotFoundError, InvalidRequestError for other URIs.
+    """
+    scheme, separator, _ = target.partition("://")
+    if separator and scheme == "s3":
+        return asyncio.run(_find_in_bucket(target, section))
+    path = _path_of(target, scheme if separator else "")
+    files = (
+        sorted(file for file in path.rglob("*") if file.is_file() and file.name != STORE_MARK)
+        if path.is_dir()
+        else [path]
+    )
+    return Target(str(path), path.is_dir(), tuple(Found(str(file), _reader(file)) for file in files))
+
+
+def is_data_folder(target: str | Path) -> bool:
+    """Whether a path is the data folder of a memq dev, as far as its `cluster.json` says."""
+    return (Path(target) / "cluster.json").is_file()
+
+
+def _path_of(target: str, scheme: str) -> Path:
+    if scheme and scheme != "file":
+        raise InvalidRequestError(
+            f"can't open '{target[:120]}': no store for '{scheme}'",
+            hint="give a path, file:///path or s3://bucket/key?endpoint=…",
+        )
+    path = Path(unquote(urlsplit(target).path)) if scheme else Path(target)
+    if not target or not path.exists():
+        raise NotFoundError(f"no file or folder '{target[:120]}'", hint="check the path")
+    if is_data_folder(path) and (path / "objects").is_dir():
+        return path / "objects"
+    return path
+
+
+def _reader(path: Path) -> Callable[[], memoryview]:
+    def read() -> memoryview:
+        """Return a file's bytes. Raises: OSError, TooLargeError; InvalidRequestError for a pipe or a device."""
+        if not path.is_file():
+            raise InvalidRequestError(f"'{path}' is no regular file")
+        check_size(str(path), path.stat().st_size)
+        return memoryview(path.read_bytes())
+
+    return read
+
+
+async def _find_in_bucket(target: str, section: Section) -> Target:
+    """Look for an object of this key, then for what lies below it."""
+    from memq.storage_handlers.s3 import open_store
+
+    parts = urlsplit(target)
+    key = unquote(parts.path).strip("/")
+    bucket = urlunsplit((parts.scheme, parts.netloc, "", parts.query, ""))
+    store = open_store(bucket, Runtime(), section)
+
+    def found(name: str) -> Found:
+        return Found(f"s3://{parts.netloc}/{name}", lambda: memoryview(asyncio.run(_read(bucket, section, name))))
+
+    try:
+        if key:
+            try:
+                await store.size(key)
+            except NotFoundError:
+                pass
+            else:
+                return Target(target, False, (found(key),))
+        below = [entry.key async for entry in store.list(f"{key}/" if key else "")]
+        below = [each for each in below if each.rpartition("/")[2] != STORE_MARK]
+    finally:
+        await store.close()
+    if key and not below:
+        raise NotFoundError(f"no object '{key}' in bucket '{parts.netloc}', and none below it", hint="check the key")
+    return Target(target, True, tuple(map(found, below)))
+
+
+async def _read(bucket: str, section: Section, key: str) -> bytes:
+    from memq.storage_handlers.s3 import open_store
+
+    store = open_store(bucket, Runtime(), section)
+    try:
+        return await store.get(key, checked=False)
+    finally:
+        await store.close()

@@ -1,0 +1,80 @@
+"""`memq restore`: makes the queue of a data folder or a cluster again from the objects."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memq.cli.options import json_option, setting_options, settings_of
+from memq.cli.output import Counted, Progress, count_text, print_json, print_table, size_text, talk
+from memq.errors import CorruptDataError, InvalidRequestError
+from memq.settings import PartSettings, Settings, Value, rules_of
+
+if TYPE_CHECKING:
+    from memq.broker.restore.restore import Restored
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Say what would be named, and change nothing.")
+@setting_options("data", "cluster", *rules_of(PartSettings))
+@json_option
+def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
+    """Make a lost notification queue again: queue.sqlite, or a cluster's topics in Kafka.
+
+    Every object is read and checked, and gets its pointer in the order in which it was committed; what lies there
+    twice is named once. Partitions that the queue has are left alone, and counted as intact. Groups' positions were in
+    the queue: they begin as their consumers' `start` says. No broker may run. Where the settings name no store, queue
+    and coordinator, it is the queue of --data: a damaged queue.sqlite is moved away first, and an interrupted run
+    changes nothing. That of a cluster is filled where it lies, and an interrupted run goes on when it is started again.
+    """
+    settings = settings_of(config, profile, **flags)
+    told = _restore(settings, dry_run=dry_run)
+    if as_json:
+        print_json([asdict(one) for one in told])
+    else:
+        if dry_run:
+            talk("dry run: nothing is changed")
+        heads = ("topic", "intact", "objects", "pointers", "records", "bytes", "copies", "damaged blocks")
+        print_table(
+            heads,
+            [
+                (
+                    one.topic,
+                    one.intact,
+                    one.objects,
+                    one.pointers,
+                    one.records,
+                    size_text(one.bytes),
+                    one.copies,
+                    one.damaged_blocks,
+                )
+                for one in told
+            ],
+        )
+    findings = [(key, text) for one in told for key, text in one.findings]
+    for key, text in findings:
+        talk(f"{key}: {text}")
+    if findings:
+        raise CorruptDataError(f"{count_text(len(findings), 'finding')}", hint="see what is said above")
+
+
+def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
+    if any(settings.origins[name] != "default" for name in rules_of(PartSettings)):
+        from memq.broker.restore.cluster import restore_cluster
+
+        with Counted("restore", "objects") as counted:
+            return asyncio.run(
+                restore_cluster(settings.broker().cluster, settings.parts(), dry_run=dry_run, moved=counted.move)
+            )
+    from memq.broker.restore.folder import restore_folder
+
+    data = Path(str(settings.broker().data))
+    if not (data / "topics.sqlite").is_file():
+        raise InvalidRequestError(f"'{data}' is no data folder of memq dev", hint="name one with --data")
+    objects = sum(1 for file in (data / "objects").rglob("*") if file.is_file())
+    with Progress("restore", objects) as progress:
+        return asyncio.run(restore_folder(data, dry_run=dry_run, moved=progress.move))

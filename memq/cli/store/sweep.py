@@ -1,0 +1,178 @@
+"""`memq sweep`: lists unnamed objects and deletes those that an earlier pass found too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memq.cli.options import json_option, setting_options, settings_of
+from memq.cli.output import count_text, size_text, talk, time_text
+from memq.cli.run import FAILED, OK
+from memq.errors import InvalidRequestError
+from memq.runtime.clock import SystemClock
+from memq.settings import PartSettings, Settings, Value, rules_of
+
+if TYPE_CHECKING:
+    from memq.broker.upkeep.sweep import Sweep, Unnamed
+    from memq.broker.upkeep.sweep_lists import PendingObject, SweepLists
+    from memq.format.sweep_list import ListedObject
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Name what no pointer names, and change nothing.")
+@click.option("--pending", is_flag=True, help="Name what waits for a later pass, and what is kept; change nothing.")
+@click.option("--keep", metavar="KEY|all", help="Keep an object that waits, or all of them: no sweep deletes it.")
+@click.option("--release", metavar="KEY|all", help="Keep an object no longer, or all of them.")
+@setting_options("data", "cluster", "sweep_age_ms", "sweep_confirm_ms", "staged_age_ms", *rules_of(PartSettings))
+@json_option
+def sweep(
+    *,
+    dry_run: bool,
+    pending: bool,
+    keep: str | None,
+    release: str | None,
+    as_json: bool,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> int:
+    """Find the objects that no pointer names and that are older than sweep_age_ms, one line for each.
+
+    A pass deletes what an earlier pass, at least sweep_confirm_ms ago, has found, too; the rest waits for a later pass.
+    Brokers may run; the ages must be theirs. Where the settings name no store, queue and coordinator, it is the folder
+    of --data, which nobody else may use meanwhile, except with --pending, --keep and --release. Exits with 1 when a
+    topic was left alone, since its pointers could not all be read, or objects that lost pointers may have named.
+    """
+    if sum((dry_run, pending, keep is not None, release is not None)) > 1:
+        raise click.UsageError("use one of --dry-run, --pending, --keep and --release")
+    settings = settings_of(config, profile, **flags)
+    confirm_ms = settings.broker().sweep_confirm_ms
+    tally = _Tally(confirm_ms, as_json=as_json)
+    if pending:
+        asyncio.run(_name_pending(settings, tally))
+    elif keep is not None:
+        asyncio.run(_change(settings, tally, "kept", lambda lists, now_ms: lists.keep(keep, now_ms)))
+    elif release is not None:
+        asyncio.run(_change(settings, tally, "released", lambda lists, now_ms: lists.release(release, now_ms)))
+    else:
+        ended = False
+        try:
+            asyncio.run(_sweep(settings, tally, dry_run=dry_run))
+            ended = True
+        finally:
+            if ended or tally.found:
+                tally.sum_up("would be deleted" if dry_run else "deleted")
+    return FAILED if tally.notes else OK
+
+
+class _Tally:
+    """The results so far, printed immediately."""
+
+    def __init__(self, confirm_ms: int, *, as_json: bool) -> None:
+        self.notes = self.found = 0
+        self._gone = self._waiting = (0, 0)  # objects and bytes
+        self._confirm_ms = confirm_ms
+        self._as_json = as_json
+
+    def note(self, text: str) -> None:
+        """Name what is left alone."""
+        self.notes += 1
+        talk(text)
+
+    def take(self, found: Unnamed) -> None:
+        """Print one object of a pass."""
+        self.found += 1
+        state = "goes" if found.goes else f"waits until {time_text(found.since_ms + self._confirm_ms)}"
+        count, size = self._gone if found.goes else self._waiting
+        if found.goes:
+            self._gone = (count + 1, size + found.size)
+        else:
+            self._waiting = (count + 1, size + found.size)
+        self._print(asdict(found), found.key, f"{found.why}; {state}", found.size, found.modified_ms)
+
+    def take_listed(self, each: PendingObject) -> None:
+        """Print one object of a list."""
+        found, until_ms = each.found, each.since_ms + self._confirm_ms
+        state = "kept" if each.kept else f"waits since {time_text(each.since_ms)}, until {time_text(until_ms)}"
+        row = {**found._asdict(), "since_ms": each.since_ms, "until_ms": until_ms, "kept": each.kept}
+        self._print(row, found.key, f"{found.why}; {state}", found.size, found.modified_ms)
+
+    def take_changed(self, found: ListedObject, verb: str) -> None:
+        """Print one object that is kept, or released."""
+        self._print({**found._asdict(), "state": verb}, found.key, verb, found.size, found.modified_ms)
+
+    def sum_up(self, verb: str) -> None:
+        """Say how many went, and how many wait."""
+        for (count, size), what in ((self._gone, verb), (self._waiting, "wait for a later pass")):
+            talk(f"{count_text(count, 'object')} of {size_text(size)} {what}")
+
+    def _print(self, row: dict[str, object], key: str, what: str, size: int, modified_ms: int) -> None:
+        if self._as_json:
+            click.echo(json.dumps(row))
+        else:
+            click.echo(f"{key}: {what} ({size_text(size)}, written {time_text(modified_ms)})")
+
+
+async def _sweep(settings: Settings, tally: _Tally, *, dry_run: bool) -> None:
+    ages_ms = (settings.broker().sweep_age_ms, settings.broker().staged_age_ms)
+    async with _opened(settings, tally) as found:
+        if not dry_run and not await found.topics():
+            raise InvalidRequestError(
+                "the coordinator knows no topic, so every object would be deleted",
+                hint="check the settings coordinator and cluster; --dry-run names the objects",
+            )
+        async for each in found.find(*ages_ms) if dry_run else found.run(*ages_ms):
+            tally.take(each)
+
+
+async def _name_pending(settings: Settings, tally: _Tally) -> None:
+    async with _opened_lists(settings, tally) as lists:
+        async for each in lists.all():
+            tally.take_listed(each)
+
+
+async def _change(
+    settings: Settings,
+    tally: _Tally,
+    verb: str,
+    change: Callable[[SweepLists, int], Awaitable[list[ListedObject]]],
+) -> None:
+    async with _opened_lists(settings, tally) as lists:
+        for each in await change(lists, SystemClock().wall_ms()):
+            tally.take_changed(each, verb)
+
+
+def _opened(settings: Settings, tally: _Tally) -> AbstractAsyncContextManager[Sweep]:
+    from memq.broker.upkeep.sweep_cluster import cluster_sweep, folder_sweep
+
+    confirm_ms = settings.broker().sweep_confirm_ms
+    if _names_parts(settings):
+        return cluster_sweep(settings.broker().cluster, settings.parts(), tally.note, confirm_ms)
+    return folder_sweep(_folder(settings), tally.note, confirm_ms)
+
+
+def _opened_lists(settings: Settings, tally: _Tally) -> AbstractAsyncContextManager[SweepLists]:
+    from memq.broker.upkeep.sweep_cluster import cluster_lists, folder_lists
+
+    if _names_parts(settings):
+        return cluster_lists(settings.broker().cluster, settings.parts(), tally.note)
+    return folder_lists(_folder(settings), tally.note)
+
+
+def _names_parts(settings: Settings) -> bool:
+    return any(settings.origins[name] != "default" for name in rules_of(PartSettings))
+
+
+def _folder(settings: Settings) -> Path:
+    from memq.governor.data_folder import cluster_of
+
+    data = Path(settings.broker().data)
+    cluster_of(data)  # else opening it would make one
+    return data

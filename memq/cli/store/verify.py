@@ -1,0 +1,230 @@
+"""`memq verify`: checks objects byte for byte, and that every pointer has its object."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from memq.audit.checks.named_objects import NamedBatch, NamedObjects
+from memq.audit.checks.object_check import Verdict, check_file
+from memq.cli.options import broker_options, brokers_of, json_option, section_values, settings_of
+from memq.cli.output import count_text, print_json, talk
+from memq.cli.store.object_files import Found, find_objects, is_data_folder
+from memq.errors import CorruptDataError, DeniedError, QueueError
+from memq.format.blocks.header import Buffer
+from memq.format.pointer import Location
+from memq.settings import Value
+from memq.topic import ReadPartition, read_partitions
+
+READS_MAX = 4  # further readings of an object that seems to be damaged
+
+
+@dataclass(slots=True)
+class Tally:
+    """Checked objects and their findings: object, place in it, code and text of the error."""
+
+    quiet: bool
+    objects: int = 0
+    blocks: int = 0
+    records: int = 0
+    pointers: int = 0  # whose objects were compared with them
+    findings: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def damaged(self) -> int:
+        """How many objects have a finding."""
+        return len({finding["object"] for finding in self.findings})
+
+    def find(self, name: str, place: dict[str, object], code: str, text: str) -> None:
+        """Note what is wrong, and say it at once."""
+        self.findings.append({"object": name, **place, "error": code, "text": text})
+        if not self.quiet:
+            click.echo(f"{name}: {' '.join(f'{what} {at}' for what, at in place.items())}: {text}")
+
+
+@click.command()
+@click.argument("targets", metavar="URI|FILE|FOLDER|TOPIC...", nargs=-1, required=True)
+@broker_options
+@json_option
+def verify(
+    targets: tuple[str, ...], as_json: bool, config: str | None, profile: str | None, **flags: Value | None
+) -> None:
+    """Check objects from end to end: trailer, index, every block's checksum and columns.
+
+    A URI is file:///PATH or s3://BUCKET/KEY?endpoint=URL. A folder is checked with all that is below it. Of the data
+    folder of a memq dev, and of a topic, which is a name without a path, every pointer of the queue is compared with
+    the store: its object is there, and is the one that the pointer names. What was acked and has no pointer is no
+    damage of an object: memq audit finds it.
+    """
+    tally = Tally(quiet=as_json)
+    topics = [target for target in targets if _is_topic(target)]
+    settings = settings_of(config, profile)
+    section = settings.parts().section("s3")
+    folders = [Path(target) for target in targets if target not in topics and is_data_folder(target)]
+    for folder in filter(_lacks_objects, folders):
+        tally.find(str(folder / "objects"), {}, CorruptDataError.code, "the folder of the objects is missing")
+    paths = [target for target in targets if target not in topics and not _lacks_objects(target)]
+    objects = [one for target in paths for one in find_objects(target, section).objects]
+    try:
+        with _progress(objects) as moving:
+            for one in moving:
+                _verify_object(one, tally)
+        for folder in folders:
+            asyncio.run(_verify_folder(folder, tally))
+        for topic in topics:
+            try:
+                s3 = section_values(settings, "s3")
+                asyncio.run(_verify_topic(brokers_of(config, profile, flags), topic, s3, tally))
+            except DeniedError as error:
+                hint = "memq verify reads the store itself: give it keys and a way there; memq audit asks a broker"
+                raise DeniedError(str(error), hint=hint) from error
+    except KeyboardInterrupt:
+        talk(f"interrupted after {count_text(tally.objects, 'object')}")
+        raise
+    _report(tally, as_json=as_json)
+
+
+def _is_topic(target: str) -> bool:
+    """Whether a target is no path: nothing of that name is here, and it could not be elsewhere."""
+    return not any(mark in target for mark in "/\\:") and not Path(target).exists()
+
+
+def _lacks_objects(target: str | Path) -> bool:
+    return is_data_folder(target) and not (Path(target) / "objects").is_dir()
+
+
+def _verify_object(one: Found, tally: Tally) -> None:
+    tally.objects += 1
+    _take_verdict(one.name, _verdict(one), tally)
+
+
+def _take_verdict(name: str, verdict: Verdict, tally: Tally, *, counts: bool = True) -> None:
+    if counts:
+        tally.blocks += verdict.blocks
+        tally.records += verdict.records
+    for finding in verdict.findings:
+        tally.find(name, {"offset": finding.offset}, finding.code, finding.text)
+
+
+def _verdict(one: Found) -> Verdict:
+    """Check an object.
+
+    One that seems to be damaged is read again until two readings agree: bits flip on the way.
+    """
+    verdict = check_file(one.name, one.read())
+    for _ in range(READS_MAX):
+        if not verdict.findings:
+            break
+        last, verdict = verdict, check_file(one.name, one.read())
+        if verdict.findings == last.findings:
+            break
+    return verdict
+
+
+async def _verify_folder(folder: Path, tally: Tally) -> None:
+    """Compare every pointer of a data folder's queue with its objects; a broker may run on it meanwhile."""
+    from memq.compaction.files import ColdFiles  # a file is verified without a queue
+    from memq.compaction.reader import ColdReader
+    from memq.governor.data_folder import cluster_of
+    from memq.notification.sqlite.queue import SqliteQueue
+    from memq.runtime.network import Runtime
+    from memq.storage_handlers.filesystem import FilesystemHandler
+
+    file, runtime = folder / "queue.sqlite", Runtime()
+    if not file.is_file() or not file.stat().st_size:
+        text = "the queue is missing or empty, so nothing says which objects there should be; see memq restore"
+        tally.find(str(file), {}, CorruptDataError.code, text)
+        return
+    cluster, objects = cluster_of(folder), folder / "objects"
+    store = FilesystemHandler(objects, folder / "tmp")
+    queue = SqliteQueue(file, runtime.clock)
+    try:
+        reader = ColdReader(queue, ColdFiles(cluster, store), runtime.clock)
+        named = NamedObjects(cluster, reader, lambda location: store.get(location.key, checked=False))
+        for partition in await queue.partitions():
+            await _verify_named(named, partition, tally, lambda key: str(objects / key))
+    finally:
+        await queue.close()
+        await store.close()
+
+
+async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally: Tally) -> None:
+    """Compare every pointer of a topic with its objects, and check these from end to end.
+
+    Directly: a broker would answer from its memory for a store that is damaged.
+    """
+    from memq.audit.opened_topic import opened_topic
+
+    async with opened_topic(brokers, name, direct=True, s3=s3) as opened:
+
+        async def read(location: Location) -> Buffer:
+            return await opened.read(location, whole=True)
+
+        named, last = NamedObjects(opened.cluster, opened.queue, read), ""
+        for partition in read_partitions(opened.topic):
+            async for batch in _verified(named, partition, tally, lambda key: key):
+                tally.records += batch.records
+                if batch.data is None or batch.key == last:
+                    continue
+                tally.objects, last = tally.objects + 1, batch.key
+                if not batch.findings:
+                    _take_verdict(batch.key, check_file(batch.key, memoryview(batch.data)), tally, counts=False)
+
+
+async def _verify_named(
+    named: NamedObjects, partition: ReadPartition, tally: Tally, name: Callable[[str], str]
+) -> None:
+    async for _ in _verified(named, partition, tally, name):
+        pass
+
+
+async def _verified(
+    named: NamedObjects, partition: ReadPartition, tally: Tally, name: Callable[[str], str]
+) -> AsyncIterator[NamedBatch]:
+    """Check one read partition, note what is wrong, and yield each batch."""
+    log = f"topic '{partition.topic}' partition {partition.partition}"
+    try:
+        async for batch in named.check(partition):
+            tally.pointers += bool(batch.key)
+            for found in batch.findings:
+                place: dict[str, object] = {"partition": partition.partition, "pointer": found.offset}
+                tally.find(name(found.key) if found.key else log, place, found.error.code, str(found.error))
+            yield batch
+    except (CorruptDataError, QueueError) as error:
+        tally.find(log, {}, error.code, str(error))
+
+
+def _report(tally: Tally, *, as_json: bool) -> None:
+    """Print the sum. Raises: CorruptDataError when there are findings."""
+    damaged = tally.damaged
+    if as_json:
+        counts: dict[str, object] = {"objects": tally.objects, "blocks": tally.blocks, "records": tally.records}
+        counts |= {"pointers": tally.pointers} if tally.pointers else {}
+        print_json({**counts, "damaged": damaged, "findings": tally.findings})
+    else:
+        blocks = f", {count_text(tally.blocks, 'block')}" if tally.blocks else ""
+        verdict = f"{damaged} damaged or missing" if damaged else "all hold"
+        records = count_text(tally.records, "record")
+        pointers = f", {count_text(tally.pointers, 'pointer')}" if tally.pointers else ""
+        click.echo(f"{count_text(tally.objects, 'object')}{blocks}, {records}{pointers}: {verdict}")
+    if damaged:
+        text = f"{damaged} of {tally.objects:,} objects damaged"
+        if tally.pointers:
+            text = f"{damaged} objects damaged or missing, of {tally.objects:,} and of {tally.pointers:,} pointers"
+        raise CorruptDataError(text, hint="see what is said above")
+
+
+@contextlib.contextmanager
+def _progress(objects: list[Found]) -> Iterator[Iterable[Found]]:
+    """Show a bar on a terminal when there is much to do."""
+    if len(objects) < 2 or not sys.stderr.isatty():
+        yield objects
+        return
+    with click.progressbar(objects, label="verify", file=sys.stderr) as bar:
+        yield bar

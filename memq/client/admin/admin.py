@@ -1,0 +1,150 @@
+"""Topics and groups for those who look after them: blocking calls over the one I/O thread."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from memq.client.admin.aio_admin import AsyncAdmin, GovernorPlan, Settings
+from memq.client.admin.group_positions import GroupDescription, Reset
+from memq.client.background import Background
+from memq.client.consumer.settings import Point
+from memq.client.link_pool import CONNECT_TIMEOUT_MS
+from memq.protocol.messages import TopicMetadata, WireBroker, WireClient, WireLoad
+from memq.runtime.network import Runtime
+from memq.topic import Topic, Totals
+
+
+class Admin:
+    """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
+
+    Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
+    """
+
+    _closed = True  # for __del__, should __init__ raise
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._core = AsyncAdmin(brokers, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
+        self._background = Background("admin", self._core)
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed and not self._background.was_forked:
+            warnings.warn("a memq.Admin was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
+
+    def close(self) -> None:
+        """Disconnect. Closing twice is fine."""
+        if self._closed or self._background.was_forked:
+            return
+        self._closed = True
+        try:
+            self._background.run(self._core.close())
+        finally:
+            self._background.leave()
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster; "" before the first answer."""
+        return self._core.cluster
+
+    def create_topic(
+        self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
+    ) -> Topic:
+        """Make a topic and return it; with `exist_ok` an existing one is returned as it is.
+
+        Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
+        """
+        work = self._core.create_topic(name, partitions=partitions, settings=settings, exist_ok=exist_ok)
+        return self._background.run(work)
+
+    def topics(self, *, internal: bool = False) -> list[Topic]:
+        """Return all topics, by name; memq's own, whose names begin with `_memq`, with `internal` only."""
+        return self._background.run(self._core.topics(internal=internal))
+
+    def topic(self, name: str) -> TopicMetadata:
+        """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
+        return self._background.run(self._core.topic(name))
+
+    def ends(self, topics: Sequence[Topic]) -> dict[str, tuple[int, ...]]:
+        """Return the pointer offsets at which the read partitions of topics end, by name.
+
+        Raises: NotFoundError.
+        """
+        return self._background.run(self._core.ends(topics))
+
+    def end_totals(self, topic: Topic) -> dict[int, Totals]:
+        """Return how much each read partition of a topic holds, by number, what retention took included.
+
+        Raises: NotFoundError.
+        """
+        return self._background.run(self._core.end_totals(topic))
+
+    def alter_topic(self, name: str, *, settings: Settings) -> Topic:
+        """Change settings of a topic and return it.
+
+        Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
+        """
+        return self._background.run(self._core.alter_topic(name, settings=settings))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its pointers; its objects go with the sweep. Raises: NotFoundError."""
+        self._background.run(self._core.delete_topic(name))
+
+    def groups(self, *, internal: bool = False) -> list[str]:
+        """Return the names of all groups, by name; with `internal` memq's own, too."""
+        return self._background.run(self._core.groups(internal=internal))
+
+    def group(self, name: str) -> GroupDescription:
+        """Return a group: members, positions and lag. Raises: NotFoundError."""
+        return self._background.run(self._core.group(name))
+
+    def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
+        """Put a group that has no members to another place in all partitions of a topic.
+
+        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`; partitions that positions leave
+        out stay where they are. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
+        """
+        return self._background.run(self._core.reset_group(group, topic, to, dry_run=dry_run))
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
+        self._background.run(self._core.delete_group(name))
+
+    def brokers(self) -> list[WireBroker]:
+        """Return the live brokers, by id."""
+        return self._background.run(self._core.brokers())
+
+    def clients(self, broker: str) -> list[WireClient]:
+        """Return what clients may have at one broker: "default", then by name. Raises: NotFoundError."""
+        return self._background.run(self._core.clients(broker))
+
+    def load(self, broker: str) -> WireLoad:
+        """Return how full one broker is. Raises: NotFoundError."""
+        return self._background.run(self._core.load(broker))
+
+    def plan(self) -> GovernorPlan:
+        """Return what the governor would change now; nothing is changed."""
+        return self._background.run(self._core.plan())
+
+    def drain_broker(self, name: str) -> None:
+        """Have a broker hand over what it owns, and return when it has; it owns nothing until it is restarted.
+
+        Raises: NotFoundError, InvalidRequestError when no other broker takes it, TimedOutError.
+        """
+        self._background.run(self._core.drain_broker(name))

@@ -1,0 +1,380 @@
+"""Topics and groups for those who look after them, on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from memq.client.admin.group_positions import GroupDescription, PartitionProgress, Reset
+from memq.client.arguments import check_connect_timeout, runtime_of
+from memq.client.broker_router import AnyBroker
+from memq.client.consumer.offset_resolver import Lag, Places
+from memq.client.consumer.record import place_of
+from memq.client.consumer.settings import Point, check_point, point_of
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
+from memq.client.producer.fields import check_kind, check_switch
+from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError, RetryableError
+from memq.limits import PARTITIONS_MAX
+from memq.notification import GroupState, Span
+from memq.notification.remote import RemoteQueue
+from memq.protocol.frames import Api
+from memq.protocol.messages import (
+    AdminAnswer,
+    AdminRequest,
+    AlterTopic,
+    CreateTopic,
+    DeleteTopic,
+    DescribeClients,
+    DescribeCluster,
+    DescribeLoad,
+    DrainBroker,
+    TopicMetadata,
+    WireBroker,
+    WireChange,
+    WireClient,
+    WireLoad,
+)
+from memq.runtime.network import Runtime, parse_address
+from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
+
+ANSWER_S = 30.0
+DRAIN_ANSWER_S = 60.0
+SPANS_MAX = 1_000  # partitions that are asked for their ends in one request
+LOGS_AT_ONCE_MAX = 16  # partitions whose lag is asked for at the same time; one that hangs takes one of these places
+GROUPS_NAMED_MAX = 20  # in the error about one that is not there
+Settings = Mapping[str, int | bool | str]
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorPlan:
+    """Changes that the governor would make, and its notes to an operator."""
+
+    changes: tuple[WireChange, ...]
+    notes: tuple[str, ...]
+
+
+class AsyncAdmin:
+    """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers.
+
+    Any broker answers.
+    Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
+        self._runtime = runtime_of(runtime)
+        self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
+        self._metadata = ClusterMetadata(self._runtime, self._pool)
+        self._any = AnyBroker(self._pool)
+        self._queue = RemoteQueue(self._any)
+        self._places = Places(self._queue)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._metadata.close()
+        await self._pool.close()
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster; "" before the first answer."""
+        return self._metadata.cluster
+
+    # ---- topics --------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
+    ) -> Topic:
+        """Make a topic and return it; with `exist_ok` an existing one is returned as it is.
+
+        Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
+        """
+        check_name(name)
+        check_kind("partitions", partitions, int)
+        check_switch("exist_ok", exist_ok)
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidRequestError(f"{partitions} partitions are outside 1 to {PARTITIONS_MAX}")
+        sent = {} if settings is None else _sendable(settings)
+        ask = CreateTopic(name=name, partitions=partitions, settings=sent, exist_ok=exist_ok)
+        return _topic_of(await self._ask(AdminRequest(ask=ask)))
+
+    async def topics(self, *, internal: bool = False) -> list[Topic]:
+        """Return all topics, by name; memq's own, whose names begin with `_memq`, with `internal` only."""
+        await self._pool.reach(self._connect_timeout_s)
+        found = [found.topic for found in await self._metadata.all_topics()]
+        return [topic for topic in found if internal or not is_internal(topic.name)]
+
+    async def topic(self, name: str) -> TopicMetadata:
+        """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
+        check_name(name, internal=True)
+        await self._pool.reach(self._connect_timeout_s)
+        self._metadata.doubt(name)
+        found = await self._metadata.refresh(name)
+        if found is None:
+            raise NotFoundError(f"topic '{name}' does not exist")
+        return found
+
+    async def ends(self, topics: Sequence[Topic]) -> dict[str, tuple[int, ...]]:
+        """Return the pointer offsets at which the read partitions of topics end, by name.
+
+        Raises: NotFoundError.
+        """
+        _check_topics(topics)
+        await self._pool.reach(self._connect_timeout_s)
+        partitions = [partition for topic in topics for partition in read_partitions(topic)]
+        found: dict[ReadPartition, Span] = {}
+        for at in range(0, len(partitions), SPANS_MAX):
+            found |= await self._queue.spans(partitions[at : at + SPANS_MAX])
+        return {topic.name: tuple(found[each].end for each in read_partitions(topic)) for topic in topics}
+
+    async def end_totals(self, topic: Topic) -> dict[int, Totals]:
+        """Return how much each read partition of a topic holds, by number, what retention took included.
+
+        Raises: NotFoundError.
+        """
+        _check_topics([topic])
+        await self._pool.reach(self._connect_timeout_s)
+        return {
+            each.partition: await self._places.end_totals(each, topic.settings, topic.writers_of(each))
+            for each in read_partitions(topic)
+        }
+
+    async def alter_topic(self, name: str, *, settings: Settings) -> Topic:
+        """Change settings of a topic and return it.
+
+        Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
+        """
+        sent, topic = _sendable(settings), (await self.topic(name)).topic
+        return _topic_of(await self._ask(AdminRequest(ask=AlterTopic(name=name, topic_id=topic.id, settings=sent))))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with its pointers; its objects go with the sweep.
+
+        A request that is delayed on its way never deletes a later topic of the same name. Raises: NotFoundError.
+        """
+        topic = (await self.topic(name)).topic
+        await self._ask(AdminRequest(ask=DeleteTopic(name=name, topic_id=topic.id)))
+
+    # ---- groups --------------------------------------------------------------------------------
+
+    async def groups(self, *, internal: bool = False) -> list[str]:
+        """Return the names of all groups, by name; with `internal` memq's own, too."""
+        await self._pool.reach(self._connect_timeout_s)
+        return [name for name in await self._queue.groups() if internal or not is_internal(name)]
+
+    async def group(self, name: str) -> GroupDescription:
+        """Return a group: members, positions and lag. A log that does not answer hides the lag of its partition alone.
+
+        Raises: NotFoundError, InvalidNameError.
+        """
+        check_name(name, "group", internal=True)
+        await self._pool.reach(self._connect_timeout_s)
+        state = await self._described(name)
+        holders = {partition: member for member, held in state.members.items() for partition in held}
+        read = {partition.topic_id: None for partition in (*state.committed, *holders)}
+        # Also the partitions that nobody read yet: what lies there is lag as well.
+        partitions = [
+            (topic, partition)
+            for topic in await self.topics(internal=True)
+            if topic.id in read
+            for partition in read_partitions(topic)
+        ]
+        turns = asyncio.Semaphore(LOGS_AT_ONCE_MAX)
+        progress = await asyncio.gather(
+            *(
+                self._progress(turns, topic, partition, state, holders.get(partition, ""))
+                for topic, partition in partitions
+            )
+        )
+        return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
+
+    async def reset_group(
+        self, group: str, topic: str, to: Point, *, dry_run: bool = False, new_ok: bool = False
+    ) -> list[Reset]:
+        """Put a group that has no members to another place in all partitions of a topic.
+
+        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`; partitions that positions leave
+        out stay where they are. With `dry_run` nothing is stored, with `new_ok` the group need not be there.
+
+        Raises: NotFoundError, InvalidRequestError.
+        """
+        check_name(group, "group")
+        check_name(topic, internal=True)
+        check_point(to, "to", (topic,))
+        check_switch("dry_run", dry_run)
+        found = (await self.topic(topic)).topic
+        if not new_ok:
+            await self._described(group)  # a misspelt name must not make a group
+        partitions = _named_partitions(found, to)
+        stored = await self._queue.committed(group, partitions)
+        resets: dict[ReadPartition, Committed] = {}
+        for partition in partitions:
+            point = point_of(to, place_of(partition))
+            position = await self._places.start_at(point, partition, found.settings)
+            resets[partition] = Committed(position, await self._totals_before(found, partition, position))
+        if not dry_run and resets:
+            await self._queue.commit(group, "", -1, resets)
+        return [
+            Reset(
+                place_of(partition),
+                stored[partition].position if partition in stored else None,
+                committed.position,
+            )
+            for partition, committed in resets.items()
+        ]
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
+        check_name(name, "group", internal=True)
+        await self._pool.reach(self._connect_timeout_s)
+        await self._queue.delete_group(name)
+
+    # ---- brokers -------------------------------------------------------------------------------
+
+    async def brokers(self) -> list[WireBroker]:
+        """Return the live brokers, by id."""
+        return (await self._ask(AdminRequest(ask=DescribeCluster()))).brokers
+
+    async def plan(self) -> GovernorPlan:
+        """Return what the governor would change now; nothing is changed."""
+        answer = await self._ask(AdminRequest(ask=DescribeCluster()))
+        return GovernorPlan(tuple(answer.changes), tuple(answer.notes))
+
+    async def drain_broker(self, name: str) -> None:
+        """Have a broker hand over what it owns, and return when it has; it owns nothing until it is restarted.
+
+        Raises: NotFoundError, InvalidRequestError when no other broker takes it, TimedOutError.
+        """
+        await self._ask_broker(name, DrainBroker(broker=name), DRAIN_ANSWER_S)
+
+    async def clients(self, broker: str) -> list[WireClient]:
+        """Return what clients may have at one broker: "default", then by name. Raises: NotFoundError."""
+        return (await self._ask_broker(broker, DescribeClients(broker=broker), ANSWER_S)).clients
+
+    async def load(self, broker: str) -> WireLoad:
+        """Return how full one broker is. Raises: NotFoundError."""
+        load = (await self._ask_broker(broker, DescribeLoad(broker=broker), ANSWER_S)).load
+        assert load is not None, "the broker answered without its load"
+        return load
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    async def _ask(self, request: AdminRequest) -> AdminAnswer:
+        """Ask once: a request that was lost may have been done, and a second one would hide that."""
+        await self._pool.reach(self._connect_timeout_s)
+        return await self._any.once(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
+
+    async def _ask_broker(
+        self, name: str, ask: DrainBroker | DescribeClients | DescribeLoad, timeout_s: float
+    ) -> AdminAnswer:
+        """Ask the broker of this name, and no other. Raises: NotFoundError."""
+        check_name(name, "broker")
+        addresses = [each.address for each in await self.brokers() if each.broker == name]
+        if not addresses:
+            raise NotFoundError(f"no live broker is called '{name}'", hint="memq broker list shows those there are")
+        session = await self._pool.session(parse_address(addresses[0]))
+        return await session.link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=timeout_s)
+
+    async def _described(self, group: str) -> GroupState:
+        """Return the state of a group. Raises: NotFoundError that names the groups that there are."""
+        try:
+            return await self._queue.describe(group)
+        except NotFoundError as error:
+            names = await self.groups()
+            there = ", ".join(names[:GROUPS_NAMED_MAX]) + (", …" if len(names) > GROUPS_NAMED_MAX else "")
+            hint = f"the groups are: {there}" if names else "there are no groups"
+            raise NotFoundError(str(error), hint=hint) from error
+
+    async def _progress(
+        self, turns: asyncio.Semaphore, topic: Topic, partition: ReadPartition, state: GroupState, member: str
+    ) -> PartitionProgress:
+        committed = state.committed.get(partition)
+        measured: Lag | MemqError
+        async with turns:
+            try:
+                measured = await self._lag(topic, partition, committed)
+            except RetryableError as error:
+                measured = error
+        return PartitionProgress(place_of(partition), committed.position if committed else None, member, measured)
+
+    async def _lag(self, topic: Topic, partition: ReadPartition, committed: Committed | None) -> Lag:
+        if committed is None:
+            position = await self._places.position_of("beginning", partition, topic.settings)
+            here = await self._pointers_before(topic, partition, position)
+        else:
+            position, totals = committed.position, committed.totals
+            here = Totals(totals.records - position.record_index, totals.bytes)
+        return await self._places.lag(topic, partition, position, here, self._runtime.clock)
+
+    async def _pointers_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
+        """Return how much lies before the pointer of a position."""
+        offset, writers = position.pointer_offset, topic.writers_of(partition)
+        return await self._places.totals_before(partition, offset, topic.settings, writers)
+
+    async def _totals_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
+        """Return how much lies before a position."""
+        here = await self._pointers_before(topic, partition, position)
+        return here.plus(position.record_index, 0)
+
+
+def _sendable(settings: Settings) -> dict[str, bool | int | str]:
+    """Return settings that a request can carry; what they mean the broker knows."""
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"settings are a mapping of names to values, not {type(settings).__name__}")
+    for name, value in settings.items():
+        check_kind("the name of a topic setting", name, str)
+        if not isinstance(value, bool | int | str):
+            raise TypeError(f"topic setting {name} is a number, a text or a bool, not {type(value).__name__}")
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise InvalidSettingError(f"topic setting {name} = {value:.3g} is beyond 2^63")
+    return dict(settings)
+
+
+def _check_topics(topics: Sequence[Topic]) -> None:
+    """Refuse names in place of topics. Raises: TypeError."""
+    for topic in topics:
+        if not isinstance(topic, Topic):
+            raise TypeError(f"a topic is a memq.topic.Topic, as `topics` returns them, not {type(topic).__name__}")
+
+
+def _topic_of(answer: AdminAnswer) -> Topic:
+    assert answer.topic is not None, "the broker answered without a topic"
+    return answer.topic
+
+
+def _named_partitions(topic: Topic, to: Point) -> list[ReadPartition]:
+    """Return the partitions that `to` says something of.
+
+    Raises: InvalidRequestError for one that is not there.
+    """
+    every = read_partitions(topic)
+    if isinstance(to, str | datetime):
+        return every
+    if isinstance(to, Mapping):
+        numbers = [number for name, number in to if name == topic.name]
+    else:
+        numbers = [position.read_partition for position in ([to] if isinstance(to, Position) else to)]
+    for number in numbers:
+        if not 0 <= number < topic.read_partitions:
+            raise NotFoundError(
+                f"topic '{topic.name}' has no partition {number}", hint=f"it has {topic.read_partitions}, from 0 on"
+            )
+    return [partition for partition in every if partition.partition in numbers]

@@ -1,0 +1,1 @@
+"""Writers of many records at once: under a given identity, through the store, or copied from Kafka."""

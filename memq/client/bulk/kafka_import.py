@@ -1,0 +1,219 @@
+"""Copies Kafka topics into a topic: can be killed at any moment, continues, copies nothing twice.
+
+What survives a SIGKILL is what the two sides hold. The target's queue shows how far each source partition came, since
+the source's offsets are the sequences; the source's group keeps the plan, which says where the last block ends
+(`memq.client.bulk.import_plan`). Nothing is kept on the machine that copies. What a killed run had on its way is cut
+as the next run cuts it, so that it is dropped as the copy that it is: by its owner or by readers, within the dedup
+window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.arguments import runtime_of
+from memq.client.broker_router import AnyBroker
+from memq.client.bulk.copier import Copier
+from memq.client.bulk.import_plan import decode_plan, producer_of
+from memq.client.bulk.import_progress import Held, Imported
+from memq.client.bulk.partition_import import Lane
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.offset_resolver import window_ms
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.errors import InvalidNameError, InvalidRequestError, MemqError, NotFoundError
+from memq.notification.kafka.reading.source import KafkaSource, Place, SourceEnd
+from memq.notification.remote import RemoteQueue
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
+from memq.topic import Position, Topic
+
+TAKE_S = 0.2
+STORE_S = 1.0  # how often the positions are stored: what was copied since is found by the target's queue
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedPartition:
+    """The copy of one source partition: records copied by this run, and its offsets."""
+
+    topic: str
+    partition: int
+    records: int
+    begin: int
+    end: int
+
+
+class KafkaImport:
+    """One run: use `run`, then `copy_groups` when positions of groups are wanted, then `close`."""
+
+    def __init__(
+        self,
+        source: KafkaSource,
+        brokers: str | Sequence[str] | None,
+        into: str,
+        *,
+        moved: Callable[[int], None] = lambda records: None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        """`moved` receives the number of further records read."""
+        self._source = source
+        self._runtime = runtime_of(runtime)
+        self._bootstrap = bootstrap_addresses(brokers)
+        self._into = into
+        self._moved = moved
+        self._admin = AsyncAdmin(brokers, runtime=self._runtime)
+        self._pool = LinkPool(self._runtime, self._bootstrap)
+        self._any = AnyBroker(self._pool)
+        self._queue = RemoteQueue(self._any)
+        self._fetcher = Fetcher(
+            "broker", self._any.read, lambda store: None, ConfirmedReads(EventLog(self._runtime.clock))
+        )
+        self._lanes: dict[Place, Lane] = {}
+        self._group = ""
+
+    async def run(self, topics: Sequence[str]) -> list[ImportedPartition]:
+        """Copy all that the topics hold now; partition N of each goes into partition N.
+
+        Raises: NotFoundError, InvalidRequestError, TooLargeError, DeniedError, GenerationFencedError when another run
+        took over, and what befalls both sides: start it again then.
+        """
+        cluster, found = await self._source.describe(topics)
+        target = await self._target(max(each.partitions for each in found.values()))
+        self._group = f"memq-import.{target.id}"
+        places = [(topic, number) for topic, each in found.items() for number in range(each.partitions)]
+        await self._source.join(self._group, topics, places)
+        ends = await self._source.ends(places)
+        stored = await self._source.stored(places)
+        for place in places:
+            producer = producer_of(cluster, found[place[0]].id, place[1], target.id)
+            self._lanes[place] = await self._lane(place, target, producer, ends[place], stored.get(place))
+        await self._source.store({place: lane.position for place, lane in self._lanes.items()})
+        await self._source.start({place: lane.begin for place, lane in self._lanes.items()})
+        await self._copy(target)
+        for lane in self._lanes.values():
+            await lane.copier.close()
+        return [ImportedPartition(*place, lane.records, lane.begin, lane.end) for place, lane in self._lanes.items()]
+
+    async def copy_groups(self) -> dict[str, int]:
+        """Give the target's groups of the same names the positions that the source's groups have.
+
+        Returns how many positions each group got; none where memq does not take its name. A group that has members here
+        is refused. Raises: InvalidRequestError, also when several topics were copied: a position has one place only.
+        """
+        if len({topic for topic, _ in self._lanes}) > 1:
+            raise InvalidRequestError(
+                "positions of groups can't be copied from several topics into one", hint="import one topic at a time"
+            )
+        found = await self._source.committed_of_others(list(self._lanes), self._group)
+        wanted: dict[Place, list[int]] = {}
+        for offsets in found.values():
+            for place, offset in offsets.items():
+                wanted.setdefault(place, []).append(offset)
+        places = {place: await self._lanes[place].imported.positions(offsets) for place, offsets in wanted.items()}
+        placed: dict[str, int] = {}
+        for group, offsets in found.items():
+            positions: list[Position] = [places[place][offset] for place, offset in offsets.items()]
+            try:
+                await self._admin.reset_group(group, self._into, positions, new_ok=True)
+            except InvalidNameError:
+                positions = []
+            placed[group] = len(positions)
+        return placed
+
+    async def close(self) -> None:
+        """Leave the group, and let go of everything."""
+        for lane in self._lanes.values():
+            await lane.copier.abandon()
+        await self._pool.close()
+        await self._admin.close()
+        await self._source.close()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    async def _target(self, partitions: int) -> Topic:
+        """Return the topic that is copied into, made as wide as the widest source when it is not there."""
+        try:
+            found = (await self._admin.topic(self._into)).topic
+        except NotFoundError:
+            return await self._admin.create_topic(self._into, partitions=partitions, exist_ok=True)
+        if len(found.partitions) < partitions:
+            raise InvalidRequestError(
+                f"topic '{self._into}' has {len(found.partitions)} partitions, the source has {partitions}",
+                hint="name a topic that is not there yet: it is made as wide as the source",
+            )
+        return found
+
+    async def _lane(
+        self, place: Place, target: Topic, producer: int, ends: tuple[int, int], stored: tuple[int, str] | None
+    ) -> Lane:
+        partition = target.read_partition_of(place[1])
+        imported = Imported(self._queue, self._fetcher.index_of, partition, place[1], producer)
+        held = await imported.held()
+        offset, planned = (stored[0], decode_plan(stored[1])) if stored is not None else (0, None)
+        if planned is None and held is not None:
+            await self._wait_out(target, held)
+        begin = max(offset, held.next if held is not None else 0)
+        if planned is None or begin >= planned:
+            begin, planned = max(begin, ends[0]), max(ends[1], begin, ends[0])
+        copier = Copier(self._bootstrap, self._runtime, target.name, place[1], producer, begin)
+        return Lane(place, imported, copier, planned, max(ends[1], planned))
+
+    async def _wait_out(self, target: Topic, held: Held) -> None:
+        """The plan of an earlier run is gone: wait until nothing of that run can be on its way any more."""
+        age_ms = self._runtime.clock.wall_ms() - held.sealed_ms
+        await asyncio.sleep(max(0, window_ms(target.settings) - age_ms) / 1000)
+
+    async def _copy(self, target: Topic) -> None:
+        record_bytes_max, stored_s = target.settings.record_bytes_max, self._runtime.clock.monotonic()
+        left = {place: lane for place, lane in self._lanes.items() if not await self._go_on(lane)}
+        while left:
+            taken = await self._source.take(TAKE_S)
+            for each in taken:
+                lane = left.get(each.place)
+                if lane is None:
+                    continue
+                if isinstance(each, SourceEnd):
+                    lane.meet_end(each.offset)
+                else:
+                    await lane.take(each, record_bytes_max)
+            self._moved(sum(1 for each in taken if not isinstance(each, SourceEnd)))
+            left = {place: lane for place, lane in left.items() if not await self._go_on(lane)}
+            if left and self._runtime.clock.monotonic() - stored_s >= STORE_S:
+                stored_s = self._runtime.clock.monotonic()
+                await self._source.store({place: lane.position for place, lane in left.items()})
+
+    async def _go_on(self, lane: Lane) -> bool:
+        """Close a plan whose end was met, and begin the next; return True when nothing is left to copy."""
+        if not lane.reached:
+            return False
+        await lane.finish()
+        await self._source.store({lane.place: lane.position})
+        if lane.done:
+            return True
+        lane.renew()
+        await self._source.store({lane.place: lane.position})  # before the first record of it is sent
+        await self._source.seek(lane.place, lane.copier.acked)
+        return False
+
+
+async def import_topics(
+    source: KafkaSource,
+    brokers: str | Sequence[str] | None,
+    topics: Sequence[str],
+    into: str,
+    *,
+    groups: bool = False,
+    moved: Callable[[int], None] = lambda records: None,
+) -> tuple[list[ImportedPartition], dict[str, int]]:
+    """Copy topics, and the positions of groups when they are wanted. Raises: see `KafkaImport`."""
+    job = KafkaImport(source, brokers, into, moved=moved)
+    try:
+        done = await job.run(topics)
+        return done, await job.copy_groups() if groups else {}
+    finally:
+        with suppress(MemqError):
+            await job.close()

@@ -1,0 +1,355 @@
+"""Writes through the store: tasks stage records as objects, and a driver commits all of a batch, once.
+
+What is staged is not data before its commit: no pointer names it, and what is never committed is deleted by the sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from awscrt.checksums import crc32c
+
+from memq.client.arguments import check_connect_timeout, runtime_of
+from memq.client.bulk.staged_object import StagedObjectBuilder
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
+from memq.client.observers.reporter import STEP_S_MAX, JobReporter, MakeCarrier
+from memq.client.observers.staged_recorder import StagedTally
+from memq.client.owner_requests import OwnerRequests
+from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many
+from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
+from memq.format.key import manifest_key, manifest_prefix, staged_object_key
+from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, decode_manifest, encode_manifest, same_rows
+from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
+from memq.protocol.messages import PublishStaged, StoreMetadata, WirePiece
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.storage_handlers import StorageHandler
+from memq.topic import Topic, check_name
+
+ANSWER_S = 60.0
+PARTITIONS_AT_ONCE_MAX = 16
+
+
+class StagedWriter:
+    """One task's side: records in, staged objects out.
+
+    Nothing of it is seen before `StagedCommits.commit`.
+
+    Args:
+        cluster, topics, store: what `StagedCommits` says of the cluster, and the store opened here. More topics may be
+            put into `topics` later.
+        writer: the writer's name.
+        block_bytes, object_bytes: raw size at which a block is sealed; about the size at which an object is put.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        topics: Mapping[str, Topic],
+        store: StorageHandler,
+        writer: str,
+        *,
+        codec: str = "zstd",
+        block_bytes: int = 512 * KIB,
+        object_bytes: int = 64 * MIB,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._cluster = check_name(cluster, "cluster")
+        self._topics = topics
+        self._store = store
+        self._writer = check_name(writer, "writer")
+        self._codec = codec
+        self._block_bytes = block_bytes
+        self._object_bytes = object_bytes
+        self._runtime = runtime_of(runtime)
+        self._staged: list[StagedObject] = []
+        self._open = self._builder()
+
+    async def add(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Stage a record; arguments as those of `memq.Producer.send`.
+
+        Raises: TypeError; TooLargeError, InvalidRequestError, NotFoundError; StoreError, DeniedError.
+        """
+        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        self._open.add(topic, fields, partition, self._runtime.clock.wall_ms())
+        if self._open.bytes >= self._object_bytes:
+            await self._put()
+
+    async def add_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> None:
+        """Stage many records, the fast way in; arguments as those of `memq.Producer.send_many`.
+
+        Raises: as `add`.
+        """
+        if values:
+            many = check_many(values, keys, timestamps_ms, tag)
+            self._open.add_many(topic, many, self._runtime.clock.wall_ms())
+        if self._open.bytes >= self._object_bytes:
+            await self._put()
+
+    async def finish(self) -> list[StagedObject]:
+        """Put what is left and return all objects, in the order of their records."""
+        if self._open.bytes:
+            await self._put()
+        return self._staged
+
+    async def _put(self) -> None:
+        now_ms, draw = self._runtime.clock.wall_ms(), self._runtime.random
+        key = staged_object_key(self._cluster, self._writer, draw.getrandbits(64), now_ms)
+        buffers, checksum, staged = self._open.build(self._cluster, self._writer, key, now_ms)
+        await self._store.put(key, buffers, checksum)
+        self._staged.append(staged)
+        self._open = self._builder()
+
+    def _builder(self) -> StagedObjectBuilder:
+        producer_id = self._runtime.random.randrange(1, PRODUCER_ID_END)
+        return StagedObjectBuilder(self._topics, producer_id, block_bytes=self._block_bytes, codec=self._codec)
+
+
+class StagedCommits:
+    """The driver's side: what the cluster is, and the commits of one writer's batches.
+
+    With a `carrier` it reports to the audit, as a writer of Spark, where the cluster asks for that.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None,
+        writer: str,
+        *,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        runtime: Runtime | None = None,
+        carrier: MakeCarrier | None = None,
+    ) -> None:
+        self._runtime = runtime_of(runtime)
+        self._writer = check_name(writer, "writer")
+        self._events = EventLog(self._runtime.clock)
+        self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
+        self._metadata = ClusterMetadata(self._runtime, self._pool)
+        self._owners = OwnerRequests(self._runtime, self._pool, self._metadata, ANSWER_S)
+        self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
+        self._reporter: JobReporter | None = None
+        if carrier is not None:
+            self._reporter = JobReporter("spark-writer", writer, self._runtime, self._pool, carrier)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect, with a last word to the audit."""
+        if self._reporter is not None:
+            await self._reporter.close(STEP_S_MAX)
+        await self._metadata.close()
+        await self._pool.close()
+
+    async def connect(self) -> None:
+        """Learn what the cluster is. Raises: UnreachableError."""
+        await self._pool.reach(self._connect_timeout_s)
+        await self._metadata.all_topics()
+
+    async def topics(self, names: Sequence[str]) -> dict[str, Topic]:
+        """Return the topics of these names, made where that is allowed.
+
+        Raises: NotFoundError, UnreachableError.
+        """
+        await self._pool.reach(self._connect_timeout_s)
+        return {name: (await self._metadata.topic(name, create=True)).topic for name in names}
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's name, after `connect` or `topics`."""
+        return self._metadata.cluster
+
+    @property
+    def store(self) -> StoreMetadata:
+        """Where to stage, after `connect` or `topics`: the cluster's first store."""
+        return self._metadata.stores[0]
+
+    async def commit(
+        self,
+        batch_id: int,
+        objects: Sequence[StagedObject],
+        store: StorageHandler,
+        *,
+        remember: bool = True,
+        source: str = "",
+        timeout_s: float = 600.0,
+    ) -> Manifest:
+        """Make a batch of staged objects visible, completely and once, however often it is committed.
+
+        The first commit of a batch decides what it is; a later one brings that to its end. When the later one has
+        objects with other records, a job (without `source`) gets an InvalidRequestError after that. A stream, whose
+        micro-batch may be computed again with another result, logs it.
+        Batch ids of a writer grow; a batch below the last one is there already. Without `remember` no partition keeps
+        the writer's name, and a commit is repeated within the dedup window only. `source` names the stream that the
+        batch is of: the batch of another one is refused. Returns what the batch is.
+        Raises: TimedOutError: commit it again; InvalidRequestError, NotFoundError, TooOldError, CorruptDataError.
+        """
+        if not 0 <= batch_id < BATCH_ID_END:
+            raise InvalidRequestError(f"batch id {batch_id} is outside 0 to {BATCH_ID_END - 1}")
+        manifest, checksum = await self._decide(batch_id, objects, store, source)
+        turn = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX)
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+                for place, pieces in manifest.places().items():
+                    group.create_task(self._publish(turn, manifest, checksum, place, pieces, remember=remember))
+        except TimeoutError as error:
+            raise TimedOutError(
+                f"batch {batch_id} of writer '{self._writer}' is not published after {timeout_s:g} s",
+                hint="commit it again: what is there already is not published twice",
+            ) from error
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        self._check_rows(manifest, objects)
+        return manifest
+
+    def _check_rows(self, manifest: Manifest, objects: Sequence[StagedObject]) -> None:
+        if not objects or same_rows(manifest.objects, objects):
+            return
+        records, given = (
+            sum(piece.records for each in found for piece in each.pieces) for found in (manifest.objects, objects)
+        )
+        text = (
+            f"batch {manifest.batch_id} of writer '{self._writer}' was committed before with other rows: it has the"
+            f" {records} records of then, and none of the {given} of now"
+        )
+        if not manifest.source:
+            raise InvalidRequestError(text, hint="give other rows a batch id of their own")
+        self._events.warning("staged.other-rows", text)
+
+    async def finish_last(self, store: StorageHandler) -> Manifest | None:
+        """Complete the writer's last batch, whose driver may have died after publishing a part.
+
+        Returns what that batch is; None when there is none, or what was staged for it is not there any more.
+        Raises: TimedOutError: try again; otherwise as `commit`.
+        """
+        prefix = manifest_prefix(self.cluster, self._writer)
+        keys = [entry.key async for entry in store.list(prefix)]
+        if not keys:
+            return None
+        try:
+            last = decode_manifest(await store.get(max(keys)))
+            return await self.commit(last.batch_id, last.objects, store, source=last.source)
+        except (NotFoundError, TooOldError):
+            return None
+
+    async def is_decided(self, batch_id: int, store: StorageHandler) -> bool:
+        """Whether a commit has said what a batch is, as far as its manifest is still there."""
+        key = manifest_key(self.cluster, self._writer, batch_id)
+        return key in [entry.key async for entry in store.list(manifest_prefix(self.cluster, self._writer))]
+
+    async def _decide(
+        self, batch_id: int, objects: Sequence[StagedObject], store: StorageHandler, source: str = ""
+    ) -> tuple[Manifest, int]:
+        """Put the manifest, or find the one that was there before; return it with its checksum.
+
+        Raises: InvalidRequestError when that one is of another stream.
+        """
+        key = manifest_key(self.cluster, self._writer, batch_id)
+        manifest = Manifest(
+            cluster=self.cluster,
+            writer=self._writer,
+            batch_id=batch_id,
+            store=self.store.name,
+            created_ms=self._runtime.clock.wall_ms(),
+            objects=tuple(objects),
+            source=source,
+        )
+        body = encode_manifest(manifest)
+        try:
+            await store.put(key, [body], crc32c(body))
+        except ObjectExistsError:
+            body = await store.get(key)
+            manifest = decode_manifest(body)
+            if manifest.source != source:
+                raise InvalidRequestError(
+                    f"batch {batch_id} of writer '{self._writer}' is of stream '{manifest.source}', not of '{source}'",
+                    hint="give each stream a writer name of its own, and a new one with each new checkpoint",
+                ) from None
+        return manifest, crc32c(body)
+
+    async def _publish(
+        self,
+        turn: asyncio.Semaphore,
+        manifest: Manifest,
+        checksum: int,
+        place: Place,
+        pieces: Sequence[tuple[StagedObject, StagedPiece]],
+        *,
+        remember: bool,
+    ) -> None:
+        """Have the owner of one partition publish its pieces."""
+        name, topic_id, partition = place
+        async with turn:
+            topic = (await self._metadata.topic(name)).topic
+            if topic.id != topic_id:
+                raise NotFoundError(
+                    f"topic '{name}' with id {topic_id[:8]} was deleted while records were staged for it"
+                )
+            tally, done = self._tally(topic, manifest, partition, pieces), 0
+            tally.send(self._runtime.clock.wall_ms())
+            while done < len(pieces):
+                ask = PublishStaged(
+                    topic=name,
+                    topic_id=topic_id,
+                    partition=partition,
+                    writer=manifest.writer,
+                    batch_id=manifest.batch_id,
+                    store=manifest.store,
+                    manifest=checksum,
+                    pieces_total=len(pieces),
+                    first=done,
+                    remember=remember,
+                    created_ms=manifest.created_ms,
+                    pieces=[_wire(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
+                )
+                done = max(done + 1, (await self._owners.ask(topic, partition, ask)).published)
+                tally.ack(done, self._runtime.clock.wall_ms())
+
+    def _tally(
+        self, topic: Topic, manifest: Manifest, partition: int, pieces: Sequence[tuple[StagedObject, StagedPiece]]
+    ) -> StagedTally:
+        """Return what notes the pieces of one partition.
+
+        Of a batch as old as the dedup window nothing is said: retention may have taken it from the queue long ago, and
+        who hears that it is acked would look for it there in vain.
+        """
+        part, age_ms = None, self._runtime.clock.wall_ms() - manifest.created_ms
+        if self._reporter is not None and age_ms < topic.settings.dedup_window_ms:
+            part = self._reporter.part(topic, partition)
+        return StagedTally(part, pieces)
+
+
+def _wire(staged: StagedObject, piece: StagedPiece) -> WirePiece:
+    return WirePiece(
+        key=staged.key,
+        object_bytes=staged.bytes,
+        index_offset=staged.index_offset,
+        offset=piece.offset,
+        length=piece.length,
+        raw_bytes=piece.raw_bytes,
+    )

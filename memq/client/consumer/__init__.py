@@ -1,0 +1,1 @@
+"""The consumer: pointers become batches of records, in order, and positions are committed."""

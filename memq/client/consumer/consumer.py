@@ -1,0 +1,264 @@
+"""The consumer for everybody else: it blocks where it says so, and its I/O is on the one I/O thread."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, runtime_of
+from memq.client.background import Background
+from memq.client.consumer.aio_consumer import told
+from memq.client.consumer.batch import Batch
+from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
+from memq.client.consumer.fetch.fetcher import Fetcher, MakeFetcher, ReadMode
+from memq.client.consumer.group.membership import Changes
+from memq.client.consumer.offset_resolver import Lag
+from memq.client.consumer.record import TopicPartition
+from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.errors import MemqError
+from memq.limits import MIB
+from memq.runtime.network import Runtime
+from memq.topic import Position
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from memq.client.observers.consumer_traces import ConsumerTraces
+
+Result = TypeVar("Result")
+_INTERRUPTED_CLOSE_S = 0.2  # after Ctrl-C
+OnPartitions = Callable[[list[TopicPartition]], object]
+
+
+class Consumer:
+    """Reads topics, for one thread; only `wakeup` may be called from others.
+
+    Args:
+        brokers: `HOST:PORT`, several with commas or as a list; None takes MEMQ_BROKERS.
+        topics: one topic or several.
+        group: members of a group share the partitions, and its positions are stored; None reads everything.
+        start: "beginning", "end", a datetime with a time zone (the first batch sealed at or after it), a Position, a
+            list of them, or {(topic, partition): Position}; holds only where the group has no stored position.
+        end: the same; there the iteration stops. "end" is what is there when the partition is opened.
+        auto_commit: commit what is done; a batch is, when the next one is asked for.
+        auto_commit_interval_ms: how often.
+        session_timeout_ms: after this silence the group gives the partitions to others; a member speaks
+            every third of it, or 3 s.
+        prefetch_bytes_max: how many stored bytes are fetched ahead; one batch at least.
+        on_damaged: "fail": raise CorruptDataError and stay before it; "skip": count it and go on; "dead-letter": send
+            the raw block to `<topic>.dlq` and go on.
+        on_expired: where retention was faster, "fail": raise PositionExpiredError, which names the first position that
+            is left, and stay until a seek; "skip": count what is gone and go on there.
+        read: "direct" from the store, "broker" through one, "auto": directly where the store opens.
+        s3: settings of the section [s3] for a direct reader, by name; None takes MEMQ_S3_… and memq.toml, and keys that
+            boto3 finds.
+        connect_timeout_ms: how long the first use tries to reach a broker; a restart later on is waited for.
+        client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
+        zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
+        on_assigned, on_revoked, on_lost: called with lists of (topic, partition), inside `poll` and the iteration.
+        audit: report what is read and committed to the audit, where the cluster asks for it.
+        tracer_provider: of OpenTelemetry, for spans of fetching and processing (extra `[otel]`); None costs nothing.
+        runtime: clock, randomness and network; the system's by default.
+
+    Raises: InvalidRequestError, InvalidNameError. Nothing is connected before the first use.
+    """
+
+    _closed = True  # for __del__, should __init__ raise
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None,
+        topics: str | Sequence[str],
+        *,
+        group: str | None = None,
+        start: Point = "beginning",
+        end: Point | None = None,
+        auto_commit: bool = True,
+        auto_commit_interval_ms: int = 1_000,
+        session_timeout_ms: int = 10_000,
+        prefetch_bytes_max: int = 64 * MIB,
+        on_damaged: OnDamaged = "fail",
+        on_expired: OnExpired = "fail",
+        read: ReadMode = "auto",
+        s3: Mapping[str, object] | None = None,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
+        on_assigned: OnPartitions | None = None,
+        on_revoked: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+        audit: bool = True,
+        tracer_provider: TracerProvider | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        settings = ConsumerSettings(
+            topics=topics_of(topics),
+            group=group,
+            start=start,
+            end=end,
+            auto_commit=auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms,
+            session_timeout_ms=session_timeout_ms,
+            prefetch_bytes_max=prefetch_bytes_max,
+            on_damaged=on_damaged,
+            on_expired=on_expired,
+            read=read,
+            connect_timeout_ms=connect_timeout_ms,
+            s3=s3,
+            client_id=client_id,
+            zone=zone,
+            audit=audit,
+        ).check()
+        check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
+        check_tracer_provider(tracer_provider)
+        self._runtime = runtime_of(runtime)
+        make_fetcher: MakeFetcher = Fetcher
+        self._traces: ConsumerTraces | None = None
+        if tracer_provider is not None:
+            from memq.client.observers.consumer_traces import ConsumerTraces
+
+            self._traces = ConsumerTraces(tracer_provider, self._runtime.clock, group)
+            self.poll = self._traced_poll  # type: ignore[method-assign]  # who has no traces pays nothing for them
+            make_fetcher = self._traces.fetcher
+        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers), make_fetcher)
+        self._background = Background("consumer", self._core)
+        self._callbacks = (on_lost, on_revoked, on_assigned)
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self._background.check_process()
+        try:
+            self._background.run(self._core.start())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._close(_INTERRUPTED_CLOSE_S if isinstance(error, KeyboardInterrupt) else CLOSE_S_MAX)
+        except MemqError:
+            if error is None:  # else the caller's own error is the one to see
+                raise
+
+    def __del__(self) -> None:
+        if self._closed or self._background.was_forked:
+            return
+        warnings.warn("a memq.Consumer was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches; ends at `end`, and after `wakeup`."""
+        while True:
+            batch = self.poll()
+            if batch is None:
+                return
+            yield batch
+
+    def poll(self, timeout: float | None = None) -> Batch | None:
+        """Return the next batch; the one before it is done by this. The callbacks run in here.
+
+        None after `timeout` seconds, at the `end` that was asked for, and after `wakeup`. The first call may take
+        longer: it connects.
+        Raises: CorruptDataError before a damaged block; UnreachableError when no broker can be reached at first;
+        NotFoundError when a topic is not there; UnsupportedFormatError; ClosedError; ForkedError.
+        """
+        timeout_s = check_timeout(timeout)
+        self._background.check_process()
+        batch = self._core.next_at_hand()
+        if batch is not None:
+            return batch
+        clock, io = self._runtime.clock, self._background.io
+        deadline_s = None if timeout_s is None else clock.monotonic() + timeout_s
+        while True:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic())
+            found = io.run(self._core.next(left_s))
+            if not isinstance(found, Changes):
+                return found
+            for callback, places in zip(self._callbacks, told(found), strict=True):
+                if callback is not None and places:
+                    callback(places)
+            io.run(self._core.take(found))
+
+    def _traced_poll(self, timeout: float | None = None) -> Batch | None:
+        """See `poll`; a batch is processed until the next one is asked for, or the consumer is closed."""
+        assert self._traces is not None, "this is the poll of a traced consumer"
+        self._traces.done()
+        batch = Consumer.poll(self, timeout)
+        if batch is not None:
+            self._traces.handed(batch)
+        return batch
+
+    def commit(self, batch: Batch | None = None) -> None:
+        """Store that all through `batch` is done; without it, every batch that is done; waits for the answer.
+
+        A batch is done when the next one was asked for, or when all of its records were iterated or taken.
+        Raises: InvalidRequestError without a group; GenerationFencedError when the partition was given to another
+        member. What passes is tried again for as long as this one is in its group.
+        """
+        self._background.run(self._core.commit(batch))
+
+    def seek(self, topic: str, partition: int, to: Point) -> None:
+        """Go on from another place. Raises: InvalidRequestError when the partition is not assigned."""
+        self._background.run(self._core.seek(topic, partition, to))
+
+    def pause(self, topic: str, partition: int) -> None:
+        """Deliver nothing of a partition until `resume`. Raises: as `seek`."""
+        self._pause(topic, partition, paused=True)
+
+    def resume(self, topic: str, partition: int) -> None:
+        """Deliver from a partition again. Raises: as `seek`."""
+        self._pause(topic, partition, paused=False)
+
+    def position(self) -> dict[TopicPartition, Position]:
+        """Return what comes next in each partition that is read."""
+        return self._background.run(_called(self._core.positions))
+
+    def committed(self) -> dict[TopicPartition, Position]:
+        """Return what the group has stored. Raises: InvalidRequestError without a group; RetryableError."""
+        return self._background.run(self._core.committed())
+
+    def lag(self) -> dict[TopicPartition, Lag]:
+        """Return how much lies between each position and the end of its partition now."""
+        return self._background.run(self._core.lag())
+
+    def stats(self) -> ConsumerStats:
+        """Return counters: what was delivered, passed over, retried."""
+        return self._background.run(_called(self._core.stats))
+
+    def wakeup(self) -> None:
+        """Let the poll under way, else the next one, return None; from any thread."""
+        self._background.check_process()
+        self._background.io.call(self._core.wakeup)
+
+    def close(self) -> None:
+        """Commit what is done when auto-commit is on, leave the group, disconnect. Closing twice is fine."""
+        self._close(CLOSE_S_MAX)
+
+    def _close(self, timeout_s: float) -> None:
+        if self._closed or self._background.was_forked:
+            return
+        self._closed = True
+        if self._traces is not None:
+            self._traces.done()
+        try:
+            self._background.run(self._core.close(timeout_s))
+        finally:
+            self._background.leave()
+
+    def _pause(self, topic: str, partition: int, *, paused: bool) -> None:
+        self._background.check_process()
+
+        async def pause() -> None:
+            self._core.pause(topic, partition, paused=paused)
+
+        self._background.run(pause())
+
+
+async def _called(function: Callable[[], Result]) -> Result:
+    """Call a function of the core on its own thread."""
+    return function()

@@ -1,0 +1,538 @@
+"""The consumer on one event loop: what the asyncio and the sync face share.
+
+Policy lives in its machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from memq.client.broker_router import AnyBroker
+from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.batch import Batch, Damage
+from memq.client.consumer.dead_letters import DeadLetters
+from memq.client.consumer.fetch.fetch_scheduler import Reading
+from memq.client.consumer.fetch.fetcher import Fetcher, MakeFetcher
+from memq.client.consumer.fetch.partition_cursor import Counts, Delivery
+from memq.client.consumer.fetch.ready_batches import Handout, Handouts
+from memq.client.consumer.group.committer import Committer
+from memq.client.consumer.group.membership import Changes
+from memq.client.consumer.group.session import GroupSession
+from memq.client.consumer.offset_resolver import Lag, Places
+from memq.client.consumer.opener import Opener
+from memq.client.consumer.record import TopicPartition, place_of
+from memq.client.consumer.settings import ConsumerSettings, Point, check_point
+from memq.client.link_pool import LinkPool
+from memq.client.metadata import ClusterMetadata
+from memq.client.observers.report_carrier import ReportCarrier
+from memq.client.observers.reporter import CLOSE_S_MAX as REPORT_S_MAX
+from memq.client.observers.reporter import Reporter
+from memq.client.producer.fields import check_kind
+from memq.client.stores import OpenStores
+from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
+from memq.notification.remote import RemoteQueue
+from memq.protocol.messages import TopicMetadata
+from memq.runtime.allocator import keep_freed_blocks
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Address, Runtime
+from memq.runtime.tasks import TaskOwner
+from memq.storage_handlers.confirmed_reads import ConfirmedReads
+from memq.topic import Position, ReadPartition, Topic, Totals, read_partitions
+
+START_S_MAX = 10.0
+REFRESH_S = 30.0
+GONE_TRIES = 2
+GONE_RETRY_S = 0.2  # doubled for each try
+CLOSE_S_MAX = 5.0
+AHEAD_SHARE = 16  # batches that are made ahead hold a sixteenth of what may be prefetched, and one more
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """Counters since the start: those of `Counts`, and of retries, commits and dead letters.
+
+    `transit_errors` are answers of a store that another fetch of the same bytes has contradicted.
+    """
+
+    counts: Counts
+    retries: int
+    commits: int
+    dead_letters: int
+    transit_errors: int
+
+
+class ConsumerCore:
+    """One consumer. `next` is for one caller at a time.
+
+    It returns batches, and changes that the caller must take.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        runtime: Runtime,
+        addresses: Sequence[Address],
+        make_fetcher: MakeFetcher = Fetcher,
+    ) -> None:
+        keep_freed_blocks()
+        self.settings = settings.check()
+        self._runtime = runtime
+        self._events = EventLog(runtime.clock)
+        self._pool = LinkPool(runtime, addresses, client_id=settings.client_id, zone=settings.zone)
+        self._metadata = ClusterMetadata(runtime, self._pool)
+        any_broker = AnyBroker(self._pool, self._metadata.holders)
+        self._queue = RemoteQueue(any_broker)
+        self._places = Places(self._queue)
+        self._stores = OpenStores(self._metadata, runtime, settings.s3)
+        self._dead_letters = DeadLetters(runtime, addresses)
+        self._topics: dict[str, Topic] = {}
+        self._changed = asyncio.Event()
+        self._stale = asyncio.Event()  # what is known of the topics is to be refreshed now
+        self._tasks = TaskOwner(self._die, self._events)
+        self._confirmed = ConfirmedReads(self._events)
+        fetcher = make_fetcher(settings.read, any_broker.read, self._stores, self._confirmed)
+        fetcher.near = any_broker.near
+        self._reading = Reading(
+            runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
+        )
+        self._reporter: Reporter | None = None
+        if settings.audit:
+            group = settings.group or ""
+            self._reporter = Reporter("consumer", group, runtime, self._pool, self._tasks, ReportCarrier)
+        self._opener = Opener(
+            settings,
+            self._queue,
+            self._reading,
+            self._topics,
+            self._wanted,
+            self._changed.set,
+            self._reporter,
+            self._tasks,
+            self._events,
+        )
+        self._handouts = Handouts()
+        self._group: GroupSession | None = None
+        self._committer: Committer | None = None
+        if settings.group is not None:
+            self._group = GroupSession(
+                runtime,
+                self._queue,
+                settings.group,
+                session_timeout_ms=settings.session_timeout_ms,
+                changed=self._group_changed,
+            )
+            self._committer = Committer(self._reading, self._group, self._handouts, runtime, self._events)
+        self._delivery: tuple[Assigned, Delivery] | None = None  # waits for its dead letters
+        self._late_damage: deque[tuple[Batch, Damage]] = deque()
+        self._late_counts = Counts()
+        self._woken = False
+        self._started = False
+        self._closed = False
+        self._fatal: BaseException | None = None
+
+    # ---- life --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect, learn of the topics, and start to read; the second call does nothing.
+
+        Raises: UnreachableError, NotFoundError, ClosedError.
+        """
+        self._check()
+        if self._started:
+            return
+        await self._pool.reach(self.settings.connect_timeout_ms / 1000)
+        for name in self.settings.topics:
+            self._topics[name] = (await self._metadata.topic(name, timeout_s=START_S_MAX)).topic
+        self._started = True
+        self._reading.start()
+        self._tasks.start(self._opener.run(), "consumer opens partitions")
+        self._tasks.start(self._refresh(), "consumer refreshes metadata")
+        if self._group is not None and self._committer is not None:
+            self._group.share(self._partitions())
+            self._tasks.start(self._group.run(), "consumer group session")
+            if self.settings.auto_commit:
+                self._tasks.start(self._committer.run(self.settings.auto_commit_interval_ms), "consumer commits")
+
+    async def close(self, timeout_s: float = CLOSE_S_MAX) -> None:
+        """Commit what is done when auto-commit is on, leave the group, and let go of everything.
+
+        Twice is fine.
+        The commit and the leave take at most `timeout_s` each. Raises: what the commit met that does not pass, when all
+        is let go: a member that stayed would hold its partitions, and read nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._changed.set()
+        try:
+            if self._committer is not None and self.settings.auto_commit and self._fatal is None:
+                await self._committer.commit_at_close(timeout_s)
+        finally:
+            await self._let_go(timeout_s)
+
+    async def _let_go(self, timeout_s: float) -> None:
+        await self._tasks.stop()
+        if self._group is not None and self._started:
+            await self._group.leave(timeout_s)
+        await self._dead_letters.close()
+        if self._reporter is not None:
+            await self._reporter.close(min(timeout_s, REPORT_S_MAX))
+        await self._metadata.close()
+        await self._pool.close()
+        await self._stores.close()
+
+    # ---- batches -----------------------------------------------------------------------------------
+
+    def next_at_hand(self) -> Batch | None:
+        """Return the next batch when one was made ahead and nothing is more urgent.
+
+        What was handed out before is done.
+        Of all that this class has only this may be called on the user's own thread.
+        """
+        if self._closed or self._handouts.urgent or self._reading.failure is not None:
+            return None
+        self._handouts.finish()
+        return self._handouts.take()
+
+    async def next(self, timeout_s: float | None) -> Batch | Changes | None:
+        """Return the next batch.
+
+        Changes of the assignment come first: the caller reports them and then takes them by `take`.
+        What was handed out before is done by this call. None after `timeout_s`, at the end, and after `wakeup`.
+        More batches may be at hand then.
+        Raises: CorruptDataError before a damaged block; what the cluster says that does not pass by itself.
+        """
+        await self.start()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send_late_damage()
+                self._handouts.finish()
+                self._handouts.settle()
+                return await self._next()
+        except TimeoutError:
+            return None
+
+    async def _next(self) -> Batch | Changes | None:
+        while True:
+            self._changed.clear()
+            self._handouts.urgent = stale = self._stale.is_set()
+            self._check()
+            found: Batch | Changes | None = self._new_changes()
+            if found is None and not stale:
+                found = self._handouts.take() or await self._next_batch()
+            if found:
+                if isinstance(found, Batch):
+                    self._make_ahead()
+                return found
+            if self._woken or self.ended:
+                self._woken = False
+                return None
+            await self._changed.wait()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all that is assigned was delivered to the `end` that was asked for."""
+        everything_open = self._wanted().keys() <= self._reading.assigned.keys()
+        nothing_left = self._delivery is None and not self._handouts.waiting
+        return self._started and nothing_left and everything_open and self._reading.ended
+
+    def wakeup(self) -> None:
+        """Let `next` return None: the one under way, else the one that comes."""
+        self._woken = True
+        self._changed.set()
+
+    async def take(self, changes: Changes) -> None:
+        """Note that the user got `changes`: revoked partitions are committed (auto-commit) and returned."""
+        if self._group is None or self._committer is None:
+            return
+        for partition in changes.lost:
+            self._group.state.told_lost(partition)
+        if changes.revoked:
+            if self.settings.auto_commit:
+                await self._committer.commit_quietly(changes.revoked)
+            for partition in changes.revoked:
+                self._reading.remove(partition)
+                self._group.state.told_revoked(partition)
+            self._group.kick()
+        for partition in changes.assigned:
+            self._group.state.told_assigned(partition)
+
+    # ---- places ------------------------------------------------------------------------------------
+
+    def positions(self) -> dict[TopicPartition, Position]:
+        """Return what comes next in each partition that is read."""
+        return {assigned.place: self._here(assigned)[0] for assigned in self._reading.assigned.values()}
+
+    async def committed(self) -> dict[TopicPartition, Position]:
+        """Return what the group has stored for the partitions of the topics. Raises: as `commit`."""
+        self._need_group()
+        await self.start()
+        stored = await self._queue.committed(self.settings.group or "", self._partitions())
+        return {place_of(key): value.position for key, value in stored.items()}
+
+    async def lag(self) -> dict[TopicPartition, Lag]:
+        """Return how much lies between each position and the end of its partition now."""
+        await self.start()
+        lags: dict[TopicPartition, Lag] = {}
+        for partition, assigned in list(self._reading.assigned.items()):
+            position, totals = self._here(assigned)
+            topic = self._topics[partition.topic]
+            if totals is None:
+                writers = topic.writers_of(partition)
+                totals = await self._places.totals_of(assigned.flow, topic.settings, writers)
+            lags[assigned.place] = await self._places.lag(topic, partition, position, totals, self._runtime.clock)
+        return lags
+
+    def _here(self, assigned: Assigned) -> tuple[Position, Totals | None]:
+        """Return what comes next in a partition, and the totals before its pointer where they are at hand."""
+        return self._handouts.ahead_of(assigned) or (assigned.flow.position, None)
+
+    async def seek(self, topic: str, partition: int, to: Point) -> None:
+        """Go on from another place; what is prefetched is dropped.
+
+        Raises: InvalidRequestError when the partition is not assigned or `to` lies in another one; TypeError.
+        """
+        check_point(to, "to", (topic,))
+        if isinstance(to, Position) and to.read_partition != partition:
+            raise InvalidRequestError(f"position {to} is one of partition {to.read_partition}, not of {partition}")
+        key, assigned = self._find(topic, partition)
+        if self._delivery is not None and self._delivery[0] is assigned:
+            self._delivery = None
+        await self._opener.seek(key, to)
+
+    def pause(self, topic: str, partition: int, *, paused: bool) -> None:
+        """Stop or go on delivering from a partition. Raises: InvalidRequestError when not assigned."""
+        self._reading.pause(self._find(topic, partition)[0], paused=paused)
+
+    # ---- commits -----------------------------------------------------------------------------------
+
+    async def commit(self, batch: Batch | None) -> None:
+        """Store positions: through `batch`, and in any case what is done in all partitions.
+
+        Raises: InvalidRequestError without a group; GenerationFencedError when the batch's partition was given to
+        another member. What passes is tried again for as long as this one is in its group.
+        """
+        if batch is not None and not isinstance(batch, Batch):
+            raise TypeError(f"commit takes a batch that the consumer gave out, not {type(batch).__name__}")
+        self._check()
+        committer = self._need_group()
+        ledger = None if batch is None else self._find_handed(batch).ledger
+        if batch is not None and ledger is not None:
+            ledger.finish(batch.next)
+        self._handouts.settle_finished()
+        await self._send_late_damage()
+        await committer.commit_surely()
+        if batch is not None and ledger is not None and not ledger.is_stored(batch.next):
+            raise _given_back(batch)  # between two tries: what is not read here any more is left out
+
+    def stats(self) -> ConsumerStats:
+        """Return the counters."""
+        total = Counts()
+        parts = [assigned.flow.counts for assigned in self._reading.assigned.values()]
+        for part in (self._late_counts, self._reading.removed_counts, *parts):
+            total.add(part)
+        total.records -= self._handouts.records_kept
+        commits = self._committer.commits if self._committer is not None else 0
+        return ConsumerStats(
+            total, self._reading.retries, commits, self._dead_letters.sent, self._confirmed.transit_errors
+        )
+
+    # ---- inside: batches ------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raise what stands in the way of going on."""
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+        if self._fatal is not None:
+            raise self._fatal
+        for source in (self._reading, self._opener, self._group):
+            if source is not None and source.failure is not None:
+                failure, source.failure = source.failure, None
+                if isinstance(failure, NotFoundError):
+                    for name in self.settings.topics:
+                        self._metadata.doubt(name)
+                    self._stale.set()  # a topic is gone: the others must go on
+                    self._handouts.urgent = True  # and what was fetched of it must not come behind this error
+                raise failure
+        if self._started and not self._topics:
+            self._stale.set()
+            raise NotFoundError(f"none of the topics {', '.join(self.settings.topics)} exists any more")
+
+    def _die(self, error: BaseException) -> None:
+        """A background task died: nothing works any more."""
+        self._fatal = error
+        self._tell()
+
+    def _tell(self) -> None:
+        """There is news for the caller of `next`, also before what was made ahead."""
+        self._handouts.urgent = True
+        self._changed.set()
+
+    def _new_changes(self) -> Changes | None:
+        """Return changes for the user: assigned partitions only when they are open."""
+        if self._group is None:
+            return None
+        changes = self._group.state.changes()
+        opened = tuple(partition for partition in changes.assigned if partition in self._reading.assigned)
+        return Changes(changes.lost, changes.revoked, opened) or None
+
+    def _tell_damage(self, damage: Damage) -> None:
+        self._events.warning("consumer.damage", f"passed over {damage}")
+
+    async def _next_batch(self) -> Batch | None:
+        """Return the next batch that has records, or damage that was passed over."""
+        found = self._delivery or self._reading.deliver()
+        if found is None:
+            return None
+        assigned, delivery = found
+        if delivery.failure is not None:
+            self._tell_audit(assigned, delivery)
+            raise delivery.failure
+        batch = self._batch_of(assigned, delivery)
+        for damage in batch.damaged:
+            self._tell_damage(damage)
+        if batch.damaged and self.settings.on_damaged == "dead-letter":
+            self._delivery = found  # it comes again when this is cut short
+            for damage in batch.damaged:
+                await self._dead_letters.send(assigned.place, damage)
+            self._delivery = None
+        self._hand(assigned, delivery, batch)
+        return self._handouts.take()
+
+    def _make_ahead(self) -> None:
+        """Make what is whole and ready into batches, as long as they are small beside what may be prefetched."""
+        left = self.settings.prefetch_bytes_max // AHEAD_SHARE
+        while left > 0 and self._delivery is None:
+            found = self._reading.deliver(whole=True)
+            if found is None:
+                return
+            assigned, delivery = found
+            left -= sum(len(part.piece.data) for part in delivery.slices)
+            self._hand(assigned, delivery, self._batch_of(assigned, delivery))
+
+    def _hand(self, assigned: Assigned, delivery: Delivery, batch: Batch) -> None:
+        assigned.ledger.hand(delivery.behind)
+        self._tell_audit(assigned, delivery)
+        self._handouts.add(Handout(assigned, batch, delivery.totals))
+
+    def _tell_audit(self, assigned: Assigned, delivery: Delivery) -> None:
+        if assigned.tally is not None:
+            assigned.tally.give(delivery, self._runtime.clock.wall_ms())
+
+    def _batch_of(self, assigned: Assigned, delivery: Delivery) -> Batch:
+        first, place = delivery.first, assigned.place
+        key = delivery.pointer.locations[0].key if delivery.pointer is not None else ""
+        damaged: list[Damage] = []
+        for piece in delivery.damaged:
+            assert piece.cause is not None
+            position = Position(place.partition, first.pointer_offset, piece.first)
+            damaged.append(Damage(key, piece.number, position, piece.records, bytes(piece.data), piece.cause))
+        report = None if self.settings.on_damaged == "fail" else self._report
+        span, writer = (first, delivery.behind.position), delivery.pointer.partition if delivery.pointer else 0
+        return Batch(place, span, delivery.slices, damaged, key, report, writer)
+
+    def _report(self, batch: Batch, damage: Damage) -> None:
+        """A payload turned out to be damaged while the user read it, in whatever thread."""
+        self._late_damage.append((batch, damage))
+
+    async def _send_late_damage(self) -> None:
+        while self._late_damage:
+            batch, damage = self._late_damage[0]
+            if self.settings.on_damaged == "dead-letter":
+                await self._dead_letters.send(TopicPartition(batch.topic, batch.partition), damage)
+            self._late_damage.popleft()
+            self._tell_damage(damage)
+            for assigned in self._reading.assigned.values():
+                if assigned.tally is not None and assigned.place == (batch.topic, batch.partition):
+                    assigned.tally.spoil(batch.write_partition, damage)
+            self._late_counts.damaged_blocks += 1
+            self._late_counts.damaged_records += damage.records
+
+    # ---- inside: partitions ----------------------------------------------------------------------------
+
+    def _partitions(self) -> list[ReadPartition]:
+        return [partition for topic in self._topics.values() for partition in read_partitions(topic)]
+
+    def _wanted(self) -> dict[ReadPartition, int]:
+        """Return what is to be read, with its grants: everything, or what the group granted, of known topics."""
+        granted = dict.fromkeys(self._partitions(), 0) if self._group is None else self._group.state.granted
+        return {partition: grant for partition, grant in granted.items() if self._exists(partition)}
+
+    def _exists(self, partition: ReadPartition) -> bool:
+        """Whether its topic is there, as far as is known, and not another one of the same name."""
+        topic = self._topics.get(partition.topic)
+        return topic is not None and topic.id == partition.topic_id
+
+    def _group_changed(self) -> None:
+        """Drop what was fetched of partitions that were given back or lost, and of topics that were deleted."""
+        self._reading.keep(self._wanted())
+        if self._delivery is not None and self._delivery[0].removed:
+            self._delivery = None
+        self._opener.kick()
+        self._tell()
+
+    def _find(self, topic: str, partition: int) -> tuple[ReadPartition, Assigned]:
+        check_kind("partition", partition, int)
+        self._check()
+        for key, assigned in self._reading.assigned.items():
+            if (key.topic, key.partition) == (topic, partition):
+                return key, assigned
+        raise InvalidRequestError(
+            f"partition {partition} of topic '{topic}' is not assigned to this consumer",
+            hint="poll until on_assigned was called with it",
+        )
+
+    def _find_handed(self, batch: Batch) -> Assigned:
+        place = TopicPartition(batch.topic, batch.partition)
+        for assigned in self._reading.assigned.values():
+            if assigned.place == place and assigned.ledger.knows(batch.next):
+                return assigned
+        raise _given_back(batch)
+
+    def _need_group(self) -> Committer:
+        if self._committer is None:
+            raise InvalidRequestError("a consumer without a group commits nothing", hint="pass group='…'")
+        return self._committer
+
+    async def _look_up(self, name: str) -> TopicMetadata | None:
+        """Ask for a topic.
+
+        The result is None when brokers said three times that it is gone: one that has just come up may not know.
+        A consumer that believed it once would lose its place, and begin again where it was told to start.
+        """
+        found = await self._metadata.refresh(name)
+        for number in range(GONE_TRIES if name in self._topics else 0):
+            if found is not None:
+                break
+            await asyncio.sleep(GONE_RETRY_S * 2**number)
+            found = await self._metadata.refresh(name)
+        return found
+
+    async def _refresh(self) -> None:
+        """Learn of new partitions, of topics that were made again, and of those that are gone."""
+        while True:
+            self._stale.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await self._stale.wait()
+            for name in self.settings.topics:
+                try:
+                    found = await self._look_up(name)
+                except MemqError:
+                    continue  # the old knowledge holds until a broker answers
+                self._topics.pop(name, None)
+                if found is not None:
+                    self._topics[name] = found.topic
+            if self._group is not None:
+                self._group.share(self._partitions())
+            self._group_changed()
+
+
+def _given_back(batch: Batch) -> GenerationFencedError:
+    return GenerationFencedError(
+        f"{batch!r} was handed out before its partition was given back, lost, or sought elsewhere"
+    )

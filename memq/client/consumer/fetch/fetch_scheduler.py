@@ -1,0 +1,363 @@
+"""Feeds a consumer's cursors: one long poll for all partitions, batches fetched in parallel.
+
+An object that fails or hangs delays its own partition alone. A partition whose next batch can't be fetched holds no
+bytes, and asks for that batch alone until it comes. What a partition holds that gets nothing for `SLOW_S` is not
+counted against the others, up to the same bounds once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.partition_cursor import Counts, Delivery, FlowState, PartitionFlow, Slot
+from memq.client.consumer.fetch.pieces import NumberedEntry, missing_batch
+from memq.client.consumer.fetch.polling import Polling
+from memq.client.consumer.fetch.retries import Retries
+from memq.client.consumer.offset_resolver import Places, window_ms
+from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, StoreError
+from memq.notification.remote import RemoteQueue
+from memq.notification.stored_blocks import BlockSearch
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.runtime.tasks import TaskOwner
+from memq.topic import Committed, ReadPartition, Topic
+
+FETCHES_MAX = 32
+LOOK_BACKS_MAX = 8
+STALL_FAILURES = 5  # of a fetch, 0.8 s to 1.5 s, until its partition lets go of what lies behind
+STALLED_FETCHES_MAX = 8
+SLOW_S = 5.0
+MISSING_S = 30.0  # how long a missing object is asked for again where it would be passed over
+
+
+class Reading:
+    """The partitions that a consumer reads, and the background work that keeps them fed.
+
+    `changed` is called when something may be deliverable, or `failure` was set: an error that the user is to see.
+    After it was seen, reading goes on where it was.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        queue: RemoteQueue,
+        fetcher: Fetcher,
+        tasks: TaskOwner,
+        prefetch_bytes_max: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self.removed_counts = Counts()  # of partitions that are not read any more
+        self.stored: dict[ReadPartition, Committed] = {}  # the last that is known to be stored of each
+        self._runtime = runtime
+        self._queue = queue
+        self._places = Places(queue)
+        self._fetcher = fetcher
+        self._tasks = tasks
+        self._prefetch_bytes_max = prefetch_bytes_max
+        self._changed = changed
+        self._events = EventLog(runtime.clock)
+        self._assigned: dict[ReadPartition, Assigned] = {}
+        self._turn: list[ReadPartition] = []  # whose batch comes next
+        self._fetches = 0
+        self._retries = Retries(runtime, self._events, changed)
+        self._polling = Polling(queue, self._assigned, self._retries, self._answered)
+        self._looking_back = asyncio.Semaphore(LOOK_BACKS_MAX)
+        self._stalled_fetches = asyncio.Semaphore(STALLED_FETCHES_MAX)
+
+    # ---- what the consumer calls -----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start to poll."""
+        self._polling.start(self._tasks)
+
+    @property
+    def failure(self) -> MemqError | None:
+        """The last error that does not pass by itself, until the user has seen it."""
+        return self._retries.failure
+
+    @failure.setter
+    def failure(self, failure: MemqError | None) -> None:
+        self._retries.failure = failure
+
+    @property
+    def retries(self) -> int:
+        """How many polls and fetches failed and were tried again."""
+        return self._retries.count
+
+    @property
+    def assigned(self) -> dict[ReadPartition, Assigned]:
+        """The partitions that are read, in the order they came."""
+        return self._assigned
+
+    def add(self, flow: PartitionFlow, topic: Topic, grant: int = 0) -> Assigned:
+        """Read a partition, in place of what was read of it before."""
+        self.remove(flow.partition)
+        writers = topic.writers_of(flow.partition)
+        assigned = self._assigned[flow.partition] = Assigned(flow, topic.settings, writers, grant)
+        self._turn.append(flow.partition)
+        self._work(assigned, self._begin(assigned), "consumer looks back")
+        return assigned
+
+    def keep(self, granted: Mapping[ReadPartition, int]) -> None:
+        """Stop reading what is not among `granted`, or was read under another grant than the one of now."""
+        for partition, assigned in list(self._assigned.items()):
+            if granted.get(partition) != assigned.grant:
+                self.remove(partition)
+
+    def remove(self, partition: ReadPartition) -> None:
+        """Stop reading a partition; what was fetched of it is dropped."""
+        assigned = self._assigned.pop(partition, None)
+        if assigned is not None:
+            assigned.removed = True
+            self.removed_counts.add(assigned.flow.counts)
+            self._turn.remove(partition)
+            self._polling.forget(partition)
+            for task in list(assigned.tasks):
+                task.cancel()
+            self._advance()
+
+    def pause(self, partition: ReadPartition, *, paused: bool) -> None:
+        """Stop or go on delivering; a paused partition holds no bytes."""
+        flow = self._assigned[partition].flow
+        flow.paused = paused
+        if paused:
+            flow.drop_fetched()
+        self._advance()
+
+    def deliver(self, *, whole: bool = False) -> tuple[Assigned, Delivery] | None:
+        """Return the next records of the partition whose turn it is; None when nothing is ready.
+
+        With `whole` nothing that is damaged is met.
+        """
+        for partition in list(self._turn):
+            assigned = self._assigned[partition]
+            if not assigned.flow.deliverable:
+                continue
+            before = assigned.flow.position
+            delivery = assigned.flow.deliver(whole=whole)
+            self._tell(assigned)
+            if delivery is None and assigned.flow.position != before:
+                assigned.ledger.passed(assigned.flow.behind)
+            self._advance()
+            if delivery is not None:
+                self._turn.remove(partition)
+                self._turn.append(partition)
+                return assigned, delivery
+        return None
+
+    def _tell(self, assigned: Assigned) -> None:
+        """Tell the audit what the flow did before the records that it delivers."""
+        seen = assigned.flow.take_seen()
+        for conflict in seen.conflicts:
+            where = f"topic '{assigned.flow.partition.topic}' at {conflict.position}"
+            self._events.error("consumer.identity-conflict", f"{where}, delivered all the same: {conflict.error}")
+        moved, tally = assigned.flow.take_moved_start(), assigned.tally
+        if tally is None:
+            return
+        if moved is not None:
+            tally.begin(moved, "start", tally)
+        if seen.copies:
+            tally.leave_out(seen.copies, self._runtime.clock.wall_ms())
+
+    @property
+    def ended(self) -> bool:
+        """Whether every partition was delivered to its end; false when there is none."""
+        flows = [assigned.flow for assigned in self._assigned.values()]
+        return bool(flows) and all(flow.state is FlowState.ENDED for flow in flows)
+
+    # ---- work for one partition ----------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Start what can be started now: fetches, comparisons, polls."""
+        self._fetch_more()
+        self._compare_more()
+        self._polling.advance()
+
+    def _answered(self) -> None:
+        self._changed()
+        self._advance()
+
+    def _work(self, assigned: Assigned, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._tasks.start(work, name)
+        assigned.tasks[task] = None
+        task.add_done_callback(lambda done: assigned.tasks.pop(done, None))
+        return task
+
+    async def _begin(self, assigned: Assigned) -> None:
+        failures = 0
+        while True:
+            try:
+                async with self._looking_back:
+                    await self._places.look_back(
+                        assigned.flow, assigned.settings, assigned.writers, self._fetcher.index_of
+                    )
+                break
+            except MemqError as error:
+                failures += 1
+                await self._retries.back_off(error, failures)
+        assigned.flow.begin()
+        self._advance()
+        self._changed()
+
+    def _fetch_more(self) -> None:
+        """Start fetches in turn while there is room: at least one, whatever its size."""
+        slow = [partition for partition, assigned in self._assigned.items() if self._is_slow(assigned)]
+        slow_bytes = sum(self._assigned[partition].flow.held_bytes for partition in slow)
+        slow_fetches = sum(self._assigned[partition].fetches for partition in slow)
+        held = sum(assigned.flow.held_bytes for assigned in self._assigned.values())
+        held -= min(slow_bytes, self._prefetch_bytes_max)
+        fetches_max = FETCHES_MAX + min(slow_fetches, FETCHES_MAX)
+        started = True
+        while started:
+            started = False
+            for partition in self._turn:
+                assigned = self._assigned[partition]
+                slot = assigned.flow.next_fetch()
+                if slot is None or partition in slow:
+                    continue
+                if self._fetches >= fetches_max or (held and held + slot.bytes > self._prefetch_bytes_max):
+                    return
+                held += slot.bytes
+                started = True
+                self._start_fetch(assigned, slot)
+
+    def _is_slow(self, assigned: Assigned) -> bool:
+        """Return whether a partition gets nothing, though it fetches, and others are not to wait for it."""
+        since_s = self._runtime.clock.monotonic() - assigned.fetched_s
+        return assigned.stalled or (assigned.fetches > 0 and since_s >= SLOW_S)
+
+    def _start_fetch(self, assigned: Assigned, slot: Slot) -> None:
+        self._fetches += 1
+        if assigned.fetches == 0:
+            assigned.fetched_s = self._runtime.clock.monotonic()
+        assigned.fetches += 1
+        assigned.flow.start_fetch(slot)
+        late = asyncio.get_running_loop().call_later(SLOW_S, self._fetch_is_late)
+
+        def ended(_task: asyncio.Task[None]) -> None:
+            """Count a fetch out: here, since a task that is cancelled before its first step runs no `finally`."""
+            late.cancel()
+            self._fetches -= 1
+            assigned.fetches -= 1
+            assigned.fetched_s = self._runtime.clock.monotonic()
+            if not self._tasks.stopped:
+                self._advance()
+
+        self._work(assigned, self._fetch(assigned, slot), "consumer fetches").add_done_callback(ended)
+
+    def _fetch_is_late(self) -> None:
+        if not self._tasks.stopped:
+            self._advance()
+
+    def _compare_more(self) -> None:
+        """Look up what blocks seem to be copies of; one batch at a time in each partition."""
+        for assigned in self._assigned.values():
+            slot = assigned.flow.comparing
+            if slot is not None and slot.claims and assigned.compared is not slot:
+                assigned.compared = slot
+                self._work(assigned, self._compare(assigned, slot), "consumer compares")
+
+    async def _compare(self, assigned: Assigned, slot: Slot) -> None:
+        flow, failures = assigned.flow, 0
+        assert slot.pointer is not None
+        search = BlockSearch(
+            self._queue,
+            flow.partition,
+            slot.pointer.partition,
+            self._fetcher.index_of,
+            self._events,
+            str(flow.partition),
+        )
+        while slot.claims:
+            try:
+                begin = await self._queue.seek_time(flow.partition, slot.time_ms - window_ms(assigned.settings))
+                slot.compare(await search.find(slot.claims, begin, slot.offset, slot.is_compared))
+            except MemqError as error:
+                failures += 1
+                await self._retries.back_off(error, failures)
+        assigned.compared = None
+        self._changed()
+
+    async def _fetch(self, assigned: Assigned, slot: Slot) -> None:
+        failures = 0
+        while _is_wanted(slot):
+            try:
+                await self._fetch_once(assigned, slot)
+            except MemqError as error:
+                failures += 1
+                if failures == STALL_FAILURES and _is_wanted(slot) and not assigned.stalled:
+                    assigned.stalled = True
+                    assigned.flow.drop_fetched()
+                    self._work(assigned, self._fetch_stalled(assigned, failures), "consumer fetches one batch")
+                    self._retries.note(error)
+                    return
+                await self._retries.back_off(error, failures)
+        self._changed()
+
+    async def _fetch_stalled(self, assigned: Assigned, failures: int) -> None:
+        """Fetch the next batch of a partition, which holds nothing else, until it comes; others get on meanwhile."""
+        flow = assigned.flow
+        while (slot := flow.next_fetch()) is not None:
+            await self._retries.pause(failures)
+            if flow.next_fetch() is not slot:
+                continue
+            flow.start_fetch(slot)
+            try:
+                async with self._stalled_fetches:
+                    await self._fetch_once(assigned, slot)
+                break
+            except MemqError as error:
+                failures += 1
+                flow.drop_fetched()
+                self._retries.note(error)
+        assigned.stalled = False
+        self._advance()
+        self._changed()
+
+    def _look_again(self, assigned: Assigned, slot: Slot, error: NotFoundError) -> None:
+        """Raise StoreError for `MISSING_S`, where a missing object would be passed over: no later answer corrects that.
+
+        The queue still has the pointer, so retention has not taken the object. A store whose outage is answered with
+        404 on all ways would else cost a group sound records. Whoever stops at damage may try again as it likes.
+        """
+        now_s = self._runtime.clock.monotonic()
+        if slot.missing_since_s is None:
+            slot.missing_since_s = now_s
+            place = f"topic '{assigned.flow.partition.topic}' at offset {slot.offset}"
+            self._events.warning("consumer.object-missing", f"{place}: {error}; asking again for {MISSING_S:g} s")
+        if assigned.flow.pass_damage and now_s < slot.missing_since_s + MISSING_S:
+            raise StoreError(f"an object that the queue names is missing: {error}")
+
+    async def _fetch_once(self, assigned: Assigned, slot: Slot) -> None:
+        pointer = slot.pointer
+        assert pointer is not None
+        before: Sequence[NumberedEntry] = ()
+        try:
+            if slot.part is None:
+                pieces = await self._fetcher.fetch(pointer)
+            else:
+                part = await self._fetcher.fetch_records(pointer, *slot.part)
+                pieces, before = part.pieces, part.before
+        except NotFoundError as error:
+            ahead = await self._queue.read(assigned.flow.partition, slot.offset, 1)
+            if not ahead or ahead[0].offset != slot.offset:
+                span = await self._queue.span(assigned.flow.partition)
+                first = await self._places.first_left(assigned.flow.partition, slot.offset, span)
+                if first is None:  # it was there, and retention did not take it
+                    raise QueueError(f"the pointer at offset {slot.offset} is not shown any more") from error
+                assigned.flow.expire(slot, first)  # retention took pointer and object
+                return
+            if assigned.flow.move(slot, ahead[0]):
+                return
+            self._look_again(assigned, slot, error)
+            pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
+        assigned.flow.fetched(slot, pieces, before)
+
+
+def _is_wanted(slot: Slot) -> bool:
+    """Return whether a batch that is being fetched is still to come: not when it was dropped meanwhile."""
+    return slot.fetching

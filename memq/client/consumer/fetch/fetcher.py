@@ -1,0 +1,303 @@
+"""Fetches stored batches from the store or through a broker, checks them, cuts them into blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Literal, Protocol, TypeVar
+
+from memq.client.consumer.fetch.pieces import (
+    NumberedEntry,
+    Piece,
+    cut_batch,
+    cut_run,
+    entries_of_batch,
+    is_whole,
+    missing_batch,
+    numbered_entries,
+)
+from memq.client.consumer.fetch.range_coalescer import JoinedReads, RangeReader
+from memq.errors import CorruptDataError, DeniedError, NotFoundError
+from memq.format.blocks.header import Buffer
+from memq.format.key import is_cold_object
+from memq.format.object import BlockEntry, ObjectIndex, index_bytes, parse_index, parse_trailer
+from memq.format.pointer import Location, Pointer
+from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.storage_handlers.cut_objects import reaches, readable_bytes
+
+T = TypeVar("T")
+
+INDEXES_MAX = 4  # of large objects, at most 65,536 blocks each
+ReadMode = Literal["auto", "direct", "broker"]
+
+
+class ReadRange(Protocol):
+    """Reads a range of an object of a named store.
+
+    Raises: NotFoundError; CorruptDataError when the object is shorter than the range; DeniedError; RetryableError.
+    """
+
+    async def __call__(self, store: str, key: str, offset: int, length: int) -> Buffer:
+        """Return `length` bytes from `offset`."""
+        ...
+
+
+class OpenStore(Protocol):
+    """Opens a named store in this process."""
+
+    def __call__(self, store: str) -> RangeReader | None:
+        """Return its reader; None when it can't be opened here."""
+        ...
+
+
+class _ThroughBroker:
+    """A store as a broker reads it."""
+
+    def __init__(self, read: ReadRange, store: str) -> None:
+        self._read, self._store = read, store
+
+    async def get_range(self, key: str, offset: int, length: int) -> Buffer:
+        return await self._read(self._store, key, offset, length)
+
+
+class MakeFetcher(Protocol):
+    """Makes the fetcher of a consumer."""
+
+    def __call__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads) -> Fetcher:
+        """Return one for these ways to a store."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A batch as it came: its bytes, and the pieces that were made of them."""
+
+    data: Buffer
+    pieces: Sequence[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some blocks of a batch, and the entries of those that lie before them and were not fetched."""
+
+    pieces: Sequence[Piece]
+    before: Sequence[NumberedEntry]
+
+
+class Fetcher:
+    """Fetches batches by their pointers, each from the first copy and by the first way that works.
+
+    What seems to be damaged or missing is fetched again, see `ConfirmedReads`. In mode `auto` a store that opens here
+    is tried first; when it has shown no object at all and the broker has one, it is another machine's folder of the
+    same name, and is not tried again.
+    """
+
+    def __init__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads) -> None:
+        self._confirmed = confirmed
+        self.near: Callable[[Pointer], ReadRange] | None = None  # reads through a broker that may hold a batch
+        self._mode = mode
+        self._read = read
+        self._open_store = open_store
+        self._direct: dict[str, RangeReader | None] = {}
+        self._through: dict[str, RangeReader] = {}
+        self._proven: dict[str, bool] = {}
+        self._indexes: OrderedDict[tuple[str, int], ObjectIndex] = OrderedDict()  # of large objects, by key and offset
+        self._index_turn = asyncio.Lock()
+
+    async def fetch(self, pointer: Pointer) -> Sequence[Piece]:
+        """Return the batch in pieces; what is damaged is a piece that says so.
+
+        Raises: RetryableError when it may come later; NotFoundError when no copy is there; DeniedError.
+        """
+        cut = await self._confirmed.read(
+            self._ways(pointer, lambda reader, location: self._fetch_by(reader, location, pointer)),
+            lambda cut: is_whole(cut.pieces),
+            _same_cut,
+        )
+        return cut.pieces
+
+    async def index_of(self, pointer: Pointer) -> Sequence[BlockEntry]:
+        """Return the index entries of a batch's blocks, offsets counted from its start. Raises: as `fetch`."""
+        return await self._confirmed.read(self._ways(pointer, self._read_index))
+
+    async def fetch_blocks(self, pointer: Pointer, wanted: Callable[[BlockEntry], bool]) -> Sequence[Piece]:
+        """Return the blocks of a batch that are wanted by their entries in the index, which is read first.
+
+        Blocks that lie side by side come in one request. Without an index to go by, all come. Raises: as `fetch`.
+        """
+
+        async def fetch_runs(reader: RangeReader, location: Location) -> Sequence[Piece]:
+            entries = numbered_entries(await self._read_index(reader, location))
+            return await _fetch_runs(reader, location, pointer, entries, lambda item: wanted(item.entry))
+
+        try:
+            return await self._confirmed.read(self._ways(pointer, fetch_runs), is_whole, _same_pieces)
+        except CorruptDataError:
+            return await self.fetch(pointer)  # what is damaged is told by who reads all of it
+
+    async def fetch_records(self, pointer: Pointer, low: int, high: int) -> Part:
+        """Return the blocks that hold the records `low` up to, not with, `high` of a batch, by its index.
+
+        Without an index to go by, all come. Raises: as `fetch`.
+        """
+
+        async def fetch_part(reader: RangeReader, location: Location) -> Part:
+            entries = numbered_entries(await self._read_index(reader, location))
+            before = [item for item in entries if item.first + item.entry.count <= low]
+            pieces = await _fetch_runs(
+                reader, location, pointer, entries[len(before) :], lambda item: item.first < high
+            )
+            return Part(pieces, before)
+
+        try:
+            return await self._confirmed.read(
+                self._ways(pointer, fetch_part),
+                lambda part: is_whole(part.pieces),
+                lambda one, other: _same_pieces(one.pieces, other.pieces) and one.before == other.before,
+            )
+        except (CorruptDataError, NotFoundError):
+            return Part(await self.fetch(pointer), [])
+
+    def _ways(self, pointer: Pointer, read: Callable[[RangeReader, Location], Awaitable[T]]) -> list[Way[T]]:
+        """Return the ways to each copy of a batch. Raises: DeniedError; NotFoundError when there is no copy."""
+        if not pointer.locations:
+            raise NotFoundError(f"batch {pointer.batch_sequence} has no location")
+        return [
+            Way(f"object '{location.key}'", partial(read, reader, location))
+            for location in pointer.locations
+            for reader in self._readers(location, pointer)
+        ]
+
+    def _readers(self, location: Location, pointer: Pointer) -> list[RangeReader]:
+        store = location.store
+        readers: list[RangeReader] = []
+        if self._mode != "broker":
+            if store not in self._direct:
+                opened = self._open_store(store)
+                self._direct[store] = JoinedReads(opened) if opened is not None else None
+            direct = self._direct[store]
+            if direct is not None:
+                readers.append(direct)
+        if self._mode != "direct":
+            if store not in self._through:
+                self._through[store] = JoinedReads(_ThroughBroker(self._read, store))
+            if self.near is None or is_cold_object(location.key):  # neighbours of those come in one request
+                readers.append(self._through[store])
+            else:
+                readers.append(_ThroughBroker(self.near(pointer), store))
+        if not readers:
+            raise DeniedError(
+                f"store '{store}' can't be opened here", hint="use read='broker', or run where the store can be reached"
+            )
+        return readers
+
+    def _learn(self, store: str, reader: RangeReader) -> None:
+        """Note which way has worked."""
+        if reader is self._direct.get(store):
+            self._proven[store] = True
+        elif not self._proven.get(store):
+            self._direct[store] = None
+
+    async def _fetch_by(self, reader: RangeReader, location: Location, pointer: Pointer) -> _Cut:
+        try:
+            data = await reader.get_range(location.key, location.offset, location.length)
+        except CorruptDataError as error:  # the object is cut: what is there may hold whole blocks
+            data = await _readable_start(reader, location)
+            if len(data) == location.length:  # the answer was cut on its way
+                self._confirmed.note(f"object '{location.key}'", str(error))
+            return _Cut(data, cut_batch(pointer, data) if data else missing_batch(pointer, error))
+        self._learn(location.store, reader)
+        pieces = cut_batch(pointer, data)
+        if is_whole(pieces):
+            return _Cut(data, pieces)
+        try:
+            index = await self._read_index(reader, location)
+        except (CorruptDataError, NotFoundError):
+            return _Cut(data, pieces)
+        return _Cut(data, cut_batch(pointer, data, index))
+
+    async def _read_index(self, reader: RangeReader, location: Location) -> list[BlockEntry]:
+        """Return the entries of one batch's blocks. Of large objects, which hold thousands, the index is kept.
+
+        Raises: CorruptDataError when it is damaged.
+        """
+        if not is_cold_object(location.key):
+            return _entries_at(await _index_at(reader, location), location)
+        place = (location.key, location.index_offset)
+        async with self._index_turn:
+            if place not in self._indexes:
+                self._indexes[place] = await _index_at(reader, location)
+            self._indexes.move_to_end(place)
+            if len(self._indexes) > INDEXES_MAX:
+                self._indexes.popitem(last=False)
+            return _entries_at(self._indexes[place], location)
+
+
+async def _fetch_runs(
+    reader: RangeReader,
+    location: Location,
+    pointer: Pointer,
+    entries: Sequence[NumberedEntry],
+    wanted: Callable[[NumberedEntry], bool],
+) -> list[Piece]:
+    """Fetch the wanted blocks, each run of neighbours at once.
+
+    Numbers and record indexes are those in the batch.
+    """
+    pieces: list[Piece] = []
+    for is_wanted, run in groupby(entries, wanted):
+        if not is_wanted:
+            continue
+        items = list(run)
+        at, last = items[0].entry.offset, items[-1].entry
+        data = await reader.get_range(location.key, location.offset + at, last.offset + last.length - at)
+        pieces += cut_run(pointer, data, items)
+    return pieces
+
+
+async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
+    """Return the part of a batch that is there, of an object that seems to end within it.
+
+    Its last byte is asked for first: an answer that was cut on its way says nothing of the object. Two of them, of
+    any lengths, were taken for an object that lacks its last byte.
+    """
+
+    async def read(offset: int, length: int) -> Buffer:
+        return await reader.get_range(location.key, location.offset + offset, length)
+
+    if await reaches(read, location.length):
+        return await read(0, location.length)
+    size = await readable_bytes(read, 0, location.length)
+    return await read(0, size) if size else b""
+
+
+async def _index_at(reader: RangeReader, location: Location) -> ObjectIndex:
+    """Return the object's index. Raises: CorruptDataError when it is damaged."""
+    at = location.index_offset
+    head = await reader.get_range(location.key, at, INDEX_HEAD_BYTES)
+    length = index_bytes(head)
+    tail = memoryview(await reader.get_range(location.key, at, length + TRAILER_BYTES))
+    return parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
+
+
+def _entries_at(index: ObjectIndex, location: Location) -> list[BlockEntry]:
+    return entries_of_batch(index.blocks, location.offset, location.length)
+
+
+def _same_cut(one: _Cut, other: _Cut) -> bool:
+    return one.data == other.data and [_place_of(piece) for piece in one.pieces] == [
+        _place_of(piece) for piece in other.pieces
+    ]
+
+
+def _same_pieces(one: Sequence[Piece], other: Sequence[Piece]) -> bool:
+    return [(_place_of(piece), piece.data) for piece in one] == [(_place_of(piece), piece.data) for piece in other]
+
+
+def _place_of(piece: Piece) -> tuple[int, int, int]:
+    return piece.number, piece.first, piece.records

@@ -1,0 +1,595 @@
+"""One read partition: what to poll, fetch and deliver, in order. Pure.
+
+Pointers come in by `take_entries`, stored batches by `fetched`, and `deliver` gives out the next records. The
+position moves only in `deliver`. Dedup happens there too, since only there the order is that of the queue.
+
+=============  =================================================  ====================================
+state          meaning                                            leads to
+=============  =================================================  ====================================
+LOOKING_BACK   pointers of the dedup window before the start      READING, by `begin`
+READING        polls, fetches and delivers                        ENDED, when the end is delivered
+ENDED          all up to the end was delivered; nothing is left   -
+=============  =================================================  ====================================
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, auto
+from typing import NamedTuple
+
+from memq.client.consumer.batch import Slice
+from memq.client.consumer.fetch.expiry import Gap, expired_error
+from memq.client.consumer.fetch.lookback import Lookback, Verdict
+from memq.client.consumer.fetch.pieces import NumberedEntry, Piece, is_whole
+from memq.client.consumer.progress import Progress
+from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
+from memq.format.blocks.header import BlockHeader
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer, decode_pointer
+from memq.limits import KIB
+from memq.notification import Entries, Entry, Span
+from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
+from memq.topic import Committed, Position, ReadPartition, Totals
+
+# One delivery's unpacked bytes, about. Values that stay in the processor's caches, in memory that the allocator keeps,
+# are read at half the price of a whole batch's (65 against 150 ns at 100 B); below this the handing over costs more.
+DELIVERY_BYTES = 512 * KIB
+PART_BYTES_MIN = 512 * KIB  # of a batch of which less is fetched where a start or an end lies in it: two requests more
+SLOTS_MAX = 256  # pointers that are known but not delivered; a pointer has at most 64 KiB
+
+
+class FlowState(Enum):
+    """See the table at the top of the file."""
+
+    LOOKING_BACK = auto()
+    READING = auto()
+    ENDED = auto()
+
+
+SUCCESSORS: dict[FlowState, frozenset[FlowState]] = {
+    FlowState.LOOKING_BACK: frozenset({FlowState.READING}),
+    FlowState.READING: frozenset({FlowState.ENDED}),
+    FlowState.ENDED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Counts:
+    """Delivered and skipped records, blocks, sequences or pointers, as the names say."""
+
+    records: int = 0
+    duplicate_records: int = 0
+    overlapping_blocks: int = 0
+    conflicting_blocks: int = 0
+    damaged_blocks: int = 0
+    damaged_records: int = 0
+    gap_sequences: int = 0
+    expired_records: int = 0
+    expired_offsets: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Add another partition's counts to these."""
+        for item in fields(Counts):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+
+@dataclass(slots=True)
+class Slot:
+    """One pointer on its way: planned, being fetched, or with its pieces; or a gap where retention took pointers."""
+
+    offset: int
+    time_ms: int
+    pointer: Pointer | None = None
+    cause: MemqError | None = None  # the pointer itself can't be read
+    pieces: Sequence[Piece] | None = None
+    fetching: bool = False
+    part: tuple[int, int] | None = None  # which records are wanted of it; None for all
+    gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
+    damaged: bool = False  # its pointer, or some of its pieces
+    missing_since_s: float | None = None  # when all ways said for the first time that its object does not exist
+    judged: int = 0  # pieces before this one were delivered or passed over
+    claims: Sequence[Claim] = ()  # its pieces that seem to be copies, when the next one waits to be compared
+    stored: Mapping[Claim, Copies] | None = None  # what lies before it under their sequences
+
+    @property
+    def bytes(self) -> int:
+        """How many stored bytes it brings, 0 when there is nothing to fetch."""
+        return self.pointer.locations[0].length if self.pointer is not None and self.pointer.locations else 0
+
+    def compare(self, stored: Mapping[Claim, Copies]) -> None:
+        """Take what lies before the batch under its claims."""
+        self.claims, self.stored = (), stored
+
+    def is_compared(self, claim: Claim, copies: Copies) -> bool:
+        """Whether its blocks under a claim are all among the copies: else what lies further back may be the same."""
+        skip = frozenset(self.pointer.skip) if self.pointer is not None else ()
+        headers = [piece.header for piece in self.pieces or () if piece.header is not None and piece.number not in skip]
+        return all(
+            any(stored.is_copied_by(header) for stored in copies.blocks)
+            for header in headers
+            if claim_of(header) == claim
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be delivered."""
+        return self.bytes == 0 or self.pieces is not None or self.gap is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A delivery of `deliver`: records, or an error before which the cursor stays.
+
+    `first` and `behind` are the places before and behind, `totals` what lies before the pointer of `first`;
+    `damaged` are pieces that were passed over, or the one that the error is about.
+    """
+
+    first: Position
+    behind: Committed
+    totals: Totals = field(default_factory=Totals)
+    pointer: Pointer | None = None
+    slices: tuple[Slice, ...] = ()
+    damaged: tuple[Piece, ...] = ()
+    failure: MemqError | None = None
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """The records of one batch while its pieces are judged."""
+
+    slices: list[Slice] = field(default_factory=list)
+    damaged: list[Piece] = field(default_factory=list)
+    failed: Piece | None = None
+    stop: int | None = None  # the record index before which it ends, when that is not the end of the batch
+
+
+class Conflict(NamedTuple):
+    """A block that was delivered though its sequences were seen: what was seen there holds something else."""
+
+    position: Position
+    pointer: Pointer
+    error: IdentityConflictError
+
+
+Copy = tuple[int, BlockHeader]  # the write partition of a block that was left out, and its header
+
+
+class Seen(NamedTuple):
+    """Outcomes of blocks whose sequences were seen."""
+
+    copies: list[Copy]
+    conflicts: list[Conflict]
+
+
+class PartitionFlow:
+    """The machine of one read partition, from `start` on, to `end` when there is one.
+
+    With `pass_damage` damaged blocks are passed over, else the flow stays before the first one; `pass_expired` says the
+    same of what retention took. `known` is what is known to lie before the start (none of it when it is a place that
+    somebody named), None where the start is what there is: what goes before its first record is no loss.
+    """
+
+    def __init__(
+        self,
+        partition: ReadPartition,
+        start: Position,
+        *,
+        window_ms: int,
+        end: Position | None = None,
+        pass_damage: bool = False,
+        pass_expired: bool = False,
+        known: Totals | None = None,
+    ) -> None:
+        self.partition = partition
+        self.position = start
+        self.end = end
+        self.counts = Counts()
+        self.state = FlowState.LOOKING_BACK
+        self.paused = False
+        self.held_bytes = 0  # stored bytes that are here or on their way
+        self.pass_damage = pass_damage
+        self._pass_expired = pass_expired
+        self._start = start
+        self._known = known
+        self._lookback = Lookback(window_ms)
+        self._progress = Progress()
+        self._slots: deque[Slot] = deque()
+        self._unfetched: deque[Slot] = deque()  # those of them that nobody fetches yet
+        self._seen = Seen([], [])
+        self.comparing: Slot | None = None  # the last batch whose blocks seemed to be copies; `Slot.compare` answers
+        self._moved_start: Position | None = None
+        self._full = False
+        self._next_offset = start.pointer_offset
+        self._end_reached = end is not None and end <= start
+
+    # ---- before the start ----------------------------------------------------------------------
+
+    def begin_look_back(self) -> None:
+        """Forget what was counted: a look back that failed half-way would count the same pointers once more."""
+        assert self.state is FlowState.LOOKING_BACK
+        self._progress = Progress()
+
+    def look_back(self, entries: Iterable[Entry]) -> list[Pointer]:
+        """Take pointers that lie before the start, in order: what they hold was seen.
+
+        No object is read, except the indexes of those that are returned: they have more producers than a pointer
+        can name, so `note_index` wants them.
+        """
+        assert self.state is FlowState.LOOKING_BACK
+        incomplete: list[Pointer] = []
+        for entry in entries:
+            if entry.offset >= self.position.pointer_offset:
+                break
+            try:
+                pointer = decode_pointer(entry.body)
+            except MemqError:
+                continue  # unreadable: whoever read there dealt with it
+            self._lookback.advance(entry.time_ms)
+            self._progress.pass_over(pointer)
+            for producer in pointer.producers:
+                for first, next_ in producer.ranges:
+                    self._lookback.note(pointer.partition, producer.producer, first, next_)
+            if not pointer.producers_complete:
+                incomplete.append(pointer)
+        return incomplete
+
+    def note_index(self, pointer: Pointer, blocks: Iterable[BlockEntry]) -> None:
+        """Take seen blocks: of a batch that `look_back` returned, or before a start within a batch."""
+        for entry in blocks:
+            self._lookback.note(pointer.partition, entry.producer_id, entry.first_sequence, entry.next_sequence)
+
+    def begin(self) -> None:
+        """Start to read: the look-back is complete."""
+        self._become(FlowState.READING)
+        self._end_if_delivered()
+
+    # ---- pointers come in ----------------------------------------------------------------------
+
+    @property
+    def poll_offset(self) -> int | None:
+        """From where to poll pointers; None when none are wanted now."""
+        if len(self._slots) >= SLOTS_MAX:
+            self._full = True
+        elif len(self._slots) <= SLOTS_MAX // 2:
+            self._full = False  # not before: else each delivery would ask for one pointer
+        return None if self.state is not FlowState.READING or self._end_reached or self._full else self._next_offset
+
+    def misses(self, span: Span, entries: Sequence[Entry]) -> int | None:
+        """Return where reading can go on when a poll shows that retention has passed `poll_offset`, else None."""
+        first = entries[0].offset if entries else span.begin
+        return min(first, span.begin) if min(first, span.begin) > self._next_offset else None
+
+    def take_gap(self, first: int, before: Totals) -> None:
+        """Note that retention took all before offset `first`, from `poll_offset` on; `before` is what lay there."""
+        if self.state is FlowState.READING:
+            self._append(Slot(self._next_offset, 0, gap=Gap(first, before), damaged=True))
+            self._next_offset = first
+
+    def take_entries(self, entries: Entries) -> None:
+        """Take what a poll from `poll_offset` on has brought. The end is reached where `entries.next` is behind it."""
+        if self.state is not FlowState.READING:
+            return
+        for entry in entries:
+            if entry.offset < self._next_offset:
+                continue
+            if self._is_behind_end(entry.offset):
+                self._end_reached = True
+                break
+            self._append(_slot_of(entry))
+            self._next_offset = entry.offset + 1
+        if not self._end_reached:
+            self._next_offset = max(self._next_offset, entries.next)
+            self._end_reached = self._is_behind_end(self._next_offset)
+        self._end_if_delivered()
+
+    # ---- batches come in -----------------------------------------------------------------------
+
+    def next_fetch(self) -> Slot | None:
+        """Return the first batch that nobody fetches yet; None when there is none, or the flow is paused."""
+        if self.state is not FlowState.READING or self.paused or not self._unfetched:
+            return None
+        return self._unfetched[0]
+
+    def start_fetch(self, slot: Slot) -> None:
+        """Note that the batch is being fetched: its bytes count as held from here on."""
+        assert self._unfetched[0] is slot, f"slot {slot.offset} is fetched twice, or not in its turn"
+        self._unfetched.popleft()
+        slot.fetching, slot.part = True, self._part_of(slot)
+        self.held_bytes += slot.bytes
+
+    def fetched(self, slot: Slot, pieces: Sequence[Piece], before: Sequence[NumberedEntry] = ()) -> None:
+        """Take the pieces of a batch that was being fetched; what was dropped meanwhile stays dropped.
+
+        `before` are blocks before the start that were not fetched: what they hold was seen.
+        """
+        if slot.fetching:
+            slot.fetching, slot.pieces, slot.damaged = False, pieces, not is_whole(pieces)
+            if before and slot.pointer is not None:
+                skip = frozenset(slot.pointer.skip)
+                self.note_index(slot.pointer, [item.entry for item in before if item.number not in skip])
+
+    def expire(self, slot: Slot, first: int) -> None:
+        """Note that a batch that was being fetched is gone, with its pointer; the first that is left is `first`."""
+        if slot.fetching:
+            slot.fetching, slot.damaged, slot.gap = False, True, Gap(first)
+            self.held_bytes -= slot.bytes
+
+    def move(self, slot: Slot, entry: Entry) -> bool:
+        """Note where a batch lies that was not found where its pointer said; false when that is where it was."""
+        moved = _slot_of(entry).pointer
+        if moved is None or slot.pointer is None or moved.locations == slot.pointer.locations:
+            return False
+        slot.pointer = moved
+        return True
+
+    def drop_fetched(self) -> None:
+        """Let go of all batches that are here or on their way: they are fetched again when they are wanted."""
+        for slot in self._slots:  # what was judged of a batch stays judged
+            slot.fetching, slot.pieces, slot.claims = False, None, ()
+        self._unfetched = deque(slot for slot in self._slots if not slot.ready)
+        self.held_bytes = 0
+
+    # ---- records go out ------------------------------------------------------------------------
+
+    @property
+    def deliverable(self) -> bool:
+        """Whether `deliver` could return something, or move on."""
+        if self.state is not FlowState.READING or self.paused or not self._slots:
+            return False
+        return self._slots[0].ready and not self._slots[0].claims
+
+    def deliver(self, *, whole: bool = False) -> Delivery | None:
+        """Return the next records, or the error before which the flow stays; None when nothing is ready.
+
+        Control pointers, copies and what expired are passed over on the way: the position moves over them.
+        With `whole` it stops before a batch that is damaged, so that nothing but records is returned.
+        """
+        while self.deliverable and not (whole and self._slots[0].damaged):
+            slot = self._slots[0]
+            delivery = self._deliver_slot(slot)
+            self._end_if_delivered()
+            if delivery is not None:
+                return delivery
+        return None
+
+    def take_seen(self) -> Seen:
+        """Return the blocks that met others of the same sequences since the last call."""
+        seen, self._seen = self._seen, Seen([], [])
+        return seen
+
+    def take_moved_start(self) -> Position | None:
+        """Return the new start if retention has overtaken "the first available" since the last call."""
+        moved, self._moved_start = self._moved_start, None
+        return moved
+
+    @property
+    def behind(self) -> Committed:
+        """The position, and how much lies before it."""
+        return Committed(self.position, self._totals())
+
+    @property
+    def progress(self) -> Progress:
+        """The totals before the pointer at the position."""
+        return self._progress
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _become(self, state: FlowState) -> None:
+        assert state in SUCCESSORS[self.state], f"{self.state.name} to {state.name}"
+        self.state = state
+
+    def _append(self, slot: Slot) -> None:
+        self._slots.append(slot)
+        if not slot.ready:
+            self._unfetched.append(slot)
+
+    def _part_of(self, slot: Slot) -> tuple[int, int] | None:
+        """Return which records of a large batch are wanted when the start or the end lies in it; None for all of it."""
+        if slot.bytes < PART_BYTES_MIN or slot.pointer is None:
+            return None
+        low = self.position.record_index if self.position.pointer_offset == slot.offset else 0
+        end = self._end_index(slot.offset)
+        return (low, slot.pointer.records if end is None else end) if low or end is not None else None
+
+    def _is_behind_end(self, offset: int) -> bool:
+        return self.end is not None and Position(self.partition.partition, offset) >= self.end
+
+    def _end_if_delivered(self) -> None:
+        if self.state is FlowState.READING and self._end_reached and not self._slots:
+            self._become(FlowState.ENDED)
+
+    def _deliver_slot(self, slot: Slot) -> Delivery | None:
+        """Deliver the first slot, or as much of it as the damage policy and the end allow."""
+        if slot.cause is not None:
+            return self._deliver_unreadable(slot, slot.cause)
+        if slot.gap is not None:
+            return self._deliver_gap(slot, slot.gap)
+        pointer = slot.pointer
+        assert pointer is not None
+        self._lookback.advance(slot.time_ms)
+        self._progress.start_at(pointer)
+        if not slot.pieces:
+            self._pass(slot)
+            return None
+        first = max(self.position, Position(self.partition.partition, slot.offset))
+        end = self._end_index(slot.offset)
+        totals = self._progress.totals
+        found = self._assemble(pointer, slot, first.record_index, end)
+        if found.failed is not None and not found.slices and not found.damaged:
+            self.position = Position(first.read_partition, slot.offset, max(found.failed.first, first.record_index))
+            return self._failure(pointer, found.failed)
+        if found.stop is not None:
+            self.position = Position(first.read_partition, slot.offset, found.stop)
+        elif end is not None:
+            self.position = Position(first.read_partition, slot.offset, end)
+            self._release(slot)
+        else:
+            self._pass(slot)
+        if not found.slices and not found.damaged:
+            return None
+        self.counts.records += sum(high - low for _, low, high in found.slices)
+        return Delivery(first, self.behind, totals, pointer, tuple(found.slices), tuple(found.damaged))
+
+    def _deliver_gap(self, slot: Slot, gap: Gap) -> Delivery | None:
+        """Skip what retention removed, or stop before it if a wanted record was in it."""
+        pointer, lost = slot.pointer, self._records_lost(slot, gap)
+        if lost and not self._pass_expired:
+            error = expired_error(self.partition, self.position, gap.first, lost)
+            return Delivery(self.position, self.behind, failure=error)
+        self.counts.expired_records += lost
+        silent, here = self._begins_anywhere, self._passed_totals()
+        if pointer is not None:
+            self._pass(slot)
+        else:
+            self.counts.expired_offsets += gap.first - slot.offset
+            self._release(slot)
+            self.position = max(self.position, Position(self.partition.partition, gap.first))
+        if silent:
+            self._start = self._moved_start = self.position
+        elif pointer is None:  # one more gap before the next record is judged from here
+            self._start, self._known = self.position, max(here, gap.before, key=lambda totals: totals.records)
+        return None
+
+    @property
+    def _begins_anywhere(self) -> bool:
+        """Whether nothing was delivered yet of a reader that takes what there is: it misses no record."""
+        return self.position == self._start and self._known is None
+
+    def _passed_totals(self) -> Totals:
+        """Return what is known to lie before the position; a look back can't tell that of an expired start."""
+        known = self._known if self.position == self._start else None
+        return self.behind.totals if known is None else known
+
+    def _records_lost(self, slot: Slot, gap: Gap) -> int:
+        if self._begins_anywhere:
+            return 0
+        if slot.pointer is not None:
+            return slot.pointer.records - max(self.position, Position(0, slot.offset)).record_index
+        return max(0, gap.before.records - self._passed_totals().records)
+
+    def _end_index(self, offset: int) -> int | None:
+        """Return the record index at which the flow ends in this batch; None when it ends elsewhere."""
+        if self.end is not None and self.end.pointer_offset == offset:
+            return self.end.record_index
+        return None
+
+    def _pass(self, slot: Slot) -> None:
+        """Leave the first slot behind."""
+        if slot.pointer is not None:
+            self._progress.pass_over(slot.pointer)
+        self._release(slot)
+        self.position = Position(self.partition.partition, slot.offset + 1)
+
+    def _release(self, slot: Slot) -> None:
+        assert self._slots[0] is slot
+        self._slots.popleft()
+        if slot.pieces is not None:
+            self.held_bytes -= slot.bytes
+
+    def _assemble(self, pointer: Pointer, slot: Slot, start: int, end: int | None) -> _Assembly:
+        """Judge the pieces from record index `start` up to `end`; stop before damage that is not passed over."""
+        found = _Assembly()
+        skip = frozenset(pointer.skip)
+        gaps, size = self._lookback.gaps, 0
+        pieces = slot.pieces or ()
+        if slot.judged >= len(pieces) or pieces[slot.judged].first != start:
+            slot.judged = 0  # the start lies inside, or the batch was fetched again and cut otherwise
+        for piece in pieces[slot.judged :]:
+            if end is not None and piece.first >= end:
+                break
+            if size >= DELIVERY_BYTES:
+                found.stop = piece.first
+                break
+            before = piece.first + piece.records <= start
+            if piece.header is None and not before and piece.number not in skip:
+                if not self.pass_damage or isinstance(piece.cause, UnsupportedFormatError):
+                    found.failed, found.stop = piece, piece.first
+                    break
+                found.damaged.append(piece)
+                self.counts.damaged_blocks += 1
+                self.counts.damaged_records += piece.records
+            elif piece.header is not None and piece.number not in skip:
+                if before:
+                    self._note(pointer, piece.header)
+                elif (new := self._is_new(slot, pointer, piece, piece.header)) is None:
+                    self.comparing, slot.claims, found.stop = slot, self._claims(slot, pointer), piece.first
+                    break
+                elif new:
+                    high = piece.records if end is None else min(piece.records, end - piece.first)
+                    found.slices.append(Slice(piece, max(0, start - piece.first), high))
+                    size += piece.header.raw_length
+            slot.judged += 1
+        self.counts.gap_sequences += self._lookback.gaps - gaps
+        return found
+
+    def _note(self, pointer: Pointer, header: BlockHeader) -> None:
+        self._lookback.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)
+
+    def _claims(self, slot: Slot, pointer: Pointer) -> list[Claim]:
+        """Return the blocks of a batch whose sequences were seen."""
+        headers = [piece.header for piece in slot.pieces or () if piece.header and piece.number not in pointer.skip]
+        return [claim for claim in map(claim_of, headers) if self._lookback.seen(pointer.partition, *claim)]
+
+    def _is_new(self, slot: Slot, pointer: Pointer, piece: Piece, header: BlockHeader) -> bool | None:
+        """Whether a block is delivered; None: its sequences were seen, and it must be compared with what has them."""
+        claim = claim_of(header)
+        verdict = self._lookback.judge(pointer.partition, *claim)
+        if verdict is Verdict.PARTLY:
+            self.counts.overlapping_blocks += 1
+        if verdict is not Verdict.SEEN:
+            return True
+        judged = (slot.pieces or ())[: slot.judged]
+        here = tuple(each.header for each in judged if each.header is not None and each.number not in pointer.skip)
+        if slot.stored is None and claim not in map(claim_of, here):
+            return None
+        copies = (slot.stored or {}).get(claim, Copies())
+        stored = (*copies.blocks, *(stored_block(each) for each in here if claim_of(each) == claim))
+        if stored and not any(each.is_copied_by(header) for each in stored):
+            self.counts.conflicting_blocks += 1
+            place = Position(self.partition.partition, slot.offset, piece.first)
+            self._seen.conflicts.append(Conflict(place, pointer, conflict_of(header, stored)))
+            return True
+        self.counts.duplicate_records += header.count
+        self._seen.copies.append((pointer.partition, header))
+        return False
+
+    def _deliver_unreadable(self, slot: Slot, cause: MemqError) -> Delivery | None:
+        """A pointer that can't be read hides its batch: damage of unknown size."""
+        place = Position(self.partition.partition, slot.offset)
+        if self.pass_damage and isinstance(cause, CorruptDataError):
+            self.counts.damaged_blocks += 1
+            self._pass(slot)
+            piece = Piece(0, 0, 0, None, memoryview(b""), cause)
+            return Delivery(place, self.behind, damaged=(piece,))
+        error = type(cause)(
+            f"pointer at {place} of topic '{self.partition.topic}': {cause}", hint=self._hint(slot.offset + 1)
+        )
+        return Delivery(place, self.behind, failure=error)
+
+    def _failure(self, pointer: Pointer, piece: Piece) -> Delivery:
+        cause = piece.cause
+        assert cause is not None
+        error = type(cause)(
+            f"block {piece.number} of object '{pointer.locations[0].key}' at {self.position} "
+            f"of topic '{self.partition.topic}': {cause}",
+            hint=self._hint(self.position.pointer_offset, piece.first + piece.records),
+        )
+        error.__cause__ = cause
+        return Delivery(self.position, self.behind, pointer=pointer, damaged=(piece,), failure=error)
+
+    def _hint(self, offset: int, index: int = 0) -> str:
+        behind = Position(self.partition.partition, offset, index)
+        return f"run memq verify; seek to {behind} to go on behind it, or use on_damaged='skip'"
+
+    def _totals(self) -> Totals:
+        return self._progress.totals.plus(self.position.record_index, 0)
+
+
+def _slot_of(entry: Entry) -> Slot:
+    try:
+        return Slot(entry.offset, entry.time_ms, decode_pointer(entry.body))
+    except MemqError as error:
+        return Slot(entry.offset, entry.time_ms, cause=error, damaged=True)

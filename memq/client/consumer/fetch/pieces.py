@@ -1,0 +1,155 @@
+"""A stored batch cut into its blocks, each checked: what is whole, and what is damaged and where.
+
+Pure.
+A block's length finds the next block, so a damaged block may hide those behind it. Then the index of the
+object says where each block lies and how many records it has; without an index the rest of the batch is one
+damaged piece. Record indexes count what was stored, so they stay right across damage.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from memq.errors import CorruptDataError, MemqError
+from memq.format.blocks.header import MAGIC, BlockHeader, Buffer, check_block, parse_header, scope_of
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer, is_named, named_ranges
+from memq.limits import BLOCK_HEADER_BYTES
+
+
+class Piece(NamedTuple):
+    """One block of a batch: its number, the record index of its first record, its records and its bytes.
+
+    `header` is None when the block is damaged or newer than this version; then `cause` says why, and `records`
+    counts what is lost.
+    """
+
+    number: int
+    first: int
+    records: int
+    header: BlockHeader | None
+    data: memoryview
+    cause: MemqError | None = None
+
+
+def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None = None) -> list[Piece]:
+    """Cut the bytes of a batch into pieces.
+
+    With `index`, the entries of its blocks, by their places there.
+    `data` may be shorter than the batch: what is missing is damage. `index` counts offsets from the start of `data`.
+    """
+    scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
+    view = memoryview(data)
+    if index is not None:
+        pieces = _cut_entries(view, numbered_entries(index), 0, scope)
+    else:
+        pieces = _cut_by_headers(view, pointer.records, scope)
+    return _of_pointer(pointer, pieces)
+
+
+class NumberedEntry(NamedTuple):
+    """A block's entry in the index, with its number in the batch and the record index of its first record."""
+
+    number: int
+    first: int
+    entry: BlockEntry
+
+
+def numbered_entries(entries: Sequence[BlockEntry]) -> list[NumberedEntry]:
+    """Number the entries of a batch."""
+    firsts = accumulate((entry.count for entry in entries), initial=0)
+    return [NumberedEntry(*item) for item in zip(range(len(entries)), firsts, entries, strict=False)]
+
+
+def cut_run(pointer: Pointer, data: Buffer, run: Sequence[NumberedEntry]) -> list[Piece]:
+    """Cut the bytes of blocks that lie side by side in a batch into pieces, by their entries."""
+    scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
+    return _of_pointer(pointer, _cut_entries(memoryview(data), run, run[0].entry.offset, scope))
+
+
+def _of_pointer(pointer: Pointer, pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces, those damaged that hold a sound block of another batch.
+
+    A store that sends another object's bytes would else pass unseen, and the reader would drop the blocks themselves
+    as copies. Blocks that the pointer says to pass over are not among its ranges.
+    """
+    names, skip = named_ranges(pointer), frozenset(pointer.skip)
+    return [
+        piece if piece.header is None or piece.number in skip or is_named(names, piece.header) else _stray(piece)
+        for piece in pieces
+    ]
+
+
+def _stray(piece: Piece) -> Piece:
+    assert piece.header is not None
+    cause = CorruptDataError(f"{piece.header.describe()} is not one that the pointer names")
+    return piece._replace(header=None, cause=cause)
+
+
+def missing_batch(pointer: Pointer, cause: MemqError) -> list[Piece]:
+    """Return the one damaged piece that a whole lost batch is."""
+    return [Piece(0, 0, pointer.records, None, memoryview(b""), cause)]
+
+
+def is_whole(pieces: Sequence[Piece]) -> bool:
+    """Whether no piece is damaged."""
+    return all(piece.cause is None for piece in pieces)
+
+
+def entries_of_batch(entries: Sequence[BlockEntry], offset: int, length: int) -> list[BlockEntry]:
+    """Return the index entries of the blocks that lie in `length` bytes from `offset`, counted from there."""
+    first = bisect_left(entries, offset, key=lambda entry: entry.offset)
+    behind = bisect_left(entries, offset + length, lo=first, key=lambda entry: entry.offset)
+    inside = [entry for entry in entries[first:behind] if entry.offset + entry.length <= offset + length]
+    return [entry._replace(offset=entry.offset - offset) for entry in inside]
+
+
+def _cut_entries(view: memoryview, run: Sequence[NumberedEntry], at: int, scope: int) -> Iterator[Piece]:
+    """Cut `view`, which begins `at` bytes into the batch."""
+    for number, first, entry in run:
+        block = view[entry.offset - at : entry.offset - at + entry.length]
+        try:
+            header = check_block(block, scope)
+            if header.count != entry.count:
+                raise CorruptDataError(f"block has {header.count} records, the index says {entry.count}")
+        except MemqError as error:
+            yield Piece(number, first, entry.count, None, block, error)
+        else:
+            yield Piece(number, first, entry.count, header, block)
+
+
+def _cut_by_headers(view: memoryview, records: int, scope: int) -> Iterator[Piece]:
+    at = first = number = 0
+    while at < len(view):
+        end = len(view)
+        try:
+            header = parse_header(view, at)
+            end = at + header.length
+            header = check_block(view[at:end], scope)
+        except MemqError as error:
+            end, lost = _damaged_end(view, at, end, records - first)
+            yield Piece(number, first, lost, None, view[at:end], error)
+            first += lost
+        else:
+            yield Piece(number, first, header.count, header, view[at:end])
+            first += header.count
+        at, number = end, number + 1
+    if first < records:
+        cause = CorruptDataError(f"batch ends after {first} of {records} records")
+        yield Piece(number, first, records - first, None, view[len(view) :], cause)
+
+
+def _damaged_end(view: memoryview, at: int, end: int, left: int) -> tuple[int, int]:
+    """Return where to go on behind a damaged block, and how many records it had.
+
+    Those are the end and all that are left, unless its header is whole and leads to another block or to the end.
+    """
+    if end <= len(view) and end - at >= BLOCK_HEADER_BYTES and (end == len(view) or view[end : end + 4] == MAGIC):
+        try:
+            return end, min(left, parse_header(view, at).count)
+        except MemqError:
+            return len(view), left
+    return len(view), left

@@ -1,0 +1,183 @@
+"""Polls the pointers of a consumer's partitions: one long poll for all that answer, one poll apart for all others.
+
+A log that fails or hangs delays its own partition alone. A partition goes apart when its log fails, or when its answer
+passes over offsets, so that other answers must confirm it. It returns to the long poll with its next sound answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.partition_cursor import PartitionFlow
+from memq.client.consumer.fetch.retries import Retries
+from memq.client.consumer.offset_resolver import Places
+from memq.errors import MemqError, QueueError
+from memq.limits import POLL_BYTES_MAX
+from memq.notification import Entries
+from memq.notification.remote import Polled, RemoteQueue
+from memq.runtime.tasks import TaskOwner
+from memq.topic import ReadPartition, Totals
+
+POLL_WAIT_MS = 2_000
+LOG_BYTES = 64 << 10  # of pointers: about 200; the broker holds that much memory for a log that hangs
+
+
+@dataclass(slots=True)
+class _Poll:
+    """One of the two polls."""
+
+    wait_ms: int
+    polled: dict[ReadPartition, int] = field(default_factory=dict)  # the offsets of the one under way
+    kicked: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Polling:
+    """Gives each flow of `assigned` the pointers that it wants; `advanced` is called after each answer."""
+
+    def __init__(
+        self,
+        queue: RemoteQueue,
+        assigned: Mapping[ReadPartition, Assigned],
+        retries: Retries,
+        advanced: Callable[[], None],
+    ) -> None:
+        self._queue = queue
+        self._places = Places(queue)
+        self._assigned = assigned
+        self._retries = retries
+        self._advanced = advanced
+        self._common = _Poll(POLL_WAIT_MS)
+        self._apart = _Poll(0)
+        self._failing: dict[ReadPartition, None] = {}  # those that are apart, the least recent failure first
+
+    def start(self, tasks: TaskOwner) -> None:
+        """Start both polls."""
+        tasks.start(self._run(self._common), "consumer polls")
+        tasks.start(self._run(self._apart), "consumer polls apart")
+
+    def advance(self) -> None:
+        """Begin a new poll where a partition is wanted that is not in the one under way."""
+        for poll in (self._common, self._apart):
+            if any(partition not in poll.polled for partition in self._wanted(poll)):
+                poll.kicked.set()
+
+    def forget(self, partition: ReadPartition) -> None:
+        """Drop what the polls under way bring of a partition."""
+        self._failing.pop(partition, None)
+        for poll in (self._common, self._apart):
+            poll.polled.pop(partition, None)
+
+    def _wanted(self, poll: _Poll) -> dict[ReadPartition, int]:
+        """Return from where which partitions are to be polled, in the order in which they are to be answered."""
+        partitions = list(self._failing)
+        if poll is self._common:
+            partitions = [partition for partition in self._assigned if partition not in self._failing]
+        offsets = {partition: self._assigned[partition].flow.poll_offset for partition in partitions}
+        return {partition: offset for partition, offset in offsets.items() if offset is not None}
+
+    async def _run(self, poll: _Poll) -> None:
+        failures = 0
+        while True:
+            poll.kicked.clear()
+            poll.polled = self._wanted(poll)
+            if not poll.polled:
+                await poll.kicked.wait()
+                continue
+            error = await self._once(poll, poll.polled)
+            failures = 0 if error is None else failures + 1
+            if error is not None:
+                await self._retries.back_off(error, failures)
+
+    async def _once(self, poll: _Poll, offsets: dict[ReadPartition, int]) -> MemqError | None:
+        """Poll until a partition is wanted that is not among `offsets`; return why the next poll has to wait."""
+        loop = asyncio.get_running_loop()
+        bytes_max = min(LOG_BYTES * len(offsets), POLL_BYTES_MAX)
+        answer = loop.create_task(self._queue.poll(offsets, poll.wait_ms, bytes_max))
+        kick = loop.create_task(poll.kicked.wait())
+        error: MemqError | None = None
+        try:
+            await asyncio.wait((answer, kick), return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                take = self._take_common if poll is self._common else self._take_apart
+                for polled in answer.result():
+                    error = await take(polled, offsets) or error
+                if poll is self._apart and error is None and any(partition in self._failing for partition in offsets):
+                    error = QueueError("an answer had nothing of some partitions")
+        except MemqError as failed:
+            error = failed
+        finally:
+            kick.cancel()
+            answer.cancel()
+        self._advanced()
+        return error
+
+    def _asked(self, partition: ReadPartition, offsets: Mapping[ReadPartition, int]) -> tuple[Assigned, int] | None:
+        """Return a partition and the offset that an answer is for; None when it went, or was sought, meanwhile."""
+        assigned, offset = self._assigned.get(partition), offsets.get(partition)
+        if assigned is None or offset is None or assigned.flow.poll_offset != offset:
+            return None
+        return assigned, offset
+
+    async def _take_common(self, polled: Polled, offsets: Mapping[ReadPartition, int]) -> None:
+        """Take what continues at the offset that was asked for; all else is asked for apart."""
+        asked = self._asked(polled.partition, offsets)
+        if asked is None:
+            return
+        assigned, offset = asked
+        if polled.error is not None:
+            self._retries.note(polled.error)
+        if polled.error is not None or _passes_over(assigned.flow, polled, offset):
+            self._failing[polled.partition] = None
+        else:
+            assigned.flow.take_entries(polled.entries)
+
+    async def _take_apart(self, polled: Polled, offsets: Mapping[ReadPartition, int]) -> MemqError | None:
+        """Take the answer, and what confirms it; return the error of a partition that fails again."""
+        partition, entries, error = polled.partition, polled.entries, polled.error
+        asked = self._asked(partition, offsets)
+        if asked is None:
+            return None
+        assigned, offset = asked
+        if error is None and not entries and entries.next <= offset < polled.span.end:
+            return None  # the answer had no room or no time for it: it keeps its place
+        self._failing.pop(partition, None)
+        if error is None:
+            try:
+                await self._confirm(assigned, polled, offset)
+            except MemqError as failed:
+                error = failed
+        if error is not None and not assigned.removed:
+            self._failing[partition] = None
+        return error
+
+    async def _confirm(self, assigned: Assigned, polled: Polled, offset: int) -> None:
+        """Take what a partition has from `offset` on; two answers must agree on what is passed over."""
+        flow, entries = assigned.flow, polled.entries
+        if _first_of(entries) > offset:
+            # Offsets need not be dense, but nearly always are: what lies between was passed over by this answer alone.
+            again = await self._queue.read(polled.partition, offset, POLL_BYTES_MAX)
+            entries = min(entries, again, key=_first_of)
+        before = Totals()
+        first = flow.misses(polled.span, entries)
+        if first is not None:
+            first = await self._places.first_left(polled.partition, offset, polled.span)
+            if first is None:
+                raise QueueError(f"the queue took back that '{polled.partition.topic}' begins behind offset {offset}")
+            before = await self._places.totals_before(polled.partition, first, assigned.settings, assigned.writers)
+        if assigned.removed or flow.poll_offset != offset:
+            return
+        if first is not None:
+            flow.take_gap(first, before)
+        flow.take_entries(entries)
+
+
+def _passes_over(flow: PartitionFlow, polled: Polled, offset: int) -> bool:
+    return _first_of(polled.entries) > offset or flow.misses(polled.span, polled.entries) is not None
+
+
+def _first_of(entries: Entries) -> int:
+    """Return the first offset of an answer, or where reading continues after it."""
+    return entries[0].offset if entries else entries.next

@@ -1,0 +1,42 @@
+"""What a consumer does about failures: it counts and logs them, waits, and shows what does not pass by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from memq.errors import MemqError, RetryableError
+from memq.runtime.backoff import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+
+_RETRY_S_BASE = 0.05
+_RETRY_S_MAX = 2.0
+
+
+class Retries:
+    """The failures of polls and fetches; `changed` is called when `failure` was set, which the user is to see."""
+
+    def __init__(self, runtime: Runtime, events: EventLog, changed: Callable[[], None]) -> None:
+        self.failure: MemqError | None = None
+        self.count = 0
+        self._random = runtime.random
+        self._events = events
+        self._changed = changed
+
+    def note(self, error: MemqError) -> None:
+        """Note a failure after which the same is tried again."""
+        self.count += 1
+        self._events.warning("consumer.retry", f"{type(error).__name__}: {error}; trying again")
+        if not isinstance(error, RetryableError):
+            self.failure = error
+            self._changed()
+
+    async def back_off(self, error: MemqError, failures: int) -> None:
+        """Note a failure, the `failures`-th in a row, and wait before the next try."""
+        self.note(error)
+        await self.pause(failures)
+
+    async def pause(self, failures: int) -> None:
+        """Wait before a try after `failures` that failed."""
+        await asyncio.sleep(backoff_s(self._random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))

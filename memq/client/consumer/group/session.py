@@ -1,0 +1,137 @@
+"""Keeps a consumer in its group: joins, says that it lives, gives partitions back, and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from memq.client.consumer.group.membership import MemberState
+from memq.errors import GenerationFencedError, MemqError, RetryableError
+from memq.notification import Groups
+from memq.runtime.backoff import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.topic import Committed, ReadPartition
+
+_HEARTBEATS_PER_SESSION = 3
+_HEARTBEAT_S_MAX = 3.0  # it is how members learn of each other: a long session must not let one that came wait
+_RETRY_S_BASE = 0.05
+_RETRY_S_MAX = 1.0
+
+
+class GroupSession:
+    """One member of one group. `state` has what it holds and what its user is to be told.
+
+    `changed` is called after every answer; `failure` is what the user must see: joining goes on behind it.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        groups: Groups,
+        group: str,
+        *,
+        session_timeout_ms: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self.state = MemberState()
+        self.group = group
+        self.member = f"memq-{runtime.random.getrandbits(64):016x}"
+        self.failure: MemqError | None = None
+        self._runtime = runtime
+        self._groups = groups
+        self._session_timeout_ms = session_timeout_ms
+        self._changed = changed
+        self._events = EventLog(runtime.clock)
+        self._partitions: tuple[ReadPartition, ...] = ()
+        self._rejoin = True
+        self._kicked = asyncio.Event()
+        self._heard_s = 0.0
+
+    def share(self, partitions: Sequence[ReadPartition]) -> None:
+        """Share in these partitions with the other members from now on."""
+        if tuple(partitions) != self._partitions:
+            self._partitions = tuple(partitions)
+            self._rejoin = True
+            self.kick()
+
+    def kick(self) -> None:
+        """Say at once that the member lives, and what it gives back."""
+        self._kicked.set()
+
+    async def run(self) -> None:
+        """Stay in the group until cancelled."""
+        failures = 0
+        while True:
+            self._kicked.clear()
+            try:
+                await self._exchange()
+                failures = 0
+                delay = min(self._session_timeout_ms / 1000 / _HEARTBEATS_PER_SESSION, _HEARTBEAT_S_MAX)
+            except MemqError as error:
+                failures += 1
+                self._judge(error)
+                delay = backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX)
+            self._changed()
+            if self.state.inside and self.state.released and not failures:
+                continue  # what was not held at all goes back at once
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._kicked.wait()
+
+    async def commit(self, positions: dict[ReadPartition, Committed]) -> None:
+        """Store positions as this member.
+
+        Raises: GenerationFencedError when they are not this member's any more; RetryableError.
+        """
+        if not self.state.inside:
+            raise GenerationFencedError(f"member '{self.member}' is not in group '{self.group}' any more")
+        await self._groups.commit(self.group, self.member, self.state.generation, positions)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Give everything back: others need not wait for the session to time out. A failure is left to that."""
+        with suppress(TimeoutError, MemqError):
+            async with asyncio.timeout(timeout_s):
+                await self._groups.leave(self.group, self.member)
+        self.state.fenced()
+
+    async def _exchange(self) -> None:
+        asked_s = self._runtime.clock.monotonic()
+        if self._rejoin or not self.state.inside:
+            self._rejoin = False
+            try:
+                membership = await self._groups.join(
+                    self.group, self.member, self._partitions, self._session_timeout_ms
+                )
+            except BaseException:
+                self._rejoin = True
+                raise
+            if self.state.inside and self._silent_ms() >= self._session_timeout_ms:
+                self._leave_all()  # the group may have dropped this member before it took it in again
+            self.state.answered(membership)
+        else:
+            released = self.state.released
+            membership = await self._groups.heartbeat(self.group, self.member, self.state.generation, released)
+            self.state.answered(membership, released)
+        self._heard_s = asked_s
+
+    def _judge(self, error: MemqError) -> None:
+        """What does not pass is the user's; after a session timeout of silence others have the partitions."""
+        if isinstance(error, GenerationFencedError):
+            self._leave_all()
+        elif not isinstance(error, RetryableError):
+            self.failure = error
+        if self.state.inside and self._silent_ms() > self._session_timeout_ms:
+            self._leave_all()
+
+    def _silent_ms(self) -> float:
+        """Return how long ago the last request was sent that the group has answered."""
+        return (self._runtime.clock.monotonic() - self._heard_s) * 1000
+
+    def _leave_all(self) -> None:
+        if self.state.held:
+            lost = ", ".join(f"{partition.topic}:{partition.partition}" for partition in self.state.held[:20])
+            self._events.warning("consumer.lost", f"group '{self.group}' gave {lost} to others; joining again")
+        self.state.fenced()
+        self._changed()

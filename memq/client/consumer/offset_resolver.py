@@ -1,0 +1,266 @@
+"""Resolves places of a read partition through the queue: a time, counts before a start, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from memq.client.consumer.fetch.expiry import expired_error
+from memq.client.consumer.fetch.partition_cursor import FlowState, PartitionFlow
+from memq.client.consumer.progress import Progress
+from memq.errors import InvalidRequestError, MemqError
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer, decode_pointer
+from memq.format.totals import contended_ms
+from memq.notification import Entry, PointerReader, Span
+from memq.notification.log_reader import entries_between, valid_span
+from memq.runtime.clock import Clock
+from memq.topic import CLOCK_ERROR_MS, Position, ReadPartition, Topic, TopicSettings, Totals
+
+IndexOf = Callable[[Pointer], Awaitable[Sequence[BlockEntry]]]
+TAIL_OFFSETS = 16
+END_TRIES = 4
+END_RETRY_S = 0.1  # doubled for each try: 1.5 s in all
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The remainder before the end: records, stored bytes, and the age in s of the oldest."""
+
+    records: int
+    bytes: int
+    seconds: float
+
+
+def late_ms(settings: TopicSettings) -> int:
+    """How much older the queue time of a pointer may be than the moment it was published."""
+    return settings.stale_publish_ms + CLOCK_ERROR_MS
+
+
+def window_ms(settings: TopicSettings) -> int:
+    """How much queue time a reader remembers: W, and what later pointers may be late."""
+    return settings.dedup_window_ms + late_ms(settings)
+
+
+class Places:
+    """Answers questions about places, by reading pointers only.
+
+    Totals from the last `tail_offsets`, if they do.
+    """
+
+    def __init__(self, queue: PointerReader, tail_offsets: int = TAIL_OFFSETS) -> None:
+        self._queue = queue
+        self._tail_offsets = tail_offsets
+
+    async def position_of(
+        self, point: str | int | Position, partition: ReadPartition, settings: TopicSettings
+    ) -> Position:
+        """Return the position that a point means now.
+
+        `beginning` is what retention left, `end` is behind all that is there. A time in Unix ms is the first batch
+        that was sealed at or after it, so that ranges that follow on each other in time share no record and
+        leave none out. A position is taken as it is. Raises: InvalidRequestError for one of another partition.
+        """
+        number = partition.partition
+        if isinstance(point, Position):
+            if point.read_partition != number:
+                raise InvalidRequestError(f"position {point} is not in partition {number} of '{partition.topic}'")
+            return point
+        if isinstance(point, int):
+            return Position(number, await self._offset_at(partition, point, settings))
+        span = await self.span(partition)
+        return Position(number, span.begin if point == "beginning" else span.end)
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """Return all that either of two answers covers: a replica that lags shows less. Raises: QueueError."""
+        spans = [await valid_span(self._queue, partition) for _ in range(2)]
+        return Span(min(span.begin for span in spans), max(span.end for span in spans))
+
+    async def start_at(
+        self,
+        point: str | int | Position,
+        partition: ReadPartition,
+        settings: TopicSettings,
+        *,
+        pass_expired: bool = False,
+    ) -> Position:
+        """Return the position that a point means now, to read all from there on.
+
+        With `pass_expired` an expired one.
+
+        Raises: PositionExpiredError for one that retention has passed, InvalidRequestError for one behind the end; as
+        `position_of`.
+        """
+        position = await self.position_of(point, partition, settings)
+        if isinstance(point, Position):
+            span = await valid_span(self._queue, partition)
+            first = None if pass_expired else await self.first_left(partition, position.pointer_offset, span)
+            if first is not None:
+                raise expired_error(partition, position, first)
+            await self._check_end(partition, position, span)
+        return position
+
+    async def first_left(self, partition: ReadPartition, offset: int, span: Span) -> int | None:
+        """Return the first offset that is left when retention has passed `offset`, else None.
+
+        Two answers must say so, `span` and one that is asked for now: what is passed over for it never comes again.
+        """
+        if span.begin <= offset:
+            return None
+        begin = min(span.begin, (await valid_span(self._queue, partition)).begin)
+        return begin if begin > offset else None
+
+    async def _check_end(self, partition: ReadPartition, position: Position, span: Span) -> None:
+        """Refuse a position that no record has yet: a reader there would miss the records that come before it.
+
+        A replica that lags shows an earlier end for a moment, so it is asked for again, within bounds.
+        """
+        for number in range(END_TRIES):
+            if position.pointer_offset <= span.end:
+                return
+            await asyncio.sleep(END_RETRY_S * 2**number)
+            span = await valid_span(self._queue, partition)
+        if position.pointer_offset > span.end:
+            raise InvalidRequestError(
+                f"position {position} of topic '{partition.topic}' is behind its end, "
+                f"{Position(partition.partition, span.end)}: what comes next would be missed",
+                hint="go on at 'end' or at 'beginning'; a group that stands there: memq group reset",
+            )
+
+    async def look_back(
+        self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
+    ) -> None:
+        """Show `flow` the pointers of the dedup window before its start, and how much lies before it.
+
+        Raises: InvalidRequestError for a start behind the end, as a group has it whose partition lost its log.
+        """
+        partition, start = flow.partition, flow.position.pointer_offset
+        span = await valid_span(self._queue, partition)
+        await self._check_end(partition, flow.position, span)
+        flow.begin_look_back()
+        async for entries in self.window_before(partition, start, span, settings):
+            for pointer in flow.look_back(entries):
+                flow.note_index(pointer, await index_of(pointer))
+        if start and not all(flow.progress.is_settled(writer) for writer in writers):
+            flow.progress.join(await self._before(partition, start, span, settings, writers))
+
+    async def window_before(
+        self, partition: ReadPartition, start: int, span: Span, settings: TopicSettings
+    ) -> AsyncIterator[list[Entry]]:
+        """Yield the entries of the dedup window before offset `start`, in pages."""
+        if start > span.begin:
+            base = await self._time_around(partition, start, span.begin)
+            first = await self._queue.seek_time(partition, base - window_ms(settings))
+            async for entries in self.pages(partition, first, start):
+                yield entries
+
+    async def end_totals(self, partition: ReadPartition, settings: TopicSettings, writers: Sequence[int]) -> Totals:
+        """Return how much the partition holds up to its end now, all that retention took included."""
+        span = await valid_span(self._queue, partition)
+        return (await self._before(partition, span.end, span, settings, writers)).totals
+
+    async def totals_before(
+        self, partition: ReadPartition, offset: int, settings: TopicSettings, writers: Sequence[int]
+    ) -> Totals:
+        """Return how much lies before the pointer at `offset`, all that retention took included."""
+        span = await valid_span(self._queue, partition)
+        return (await self._before(partition, offset, span, settings, writers)).totals
+
+    async def totals_of(self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int]) -> Totals:
+        """Return how much lies before the pointer at the position of `flow`."""
+        if flow.state is FlowState.LOOKING_BACK:
+            return await self.totals_before(flow.partition, flow.position.pointer_offset, settings, writers)
+        return flow.progress.totals
+
+    async def lag(self, topic: Topic, partition: ReadPartition, position: Position, here: Totals, clock: Clock) -> Lag:
+        """Return what lies between `position`, with `here` before its pointer, and the end now."""
+        end = await self.end_totals(partition, topic.settings, topic.writers_of(partition))
+        records = end.records - here.records - position.record_index
+        if records <= 0:
+            return Lag(0, 0, 0.0)
+        ahead = await self._queue.read(partition, position.pointer_offset, 1)
+        waiting_ms = clock.wall_ms() - ahead[0].time_ms if ahead else 0
+        return Lag(records, max(0, end.bytes - here.bytes), max(0, waiting_ms) / 1000)
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    async def _offset_at(self, partition: ReadPartition, time_ms: int, settings: TopicSettings) -> int:
+        """A queue time is at most `late_ms` after the seal: start there, and compare the seals."""
+        first = await self._queue.seek_time(partition, time_ms - late_ms(settings))
+        end = (await valid_span(self._queue, partition)).end
+        async for entries in self.pages(partition, first, end):
+            for entry in entries:
+                try:
+                    sealed_ms = decode_pointer(entry.body).sealed_ms
+                except MemqError:
+                    sealed_ms = entry.time_ms
+                if sealed_ms >= time_ms:
+                    return entry.offset
+        return end
+
+    async def _time_around(self, partition: ReadPartition, offset: int, begin: int) -> int:
+        """Return the queue time at `offset`, or at the last entry before it when there is none yet."""
+        ahead = await self._queue.read(partition, offset, 1)
+        if ahead:
+            return ahead[0].time_ms
+        back = 1
+        while True:
+            first = max(begin, offset - back)
+            entries = [entry async for page in self.pages(partition, first, offset) for entry in page]
+            if entries or first == begin:
+                return entries[-1].time_ms if entries else 0
+            back *= 4
+
+    async def _before(
+        self, partition: ReadPartition, offset: int, span: Span, settings: TopicSettings, writers: Sequence[int]
+    ) -> Progress:
+        """Return the totals before `offset`, from as few pointers before it as settle all `writers`.
+
+        See `memq.format.totals`. Where retention took them, the first pointer that is left says what lay before it.
+        """
+        end = min(offset, span.end)
+        first = max(span.begin, end - self._tail_offsets)
+        while True:
+            progress = Progress()
+            last_ms: dict[int, int] = {}
+            async for time_ms, pointer in self._pointers(partition, first, end):
+                progress.pass_over(pointer)
+                last_ms[pointer.partition] = max(time_ms, last_ms.get(pointer.partition, 0))
+            open_ms = [last_ms.get(writer) for writer in writers if not progress.is_settled(writer)]
+            earlier = end - 4 * (end - first)
+            known_ms = [time_ms for time_ms in open_ms if time_ms is not None]
+            if open_ms == known_ms:
+                settled_ms = min(known_ms, default=0) - contended_ms(settings.stale_publish_ms)
+                earlier = await self._queue.seek_time(partition, settled_ms) if known_ms else first
+            if first <= max(earlier, span.begin):
+                break
+            first = max(earlier, span.begin)
+        if span.begin and not progress.knows(writers):
+            await self._read_on(progress, partition, end, span.end, writers)
+        return progress
+
+    async def _read_on(
+        self, progress: Progress, partition: ReadPartition, first: int, end: int, writers: Sequence[int]
+    ) -> None:
+        """Retention took all that `writers` had before `first`: what their next pointers state lay there."""
+        async for _, pointer in self._pointers(partition, first, end):
+            if not progress.knows([pointer.partition]):
+                progress.start_at(pointer)
+                if progress.knows(writers):
+                    return
+
+    async def _pointers(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[tuple[int, Pointer]]:
+        """Yield the pointers from `first` up to, not with, `end`, with their queue times."""
+        async for entries in self.pages(partition, first, end):
+            for entry in entries:
+                try:
+                    pointer = decode_pointer(entry.body)
+                except MemqError:
+                    continue  # unreadable: nothing can be said of its batch
+                yield entry.time_ms, pointer
+
+    async def pages(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[list[Entry]]:
+        """Yield the entries from `first` up to, not with, `end`, in pages. Raises: as `entries_between`."""
+        async for page in entries_between(self._queue, partition, first, end):
+            yield page

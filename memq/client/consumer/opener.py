@@ -1,0 +1,222 @@
+"""Opens the partitions of a consumer: finds the start of each one, and begins to read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.fetch_scheduler import Reading
+from memq.client.consumer.fetch.partition_cursor import PartitionFlow
+from memq.client.consumer.offset_resolver import Places, window_ms
+from memq.client.consumer.record import place_of
+from memq.client.consumer.settings import ConsumerSettings, Point, point_of
+from memq.client.observers.read_recorder import ReadTally
+from memq.client.observers.reporter import Reporter
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, RetryableError
+from memq.format.report import BeginReason
+from memq.notification.remote import RemoteQueue
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
+from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals
+
+OPENED_AT_ONCE = 16
+_RETRY_S = 0.2
+_STALE_RETRIES = 7  # 9 s in all
+_STALE_RETRY_S_MAX = 2.0
+
+
+class Opener:
+    """Reads what is `wanted` and is not read yet, in the background, whenever it is kicked.
+
+    A partition starts at the position of its group, else at the start that was asked for. Its end is fixed when it is
+    opened first. Each partition is opened by a task of its own: a log that fails delays no other.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        queue: RemoteQueue,
+        reading: Reading,
+        topics: Mapping[str, Topic],
+        wanted: Callable[[], Mapping[ReadPartition, int]],
+        changed: Callable[[], None],
+        reporter: Reporter | None,
+        tasks: TaskOwner,
+        events: EventLog,
+    ) -> None:
+        self.failure: MemqError | None = None
+        self._settings = settings
+        self._queue = queue
+        self._places = Places(queue)
+        self._reading = reading
+        self._topics = topics
+        self._wanted = wanted
+        self._changed = changed
+        self._reporter = reporter
+        self._events = events
+        self._tallies: dict[ReadPartition, ReadTally] = {}  # the last one of each partition, read or not
+        self._ends: dict[ReadPartition, Position] = {}
+        self._tasks = tasks
+        self._opening: dict[ReadPartition, int] = {}  # the grants under which partitions are being opened
+        self._at_once = asyncio.Semaphore(OPENED_AT_ONCE)
+        self._kicked = asyncio.Event()
+
+    def kick(self) -> None:
+        """Look again at what is wanted."""
+        self._kicked.set()
+
+    async def run(self) -> None:
+        """Open what is wanted until cancelled."""
+        while True:
+            self._kicked.clear()
+            try:
+                await self._open_missing()
+            except MemqError as error:
+                await self._back_off(error)
+                continue
+            self._changed()
+            await self._kicked.wait()
+
+    async def _back_off(self, error: MemqError) -> None:
+        """Wait before the next try; the user sees what does not pass by itself."""
+        if not isinstance(error, RetryableError):
+            self.failure = error
+        self._changed()
+        await asyncio.sleep(_RETRY_S)
+
+    async def seek(self, partition: ReadPartition, to: Point) -> None:
+        """Read a partition, which is read, from another place.
+
+        Raises: InvalidRequestError when it goes meanwhile.
+        """
+        assigned = self._reading.assigned[partition]
+        point = point_of(to, place_of(partition))
+        position = await self._start_at(point, partition, assigned.settings)
+        if assigned.removed:
+            raise InvalidRequestError(
+                f"partition {partition.partition} of topic '{partition.topic}' was taken from this consumer meanwhile",
+                hint="poll until on_assigned was called with it, then seek again",
+            )
+        paused = assigned.flow.paused
+        self._read(partition, position, _known_before(point), "seek", assigned.grant)
+        if paused:
+            self._reading.pause(partition, paused=True)
+
+    async def _open_missing(self) -> None:
+        missing = {
+            partition: grant
+            for partition, grant in self._wanted().items()
+            if partition not in self._reading.assigned and self._opening.get(partition) != grant
+        }
+        if not missing:
+            return
+        stored = await self._committed(list(missing))
+        for partition, grant in missing.items():
+            self._opening[partition] = grant
+            self._tasks.start(self._open_soon(partition, grant, stored.get(partition)), "consumer opens a partition")
+
+    async def _open_soon(self, partition: ReadPartition, grant: int, stored: Committed | None) -> None:
+        """Open a partition, as often as it fails, for as long as it is wanted under `grant`."""
+        try:
+            while self._wanted().get(partition) == grant:
+                try:
+                    stored = await self._confirmed(partition, stored)
+                    async with self._at_once:
+                        await self._open(partition, grant, stored)
+                    return
+                except MemqError as error:
+                    await self._back_off(error)
+        finally:
+            if self._opening.get(partition) == grant:
+                del self._opening[partition]
+            self._changed()
+
+    async def _confirmed(self, partition: ReadPartition, stored: Committed | None) -> Committed | None:
+        """Return what the group has stored of a partition, which is `stored` unless that is outdated.
+
+        A position before one that this member knows to be stored is an outdated answer: it is asked for again, within
+        bounds, since only a reset of the group goes back.
+        """
+        for tries in range(_STALE_RETRIES):
+            if not self._goes_back(partition, stored):
+                return stored
+            await asyncio.sleep(min(_RETRY_S * 2**tries, _STALE_RETRY_S_MAX))
+            stored = (await self._committed([partition])).get(partition)
+        if self._goes_back(partition, stored):
+            known = self._reading.stored.pop(partition).position
+            self._events.warning(
+                "consumer.position-back",
+                f"group '{self._settings.group}' in topic '{partition.topic}': {known} was stored, now it is "
+                f"{stored.position if stored is not None else 'nothing'}; reading from there",
+            )
+        return stored
+
+    def _goes_back(self, partition: ReadPartition, found: Committed | None) -> bool:
+        known = self._reading.stored.get(partition)
+        return known is not None and (found is None or found.position < known.position)
+
+    async def _committed(self, partitions: list[ReadPartition]) -> dict[ReadPartition, Committed]:
+        if self._settings.group is None:
+            return {}
+        try:
+            return await self._queue.committed(self._settings.group, partitions)
+        except NotFoundError as error:  # that no position is stored is an empty answer, and never an error
+            raise QueueError(f"positions of group '{self._settings.group}': {error}") from error
+
+    async def _open(self, partition: ReadPartition, grant: int, stored: Committed | None) -> None:
+        """Read a partition from `stored` on, which was asked for under `grant`.
+
+        A partition that was given back meanwhile is left alone, also when it is here again: what is stored may have
+        moved since. Each change of grants kicks, so it is opened in the next round with a position asked for then.
+        """
+        settings = self._topics[partition.topic].settings
+        place = place_of(partition)
+        if self._settings.end is not None and partition not in self._ends:
+            end = point_of(self._settings.end, place)
+            self._ends[partition] = await self._places.position_of(end, partition, settings)
+        known: Totals | None
+        if stored is not None:
+            position, known = stored.position, stored.totals
+        else:
+            start = point_of(self._settings.start, place)
+            position, known = await self._start_at(start, partition, settings), _known_before(start)
+        if self._wanted().get(partition) == grant:
+            assigned = self._read(partition, position, known, "start" if stored is None else "stored", grant)
+            if stored is not None:
+                assigned.ledger.stored(stored)
+                self._reading.stored[partition] = stored
+
+    async def _start_at(
+        self, point: str | int | Position, partition: ReadPartition, settings: TopicSettings
+    ) -> Position:
+        skip = self._settings.on_expired == "skip"
+        return await self._places.start_at(point, partition, settings, pass_expired=skip)
+
+    def _read(
+        self, partition: ReadPartition, position: Position, known: Totals | None, reason: BeginReason, grant: int
+    ) -> Assigned:
+        topic = self._topics[partition.topic]
+        flow = PartitionFlow(
+            partition,
+            position,
+            window_ms=window_ms(topic.settings),
+            end=self._ends.get(partition),
+            pass_damage=self._settings.on_damaged != "fail",
+            pass_expired=self._settings.on_expired == "skip",
+            known=known,
+        )
+        assigned = self._reading.add(flow, topic, grant)
+        reporter = self._reporter
+        if reporter is not None and reporter.wanted(topic):
+            part = partial(reporter.part, topic)
+            assigned.tally = ReadTally(part, assigned.writers, commits=self._settings.group is not None)
+            assigned.tally.begin(position, reason, self._tallies.get(partition))
+            self._tallies[partition] = assigned.tally
+        return assigned
+
+
+def _known_before(point: str | int | Position) -> Totals | None:
+    """Return what `PartitionFlow` is to know of what lies before a start: see there."""
+    return Totals() if isinstance(point, Position) else None

@@ -1,0 +1,145 @@
+"""Validated consumer settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from memq.client.arguments import check_client_id, check_connect_timeout, check_zone
+from memq.client.consumer.fetch.fetcher import ReadMode
+from memq.client.consumer.record import TopicPartition
+from memq.client.link_pool import CONNECT_TIMEOUT_MS
+from memq.client.producer.fields import check_switch
+from memq.errors import InvalidRequestError, InvalidSettingError
+from memq.limits import KIB, MIB
+from memq.topic import Position, check_group, check_name
+
+Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], Position]
+OnDamaged = Literal["fail", "skip", "dead-letter"]
+OnExpired = Literal["fail", "skip"]
+BEGINNING, END = "beginning", "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """The settings of one consumer. Sizes in bytes, times in ms.
+
+    `start` and `end` as `point_of` takes them.
+    """
+
+    topics: tuple[str, ...]
+    group: str | None = None
+    start: Point = BEGINNING
+    end: Point | None = None
+    auto_commit: bool = True
+    auto_commit_interval_ms: int = 1_000
+    session_timeout_ms: int = 10_000
+    prefetch_bytes_max: int = 64 * MIB
+    on_damaged: OnDamaged = "fail"
+    on_expired: OnExpired = "fail"
+    read: ReadMode = "auto"
+    connect_timeout_ms: int = CONNECT_TIMEOUT_MS
+    client_id: str = ""
+    zone: str = ""
+    audit: bool = True
+    s3: Mapping[str, object] | None = None
+
+    def check(self) -> ConsumerSettings:
+        """Return itself when the values hold. Raises: InvalidRequestError, InvalidNameError, TypeError."""
+        if not self.topics:
+            raise InvalidRequestError("a consumer needs at least one topic")
+        for topic in self.topics:
+            check_name(topic, internal=True)
+        if self.group is not None:
+            check_group(self.group)
+        bounds = {
+            "auto_commit_interval_ms": (10, 3_600_000),
+            "session_timeout_ms": (100, 3_600_000),
+            "prefetch_bytes_max": (4 * KIB, 1 << 40),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise InvalidSettingError(f"{name} = {value!r} is outside {low} to {high}")
+        check_switch("auto_commit", self.auto_commit)
+        check_switch("audit", self.audit)
+        check_connect_timeout(self.connect_timeout_ms)
+        check_client_id(self.client_id)
+        check_zone(self.zone)
+        if self.on_damaged not in ("fail", "skip", "dead-letter"):
+            raise InvalidSettingError(f"on_damaged = {self.on_damaged!r} is not 'fail', 'skip' or 'dead-letter'")
+        if self.on_expired not in ("fail", "skip"):
+            raise InvalidSettingError(f"on_expired = {self.on_expired!r} is not 'fail' or 'skip'")
+        if self.read not in ("auto", "direct", "broker"):
+            raise InvalidSettingError(f"read = {self.read!r} is not 'auto', 'direct' or 'broker'")
+        if self.s3 is not None and not isinstance(self.s3, Mapping):
+            raise TypeError(f"s3 is a mapping of settings, not {type(self.s3).__name__}")
+        check_point(self.start, "start", self.topics)
+        if self.end is not None:
+            check_point(self.end, "end", self.topics)
+        return self
+
+
+def topics_of(topics: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the topics that a consumer is to read; their names are checked later. Raises: TypeError."""
+    if isinstance(topics, str):
+        return (topics,)
+    if not isinstance(topics, Iterable):
+        raise TypeError(f"topics are one topic or a sequence of such, not {type(topics).__name__}")
+    return tuple(topics)
+
+
+def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
+    """Refuse what is no place in a topic. Raises: InvalidRequestError, TypeError."""
+    if not isinstance(point, str | datetime | Position | Mapping) and not _is_list(point):
+        raise TypeError(f"{name} is 'beginning', 'end', a datetime or a memq.Position, not {type(point).__name__}")
+    if isinstance(point, str) and point not in (BEGINNING, END):
+        raise InvalidRequestError(
+            f"{name} = '{point[:60]}' is not a place", hint="use 'beginning', 'end', a datetime or a memq.Position"
+        )
+    if isinstance(point, datetime) and point.tzinfo is None:
+        raise InvalidRequestError(
+            f"{name} = {point} has no time zone", hint="use datetime.now(datetime.UTC), or astimezone()"
+        )
+    if isinstance(point, Mapping):
+        for key in point:
+            _check_place(key, name)
+    if isinstance(point, Mapping | Sequence) and not isinstance(point, str):
+        for place in point.values() if isinstance(point, Mapping) else point:
+            check_point(place, name, topics[:1])
+    if isinstance(point, Position) and Position.parse(str(point)) != point:  # which refuses what no pointer has
+        raise TypeError(f"{name} is a Position of something else than numbers: {point!r}")
+    if len(topics) > 1 and (isinstance(point, Position) or _is_list(point)):
+        raise InvalidRequestError(
+            f"{name} is a Position, and there are {len(topics)} topics", hint="use {(topic, partition): Position, …}"
+        )
+
+
+def point_of(point: Point, place: TopicPartition) -> str | int | Position:
+    """Return what `point` means for one partition: `beginning`, `end`, a Unix time in ms, or a position.
+
+    Positions for other partitions only leave this one at its beginning.
+    """
+    if isinstance(point, str):
+        return point
+    if isinstance(point, datetime):
+        return int(point.astimezone(UTC).timestamp() * 1000)
+    if isinstance(point, Position):
+        point = [point]
+    if isinstance(point, Mapping):
+        return point.get(place, BEGINNING)
+    return next((position for position in point if position.read_partition == place.partition), BEGINNING)
+
+
+def _check_place(key: object, name: str) -> None:
+    """Refuse what names no partition: its position would be passed over. Raises: TypeError."""
+    if not isinstance(key, tuple) or len(key) != 2 or not isinstance(key[0], str) or not hasattr(key[1], "__index__"):
+        raise TypeError(f"{name} is by (topic, partition), not by {ascii(key)[:60]}")
+
+
+def _is_list(point: Point) -> bool:
+    if not isinstance(point, Sequence) or isinstance(point, str | bytes):
+        return False
+    return all(isinstance(position, Position) for position in point)

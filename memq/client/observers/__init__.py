@@ -1,0 +1,1 @@
+"""What clients report, count and trace: observers of producers and consumers."""

@@ -1,0 +1,183 @@
+"""Reports a client's work to the audit periodically, without delaying that work."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Protocol
+
+from memq.client.link_pool import LinkPool
+from memq.client.observers.audit_recorder import PartTally, Tally
+from memq.errors import MemqError
+from memq.format.report import AUDIT_TOPIC, Kind, Report, encode_report
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.runtime.tasks import TaskOwner
+
+CLOSE_S_MAX = 1.0  # what the last reports may add to a close of a client
+# What reports may add to a step of a job that nobody waits for by the second; only where brokers don't answer.
+STEP_S_MAX = 5.0
+
+
+class Carrier(Protocol):
+    """Brings reports to the audit topic, over the connections of the client."""
+
+    async def homes(self) -> int:
+        """Return how many partitions the audit topic has. Raises: what stands in the way of reaching it."""
+        ...
+
+    def send(self, home: int, report: bytes) -> None:
+        """Send a report to a partition of the audit topic. Raises: MemqError when there is no room for it."""
+        ...
+
+    async def write(self, timeout_s: float) -> None:
+        """Write what was sent to the sockets, as far as that goes within `timeout_s`."""
+        ...
+
+    async def close(self, timeout_s: float) -> None:
+        """Write what was sent to the sockets, within `timeout_s`, and let go; connections stay."""
+        ...
+
+
+class Named(Protocol):
+    """A topic, as far as reports name it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """Its id in 32 hex digits."""
+        ...
+
+
+class MakeCarrier(Protocol):
+    """Makes a carrier on a client's connections; its own work is never reported."""
+
+    def __call__(self, runtime: Runtime, pool: LinkPool) -> Carrier:
+        """Make it."""
+        ...
+
+
+class Reporter:
+    """Reports for one client on its loop, to a cluster that asks for them.
+
+    What can't be sent is dropped and counted in `lost`; the audit sees that by the numbers of the reports.
+    """
+
+    def __init__(
+        self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, tasks: TaskOwner, carrier: MakeCarrier
+    ) -> None:
+        self.lost = 0
+        self._kind: Kind = kind
+        self._name = name
+        self._runtime = runtime
+        self._pool = pool
+        self._tasks = tasks
+        self._make_carrier = carrier
+        self._events = EventLog(runtime.clock)
+        self._tally: Tally | None = None
+        self._carrier: Carrier | None = None
+        self._early = asyncio.Event()
+        self._closed = False
+
+    def part(self, topic: Named, partition: int) -> PartTally | None:
+        """Return what notes the work in a write partition; None when nobody wants to know of it."""
+        if not self.wanted(topic):
+            return None
+        if self._tally is None:
+            client = self._runtime.random.getrandbits(64)
+            interval_ms, host = self._pool.audit_ms, self._runtime.host
+            self._tally = Tally(client, self._kind, self._name, host, interval_ms, self._early.set)
+            self._tasks.start(self._run(self._tally, interval_ms / 1000), "report to the audit")
+        return self._tally.part(topic.name, topic.id, partition, self.now_ms())
+
+    def wanted(self, topic: Named) -> bool:
+        """Whether the cluster wants to know of the work in a topic."""
+        return self._pool.audit_ms > 0 and topic.name != AUDIT_TOPIC and not self._closed
+
+    @property
+    def noted(self) -> bool:
+        """Whether there was anything to report."""
+        return self._tally is not None
+
+    def now_ms(self) -> int:
+        """Return the wall time (Unix ms)."""
+        return self._runtime.clock.wall_ms()
+
+    async def tell(self, timeout_s: float) -> None:
+        """Send what was noted at once, within `timeout_s`: who calls may be killed at any moment behind it."""
+        if self._tally is None or self._closed:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._report(self._tally)
+                if self._carrier is not None:
+                    await self._carrier.write(timeout_s)
+        except (MemqError, TimeoutError) as error:
+            self._drop(f"{error!r}")
+
+    async def close(self, timeout_s: float) -> None:
+        """Send the last reports, within `timeout_s` in all; nothing is noted any more."""
+        if self._closed:
+            return
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + (timeout_s if self._pool.sessions() else 0.0)
+        if self._tally is not None and until_s > loop.time():
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await self._report(self._tally, last=True)
+            except (MemqError, TimeoutError) as error:
+                self._drop(f"{error!r}")
+        if self._carrier is not None:
+            await self._carrier.close(max(0.0, until_s - loop.time()))
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    async def _run(self, tally: Tally, interval_s: float) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._early.wait()
+            self._early.clear()
+            try:
+                if tally.due(self.now_ms()):
+                    await self._report(tally)
+            except MemqError as error:
+                self._drop(str(error))
+
+    async def _report(self, tally: Tally, *, last: bool = False) -> None:
+        if self._carrier is None:
+            self._carrier = self._make_carrier(self._runtime, self._pool)
+        homes = await self._carrier.homes()
+        for home, report in tally.take(self.now_ms(), homes, last=last):
+            self._send(self._carrier, home, report)
+
+    def _send(self, carrier: Carrier, home: int, report: Report) -> None:
+        try:
+            carrier.send(home, encode_report(report))
+        except MemqError as error:
+            self._drop(str(error))
+
+    def _drop(self, cause: str) -> None:
+        self.lost += 1
+        self._events.info("audit.not-reported", f"a report to topic '{AUDIT_TOPIC}' is not sent: {cause}")
+
+
+class JobReporter(Reporter):
+    """A reporter for a job without a task owner: an error is logged and ends it, as does its close."""
+
+    def __init__(self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, carrier: MakeCarrier) -> None:
+        events = EventLog(runtime.clock)
+        self._own_tasks = TaskOwner(
+            lambda error: events.info("audit.not-reported", f"nothing is reported any more: {error!r}"), events
+        )
+        super().__init__(kind, name, runtime, pool, self._own_tasks, carrier)
+
+    async def close(self, timeout_s: float) -> None:
+        """See `Reporter.close`."""
+        await super().close(timeout_s)
+        await self._own_tasks.stop()

@@ -1,0 +1,277 @@
+"""The producer for asyncio: the machines of the sync one on the caller's loop, without threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, cast
+
+from memq.client.arguments import check_timeout, check_tracer_provider, runtime_of
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.client.observers.report_carrier import ReportCarrier
+from memq.client.producer.core import ProducerCore, ProducerStats
+from memq.client.producer.delivery import AsyncDelivery
+from memq.client.producer.fields import BytesLike, HeadersLike, Many, check_fields, check_many
+from memq.client.producer.open_block import Route
+from memq.client.producer.settings import AcksLike, OnAck, WhenFull, producer_settings
+from memq.errors import BufferFullError, MemqError
+from memq.limits import KIB, MIB
+from memq.runtime.network import Runtime
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+
+class AsyncProducer:
+    """Sends records to topics. Arguments as those of `memq.Producer`.
+
+    Use it as `async with`, on one event loop.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        acks: AcksLike = "all",
+        codec: str = "zstd",
+        linger_ms: float = 5,
+        block_bytes: int = 512 * KIB,
+        pending_bytes_max: int = 64 * MIB,
+        when_full: WhenFull = "block",
+        delivery_timeout_ms: float = 120_000,
+        metadata_timeout_ms: float = 30_000,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
+        on_ack: OnAck | None = None,
+        name: str = "",
+        audit: bool = True,
+        tracer_provider: TracerProvider | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._settings = producer_settings(
+            acks=acks,
+            codec=codec,
+            linger_ms=linger_ms,
+            block_bytes=block_bytes,
+            pending_bytes_max=pending_bytes_max,
+            when_full=when_full,
+            delivery_timeout_ms=delivery_timeout_ms,
+            metadata_timeout_ms=metadata_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+            client_id=client_id,
+            zone=zone,
+            on_ack=on_ack,
+            name=name,
+            audit=audit,
+        )
+        check_tracer_provider(tracer_provider)
+        addresses = bootstrap_addresses(brokers)
+        runtime = runtime_of(runtime)
+        carrier = ReportCarrier if self._settings.audit else None
+        self._core = ProducerCore(
+            self._settings, runtime, addresses, AsyncDelivery, self._wake, self._room_made, carrier=carrier
+        )
+        self._buffer = self._core.buffer
+        self._waiters: list[asyncio.Future[None]] = []
+        if tracer_provider is not None:
+            from memq.client.observers.producer_traces import ProducerTraces
+
+            self._traces = ProducerTraces(tracer_provider, runtime.clock)
+            self.send = self._traced_send  # type: ignore[method-assign]  # who has no traces pays nothing for them
+            self.send_many = self._traced_send_many  # type: ignore[method-assign]  # as above
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except MemqError:
+            if error is None:  # else the caller's own error is the one to see
+                raise
+
+    async def send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> AsyncDelivery:
+        """Put a record into the open block of its partition; waits for room in the buffer only.
+
+        Returns the delivery of the block: await it for the Ack. Raises: as `memq.Producer.send`.
+        """
+        buffer = self._buffer
+        if type(value) is bytes and headers is None and tag is None and partition is None:
+            if type(key) is bytes:
+                delivery = buffer.put_keyed(topic, value, key, timestamp_ms)
+                if delivery is not None:
+                    return cast(AsyncDelivery, delivery)
+            elif key is None and timestamp_ms is None and topic in buffer.sticky:
+                block = buffer.sticky[topic]
+                room = block.room - (len(value) + 5)
+                if room >= 0:  # the rule is that of RowBlock; there is one thread here
+                    block.cells.append(value)
+                    block.room = room
+                    return cast(AsyncDelivery, block.delivery)
+        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        deadline_s: float | None = None
+        opened = buffer.opened_blocks
+        while True:
+            route = await self._route(topic)
+            try:
+                delivery = buffer.put(route, fields, partition)
+                if opened != buffer.opened_blocks:
+                    await asyncio.sleep(0)  # once per block: a loop that only sends must let the blocks leave
+                return cast(AsyncDelivery, delivery)
+            except BufferFullError as error:
+                deadline_s = await self._wait_for_room(error, deadline_s)
+
+    async def _traced_send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> AsyncDelivery:
+        """See `send`; the record's headers carry the context of its span, which ends with its block's outcome."""
+        sent, carried = self._traces.begin(topic, headers)
+        try:
+            delivery = await AsyncProducer.send(self, topic, value, key, carried, timestamp_ms, tag, partition)
+        except BaseException as error:
+            self._traces.over(sent, error)
+            raise
+        self._traces.taken(sent, (delivery,))
+        self._traces.over(sent)
+        return delivery
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> list[AsyncDelivery]:
+        """Put many records in, and return the deliveries of their blocks.
+
+        Raises: as `memq.Producer.send_many`.
+        """
+        return await self._put_many(topic, check_many(values, keys, timestamps_ms, tag))
+
+    async def _traced_send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> list[AsyncDelivery]:
+        """See `send_many`; the call is one span, which ends when all its blocks are settled."""
+        many = check_many(values, keys, timestamps_ms, tag)
+        sent = self._traces.begin_many(topic, len(many.values))
+        try:
+            deliveries = await self._put_many(topic, many, partial(self._traces.taken, sent))
+        except BaseException as error:
+            self._traces.over(sent, error)
+            raise
+        self._traces.over(sent)
+        return deliveries
+
+    async def _put_many(
+        self, topic: str, many: Many | None, taken: Callable[[Sequence[AsyncDelivery]], None] | None = None
+    ) -> list[AsyncDelivery]:
+        """Put records in, as many at a time as there is room for.
+
+        `taken` receives their blocks each time.
+        """
+        deliveries: list[AsyncDelivery] = []
+        deadline_s: float | None = None
+        while many is not None and many.values:
+            route = await self._route(topic)
+            known = len(deliveries)
+            many = self._buffer.put_many(route, many, deliveries)
+            if taken is not None:
+                taken(deliveries[known:])
+            await asyncio.sleep(0)
+            if many is not None:
+                deadline_s = await self._wait_for_room(self._buffer.full_error(), deadline_s)
+        return deliveries
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send what waits and return when all of it is acked or has failed.
+
+        Raises: TimedOutError with the number of records still pending; nothing is dropped.
+        """
+        await self._core.flush(check_timeout(timeout))
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
+
+        Raises: TimedOutError with the number of records that were given up; the first error of a record that
+        failed without anybody looking at its delivery.
+        """
+        timeout_s = check_timeout(timeout)
+        if self._closed:
+            return
+        self._closed = True
+        await self._core.close(timeout_s)
+        self._core.raise_unseen()
+
+    async def stood(self, topic: str) -> dict[int, int]:
+        """Return, by partition, how many records of this name the topic held.
+
+        See `memq.Producer.stood`.
+        """
+        return (await self._route(topic)).stood()
+
+    def stats(self) -> ProducerStats:
+        """Return counters: what was acked, what failed, what is pending."""
+        return self._core.stats()
+
+    async def _route(self, topic: str) -> Route:
+        route = self._buffer.route(topic)
+        return route if route is not None else await self._core.route(topic)
+
+    async def _wait_for_room(self, error: BufferFullError, deadline_s: float | None) -> float:
+        """Wait until memory was given back; return until when the caller may wait. Raises: BufferFullError."""
+        loop = asyncio.get_running_loop()
+        wait_s = self._settings.full_wait_s
+        if deadline_s is None:
+            deadline_s = loop.time() + (self._settings.delivery_timeout_s if wait_s is None else wait_s)
+        if loop.time() >= deadline_s:
+            raise error
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(waiter)
+        self._buffer.waiting += 1
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await waiter
+        except TimeoutError:
+            raise error from None
+        finally:
+            self._buffer.waiting -= 1
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+        return deadline_s
+
+    def _wake(self) -> None:
+        asyncio.get_running_loop().call_soon(self._core.drain)
+
+    def _room_made(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

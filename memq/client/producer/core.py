@@ -1,0 +1,411 @@
+"""The shared core of producers, sync and asyncio: the senders of all partitions on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from memq.client.link_pool import LinkPool, Session
+from memq.client.metadata import ClusterMetadata
+from memq.client.observers.reporter import CLOSE_S_MAX, MakeCarrier, Reporter
+from memq.client.owner_requests import OwnerRequests
+from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery
+from memq.client.producer.fencing import Naming
+from memq.client.producer.open_block import PartitionBuffer, PendingBlock, Route
+from memq.client.producer.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, SenderParts
+from memq.client.producer.send_buffer import SendBuffer
+from memq.client.producer.settings import ProducerSettings
+from memq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    MemqError,
+    ProducerFencedError,
+    TimedOutError,
+    UnreachableError,
+)
+from memq.format.report import Kind
+from memq.protocol.frames import Api
+from memq.protocol.messages import Metadata, MetadataRequest
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Address, Runtime, format_address
+from memq.runtime.tasks import TaskOwner
+from memq.topic import Topic, producer_id_of
+
+METADATA_AGE_S_MAX = 60.0  # so soon a topic that was widened gets records in its new partitions
+_SETTLE_S = 0.5
+FAILURES_MAX = 1_000  # that are kept for the close
+
+
+@dataclass(slots=True)
+class ProducerStats:
+    """A producer's counters.
+
+    Bytes are those of sealed blocks; pending bytes are the bounded ones.
+    """
+
+    records_acked: int = 0
+    records_failed: int = 0
+    blocks_acked: int = 0
+    blocks_failed: int = 0
+    block_writes: int = 0
+    bytes_acked: int = 0
+    pending_records: int = 0
+    pending_bytes: int = 0
+
+
+def _ended_error(name: str, error: MemqError) -> ClosedError:
+    ended = ClosedError(
+        f"producer '{name}' ended with a block that failed: {error}",
+        hint="make it anew: it finds by stood() where to go on, and what failed is sent again",
+    )
+    ended.__cause__ = error
+    return ended
+
+
+class ProducerCore:
+    """One producer on its event loop. All methods but the buffer's are called on that loop."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        runtime: Runtime,
+        bootstrap: Sequence[Address],
+        make_delivery: Callable[[], Delivery | AsyncDelivery],
+        wake: Callable[[], None],
+        room_made: Callable[[], None],
+        producer_id: int = 0,
+        *,
+        carrier: MakeCarrier | None = None,
+        kind: Kind = "producer",
+        pool: LinkPool | None = None,
+        events: EventLog | None = None,
+    ) -> None:
+        """A new producer has an id of its own.
+
+        A caller that gives `producer_id` continues as the producer that had it before.
+        The id of a named producer is that of its name. With a `carrier` it reports to the audit, as `kind`, where
+        the cluster asks for that. It uses the connections of `pool`, which stay, when that is another client's.
+        """
+        self.producer_id = producer_id or producer_id_of(settings.name) or runtime.random.randrange(1, 1 << 63)
+        self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
+        self._settings = settings
+        self._runtime = runtime
+        self._lent = pool is not None
+        self._pool = pool or LinkPool(runtime, bootstrap, client_id=settings.client_id, zone=settings.zone)
+        self._metadata = ClusterMetadata(runtime, self._pool, self._heard)
+        self.events = events or EventLog(runtime.clock)
+        self._tasks = TaskOwner(self._broke, self.events)
+        self._reporter: Reporter | None = None
+        if carrier is not None:
+            self._reporter = Reporter(kind, settings.name, runtime, self._pool, self._tasks, carrier)
+        self._senders: dict[PartitionBuffer, PartitionSender] = {}
+        self._stats = ProducerStats()
+        self._failures: list[tuple[Delivery | AsyncDelivery, MemqError]] = []
+        self._watch: asyncio.TimerHandle | None = None
+        self._ended: MemqError | None = None
+        self._asked_s: dict[str, float] = {}
+        self._naming = Naming(
+            OwnerRequests(runtime, self._pool, self._metadata, settings.open_timeout_s), self.producer_id
+        )
+        self._beginning = asyncio.Lock()  # an instance begins once in a partition: twice, it would fence itself
+        self._parts = SenderParts(
+            producer_id=self.producer_id,
+            settings=settings,
+            runtime=runtime,
+            buffer=self.buffer,
+            pool=self._pool,
+            metadata=self._metadata,
+            tasks=self._tasks,
+            events=self.events,
+            settled=self._settled,
+            broke=self._broke,
+            reporter=self._reporter,
+        )
+
+    # ---- what the shells call ------------------------------------------------------------------
+
+    async def route(self, topic: str) -> Route:
+        """Return the route of a topic, asking the cluster when it is not known.
+
+        It is made where that is allowed.
+
+        Raises: NotFoundError, InvalidNameError, UnreachableError, TimedOutError, ClosedError.
+        """
+        if not self._pool.reached:
+            await self._pool.reach(min(self._settings.connect_timeout_s, self._settings.metadata_timeout_s))
+        found = await self._metadata.topic(topic, create=True, timeout_s=self._settings.metadata_timeout_s)
+        if self._settings.name:
+            await self._begin(found.topic)
+        known = self.buffer.route(topic)
+        return known if known is not None else self.buffer.add_route(found.topic)
+
+    async def _begin(self, topic: Topic) -> None:
+        """Begin this instance of a named producer in the partitions of a topic that it has not come to before."""
+        starts = self.buffer.starts
+        async with self._beginning:
+            new = [part.partition for part in topic.taking if (topic.id, part.partition) not in starts]
+            for partition, start in zip(new, await self._naming.begin(topic, new, self._settings), strict=True):
+                starts[topic.id, partition] = start
+
+    def drain(self) -> None:
+        """Take what callers put into the buffer since the last wake."""
+        for partition in self.buffer.take_dirty():
+            sender = self._senders.get(partition)
+            if sender is None:
+                sender = self._senders[partition] = PartitionSender(self._parts, partition)
+                if self._ended is not None:
+                    sender.abandon(self._ended)
+            sender.look()
+            self._refresh_when_old(partition.topic.name)
+        if self._watch is None and self._ended is None:
+            self._watch = asyncio.get_running_loop().call_later(
+                self._settings.silence_s_max / 2, self._look_for_silence
+            )
+
+    async def flush(self, timeout_s: float | None) -> None:
+        """Send what is there and wait until each block of it is settled, acked or failed.
+
+        Raises: TimedOutError with the number of records that are still pending; nothing is dropped.
+        """
+        pending = dict(enumerate(self._seal_all()))
+        settled = asyncio.get_running_loop().create_future()
+
+        def done(number: int) -> None:
+            del left[number]
+            if not left and not settled.done():
+                settled.set_result(None)
+
+        left = {number: records for number, (_, records) in pending.items()}
+        for number, (delivery, _) in pending.items():
+            delivery.when_done(partial(done, number))
+        if not left:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await settled
+        except TimeoutError as error:
+            if not left:
+                return
+            records = sum(left.values())
+            raise TimedOutError(
+                f"{records} record{'s are' if records != 1 else ' is'} still pending after {timeout_s:g} s",
+                hint="they stay on their way; flush again, or look at the broker",
+            ) from error
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Refuse new records, flush for at most `timeout_s`, report the streams' ends, close everything.
+
+        None waits for the delivery timeout, and long enough beyond it for each block to get its own error.
+
+        Raises: TimedOutError with the number of records that were given up.
+        """
+        self.buffer.refuse(ClosedError("the producer is closed"))
+        try:
+            await self.flush(self._settings.delivery_timeout_s + _SETTLE_S if timeout_s is None else timeout_s)
+            await self._report_ends(CLOSE_TIMEOUT_S if timeout_s is None else min(CLOSE_TIMEOUT_S, timeout_s))
+        except TimedOutError as error:
+            raise TimedOutError(str(error), hint="their deliveries say which may have been stored") from error
+        finally:
+            await self._stop(timeout_s)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Write what is queued within `timeout_s` and close; written blocks need not be acked."""
+        await self.write(timeout_s)
+        await self._stop()
+
+    async def write(self, timeout_s: float) -> None:
+        """Write what is there to the sockets, as far as that goes within `timeout_s`."""
+        self._seal_all()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for sender in list(self._senders.values()):
+                    await sender.written.wait()
+
+    def stats(self) -> ProducerStats:
+        """Return a copy of the counters."""
+        pending = sum(records for sender in self._senders.values() for _, records in sender.pending())
+        self._stats.pending_records = pending + sum(records for _, records in self.buffer.unsettled())
+        self._stats.pending_bytes = self.buffer.pending_bytes
+        return ProducerStats(**{name: getattr(self._stats, name) for name in ProducerStats.__slots__})
+
+    def raise_unseen(self) -> None:
+        """Raise the first error of a block that failed without anybody looking at its delivery."""
+        for delivery, error in self._failures:
+            if not delivery.observed:
+                raise error
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _seal_all(self) -> list[tuple[Delivery | AsyncDelivery, int]]:
+        """Seal all open blocks; return each block that is not settled, with its number of records."""
+        found = self.buffer.unsettled()
+        for partition in self.buffer.buffers():
+            self.buffer.seal_open(partition)
+        found += [(block.delivery, records) for sender in self._senders.values() for block, records in sender.pending()]
+        self.drain()
+        return found
+
+    def _settled(self, block: PendingBlock, error: MemqError | None) -> None:
+        """Pass the outcome of a block on: to its delivery, to on_ack, to the counters."""
+        self.buffer.release(block)
+        records = block.next - block.first
+        stats = self._stats
+        stats.block_writes += block.writes
+        outcome: Ack | MemqError
+        if error is None:
+            stats.records_acked += records
+            stats.blocks_acked += 1
+            stats.bytes_acked += len(block.data)
+            home = block.home
+            level = self._settings.acks
+            outcome = Ack(home.topic.name, home.partition, self.producer_id, block.first, records, level)
+        else:
+            stats.records_failed += records
+            stats.blocks_failed += 1
+            outcome = error
+            count = "1 record" if records == 1 else f"{records} records"
+            self.events.error("producer.block-failed", f"{count} failed: {error.code}: {error}")
+            self._end_named(error)
+        callbacks = block.delivery.settle(outcome)
+        for callback in callbacks:
+            self._call(callback)
+        if self._settings.on_ack is not None:
+            on_ack = self._settings.on_ack
+            self._call(lambda: on_ack(outcome))
+        elif error is not None and not block.delivery.observed and len(self._failures) < FAILURES_MAX:
+            self._failures.append((block.delivery, error))
+        block.data = b""
+
+    def _end_named(self, error: MemqError) -> None:
+        """A named producer ends with its first failure: what follows must not be there without what failed."""
+        if not self._settings.name or self._ended is not None:
+            return
+        ended = error if isinstance(error, ProducerFencedError) else _ended_error(self._settings.name, error)
+        self.buffer.refuse(ended)
+        self._ended = ended
+        asyncio.get_running_loop().call_soon(self._abandon, ended)
+
+    def _call(self, callback: Callable[[], object]) -> None:
+        try:
+            callback()
+        except Exception as error:  # noqa: BLE001  # the caller's own: it must not stop the producer
+            self.events.error("producer.callback-raised", f"a callback raised {error!r}", error)
+
+    def _heard(self, topic: Topic) -> None:
+        """A topic may have been altered, or made again: later records follow its new map."""
+        self._asked_s[topic.name] = self._runtime.clock.monotonic()
+        try:
+            known = self.buffer.route(topic.name)
+        except MemqError:
+            return  # closed
+        if known is not None and known.topic != topic:
+            if self._settings.name:
+                self._tasks.start(self._follow(topic), f"begin in {topic.name}")
+            else:
+                self.buffer.add_route(topic)
+
+    async def _follow(self, topic: Topic) -> None:
+        """Begin in the partitions that a topic has gained, then put its new map in place."""
+        try:
+            await self._begin(topic)
+            known = self.buffer.route(topic.name)
+        except MemqError as error:
+            self.events.warning("producer.begin-failed", f"topic '{topic.name}': {error}")
+            return
+        if known is not None and known.topic.version < topic.version:
+            self.buffer.add_route(topic)
+
+    def _refresh_when_old(self, topic: str) -> None:
+        """Ask again for a topic that was asked for long ago, to learn of new partitions."""
+        now_s = self._runtime.clock.monotonic()
+        if self._ended is None and now_s - self._asked_s.setdefault(topic, now_s) > METADATA_AGE_S_MAX:
+            self._asked_s[topic] = now_s
+            self._tasks.start(self._refresh(topic), f"metadata of {topic}")
+
+    async def _refresh(self, topic: str) -> None:
+        try:
+            await self._metadata.refresh(topic)
+        except MemqError as error:
+            self.events.info("producer.metadata-failed", f"metadata of topic '{topic}' not refreshed: {error}")
+
+    # ---- silent connections --------------------------------------------------------------------------
+
+    def _look_for_silence(self) -> None:
+        """A cut link may be noticed never: ask connections that owe acks and say nothing for a sign of life."""
+        self._watch = None
+        now_s = self._runtime.clock.monotonic()
+        silent: dict[int, Session] = {}
+        live = False
+        for sender in self._senders.values():
+            live = live or sender.window.live > 0
+            sent_s, session = sender.window.oldest_sent_s, sender.session
+            if sent_s is None or session is None:
+                continue
+            if now_s - max(sent_s, session.link.heard_s) > self._settings.silence_s_max:
+                silent[id(session)] = session
+        for session in silent.values():
+            self._tasks.start(self._ask_for_sign(session), "sign of life")
+        if live:
+            self._watch = asyncio.get_running_loop().call_later(
+                self._settings.silence_s_max / 2, self._look_for_silence
+            )
+
+    async def _ask_for_sign(self, session: Session) -> None:
+        if session.asked:
+            return
+        session.asked = True
+        wait_s = self._settings.silence_s_max
+        try:
+            await session.link.request(Api.METADATA, MetadataRequest(topics=[]), Metadata, timeout_s=wait_s)
+        except TimedOutError:
+            name = format_address(session.link.address)
+            session.link.abort(UnreachableError(f"{name} was silent for {2 * wait_s:g} s"))
+        except MemqError:
+            pass  # an answer is an answer, and a loss is told elsewhere
+        finally:
+            session.asked = False
+
+    # ---- the end ---------------------------------------------------------------------------------------
+
+    async def _report_ends(self, timeout_s: float) -> None:
+        """Say CLOSE on every stream, so that the audit can prove the tail; not for longer than a short while."""
+        senders = list(self._senders.values())
+        for sender in senders:
+            sender.finish()
+        try:
+            async with asyncio.timeout(timeout_s):
+                for sender in senders:
+                    await sender.closed.wait()
+        except TimeoutError:
+            self.events.info("producer.close-failed", f"the end of a stream is not reported in {timeout_s:g} s")
+
+    async def _stop(self, report_s_max: float | None = None) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._abandon(ClosedError("the producer was closed before the block was acked"))
+        if self._reporter is not None:
+            await self._reporter.close(CLOSE_S_MAX if report_s_max is None else min(report_s_max, CLOSE_S_MAX))
+        await self._tasks.stop()
+        await self._metadata.close()
+        if not self._lent:
+            await self._pool.close()
+
+    def _abandon(self, error: MemqError) -> None:
+        self._ended = error
+        for sender in list(self._senders.values()):
+            sender.abandon(error)
+        for partition in self.buffer.buffers():
+            self.buffer.seal_open(partition)
+        self.drain()
+
+    def _broke(self, cause: BaseException) -> None:
+        """A task died, which cannot be: the producer fails with the cause rather than half of it going on."""
+        error = InvalidRequestError(f"the producer broke: {cause!r}", hint="this is an error in memq: report it")
+        error.__cause__ = cause
+        self.events.error("producer.broke", str(error), cause)
+        self.buffer.refuse(error)
+        self._abandon(error)

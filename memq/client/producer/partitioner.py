@@ -1,0 +1,57 @@
+"""Which partition a record goes to: key to slot to partition.
+
+Without a key one partition per block, in turn.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable
+
+from memq.client.producer.fields import check_kind
+from memq.errors import NotFoundError
+from memq.topic import Topic
+
+NAMED_MAX = 20  # in the error about one that is not there: others may have been joined to these
+
+
+class PartitionMap:
+    """A topic's partition map for lookups.
+
+    A place is an index of the partitions in the order of their slots.
+    """
+
+    def __init__(self, topic: Topic) -> None:
+        parts = topic.taking
+        self.partitions = [part.partition for part in parts]
+        self.slots = [(part.slot_first, part.slot_last) for part in parts]
+        self.firsts = [part.slot_first for part in parts]
+        self._places = {partition: place for place, partition in enumerate(self.partitions)}
+        self._name = topic.name
+
+    def place_of_key(self, key: bytes) -> int:
+        """Return the place whose slot range holds the key's slot, `crc32(key) >> 16`."""
+        if len(self.firsts) == 1:
+            return 0  # saves the checksum
+        return bisect_right(self.firsts, zlib.crc32(key) >> 16) - 1
+
+    def place_of(self, partition: int) -> int:
+        """Return the place of a partition that the caller chose. Raises: TypeError, NotFoundError."""
+        check_kind("partition", partition, int)
+        place = self._places.get(partition)
+        if place is None:
+            numbers = sorted(self.partitions)
+            there = ", ".join(map(str, numbers[:NAMED_MAX])) + (", …" if len(numbers) > NAMED_MAX else "")
+            raise NotFoundError(
+                f"topic '{self._name}' has no partition {partition} that takes records", hint=f"these do: {there}"
+            )
+        return place
+
+    def next_place(self, place: int, stalled: Callable[[int], bool]) -> int:
+        """Return the place after `place` in turn, passing over stalled ones unless all are."""
+        count = len(self.partitions)
+        for step in range(1, count + 1):
+            if not stalled((place + step) % count):
+                return (place + step) % count
+        return (place + 1) % count

@@ -1,0 +1,366 @@
+"""The thread-safe producer: blocking where documented, with its I/O on the one I/O thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, cast
+
+from memq.client.arguments import check_timeout, check_tracer_provider, runtime_of
+from memq.client.background import Background
+from memq.client.io_thread import forked_error, on_io_thread
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.client.observers.report_carrier import ReportCarrier
+from memq.client.producer.core import ProducerCore, ProducerStats
+from memq.client.producer.delivery import Delivery
+from memq.client.producer.fields import BytesLike, HeadersLike, Many, check_fields, check_many
+from memq.client.producer.open_block import Route
+from memq.client.producer.settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
+from memq.errors import BufferFullError, MemqError
+from memq.limits import KIB, MIB
+from memq.runtime.network import Address, Runtime
+from memq.runtime.threads import SpareThreads
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+SEALING_THREADS_MAX = 4
+_INTERRUPTED_CLOSE_S = 0.4  # after Ctrl-C
+
+
+class _ProducerBackground(Background[ProducerCore]):
+    """A producer's background: wakes threads that wait for room, delivers a forgotten producer's records."""
+
+    def __init__(self, settings: ProducerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
+        carrier = ReportCarrier if settings.audit else None
+        core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made, carrier=carrier)
+        self.room = threading.Condition(core.buffer.lock)
+        self._closing: asyncio.Task[None] | None = None
+        # The callers' own thread seals, too. Without a codec sealing hardly lets go of the interpreter's lock.
+        threads = 0 if settings.codec == "none" else min(os.cpu_count() or 1, SEALING_THREADS_MAX) - 1
+        self._spare = SpareThreads("seal", threads)
+        core.buffer.aside = self._spare.offer
+        super().__init__("producer", core)
+
+    def forked(self) -> None:
+        """See `SyncClient.forked`. The lock may be held by a thread that the child does not have."""
+        super().forked()
+        buffer = self.core.buffer
+        if buffer.lock.locked():
+            buffer.lock.release()
+        buffer.waiting = 0
+        buffer.refuse(forked_error("producer"))
+
+    def leave(self) -> None:
+        """See `Background.leave`."""
+        super().leave()
+        self._spare.close()
+
+    def forgotten(self) -> None:
+        """Nobody holds the producer any more, and nobody closed it: deliver what it took."""
+        self.io.call(self._close_later)
+
+    def _close_later(self) -> None:
+        self._closing = asyncio.get_running_loop().create_task(self.at_exit())
+        self._closing.add_done_callback(self._closed)
+
+    def _closed(self, closing: asyncio.Task[None]) -> None:
+        self.leave()
+        if not closing.cancelled() and closing.exception() is not None:
+            self.core.events.error("producer.forgotten", f"a forgotten producer was not flushed: {closing.exception()}")
+
+    def _wake(self) -> None:
+        self.io.call(self.core.drain)
+
+    def _room_made(self) -> None:
+        self.room.notify_all()
+
+
+class Producer:
+    """Sends records to topics. Thread-safe.
+
+    Args:
+        brokers: `HOST:PORT`, several with commas or as a list; None takes MEMQ_BROKERS.
+        acks: "all": stored, and its pointer in the queue; 1: checked and held by the broker; 0: written to the socket.
+        codec: "zstd", "lz4" or "none".
+        linger_ms: how long a block waits for more records while others are in flight.
+        block_bytes: the raw size at which a block is sealed.
+        pending_bytes_max: bound of everything that is not acked, open blocks included.
+        when_full: "block" until there is room, "raise" BufferFullError, or how many seconds to wait before that.
+        delivery_timeout_ms: after it a block is given up; the topic's own setting bounds it as well.
+        metadata_timeout_ms: how long the first record of a topic waits for the cluster to answer.
+        connect_timeout_ms: how long the first record tries to reach a broker; a restart later on is waited for.
+        client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
+        zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
+        on_ack: called with the Ack or the error of every block, on the I/O thread; what it raises is logged.
+        name: of a producer that its restarts go on as. Its newest instance fences the older ones, and finds by
+            `stood` how much of it each partition holds, also days later. It has acks="all" and ends with the first
+            block that fails: the next instance sends that again, and it is there once.
+        audit: report what is sent and acked to the audit, where the cluster asks for it.
+        tracer_provider: of OpenTelemetry, for spans of what is sent (extra `[otel]`); None costs nothing.
+        runtime: clock, randomness and network; the system's by default.
+
+    Raises: InvalidSettingError, InvalidRequestError. Nothing is connected before the first record.
+    """
+
+    _closed = True  # for __del__, should __init__ raise
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        acks: AcksLike = "all",
+        codec: str = "zstd",
+        linger_ms: float = 5,
+        block_bytes: int = 512 * KIB,
+        pending_bytes_max: int = 64 * MIB,
+        when_full: WhenFull = "block",
+        delivery_timeout_ms: float = 120_000,
+        metadata_timeout_ms: float = 30_000,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
+        on_ack: OnAck | None = None,
+        name: str = "",
+        audit: bool = True,
+        tracer_provider: TracerProvider | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        settings = producer_settings(
+            acks=acks,
+            codec=codec,
+            linger_ms=linger_ms,
+            block_bytes=block_bytes,
+            pending_bytes_max=pending_bytes_max,
+            when_full=when_full,
+            delivery_timeout_ms=delivery_timeout_ms,
+            metadata_timeout_ms=metadata_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+            client_id=client_id,
+            zone=zone,
+            on_ack=on_ack,
+            name=name,
+            audit=audit,
+        )
+        check_tracer_provider(tracer_provider)
+        self._runtime = runtime_of(runtime)
+        self._background = _ProducerBackground(settings, self._runtime, bootstrap_addresses(brokers))
+        self._settings = settings
+        self._core = self._background.core
+        self._buffer = self._core.buffer
+        self._sticky = self._buffer.sticky
+        if tracer_provider is not None:
+            from memq.client.observers.producer_traces import ProducerTraces
+
+            self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
+            self.send = self._traced_send  # type: ignore[method-assign]  # who has no traces pays nothing for them
+            self.send_many = self._traced_send_many  # type: ignore[method-assign]  # as above
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close(_INTERRUPTED_CLOSE_S if isinstance(error, KeyboardInterrupt) else None)
+        except MemqError:
+            if error is None:  # else the caller's own error is the one to see
+                raise
+
+    def __del__(self) -> None:
+        if self._closed or self._background.was_forked:
+            return
+        warnings.warn("a memq.Producer was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
+        self._background.forgotten()
+
+    def send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """Put a record into the open block of its partition and return the block's delivery.
+
+        Value and key are bytes-like (copied) or str (UTF-8); a value of None is a null. Headers are pairs, or a
+        mapping. The key chooses the partition unless `partition` does; without both it is one partition per block.
+
+        Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
+        broker answers; BufferFullError; ClosedError; ForkedError.
+        """
+        # 100 ns is the goal: one look-up, one append, no lock, no call. The rule is that of RowBlock.
+        if type(value) is bytes and headers is None and tag is None and partition is None:
+            try:
+                if key is None and timestamp_ms is None:
+                    block = self._sticky[topic]
+                    room = block.room - (len(value) + 5)
+                    if room >= 0:
+                        block.cells.append(value)
+                        block.room = room
+                        if not block.closed:
+                            return block.delivery  # type: ignore[return-value]  # this producer makes no other kind
+                        late = self._buffer.place_late(block, (value,))
+                        if late is not None:
+                            return cast(Delivery, late)
+            except KeyError:  # the way is not open now; cheaper than asking first
+                pass
+            if type(key) is bytes:
+                delivery = self._buffer.put_keyed(topic, value, key, timestamp_ms)
+                if delivery is not None:
+                    return delivery  # type: ignore[return-value]  # as above; a cast would cost 40 ns
+        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        deadline_s: float | None = None
+        while True:
+            route = self._route(topic)
+            seen = self._buffer.releases
+            try:
+                return cast(Delivery, self._buffer.put(route, fields, partition))
+            except BufferFullError as error:
+                deadline_s = self._wait_for_room(error, seen, deadline_s)
+
+    def _traced_send(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None = None,
+        headers: HeadersLike | None = None,
+        timestamp_ms: int | None = None,
+        tag: str | None = None,
+        partition: int | None = None,
+    ) -> Delivery:
+        """See `send`; the record's headers carry the context of its span, which ends with its block's outcome."""
+        sent, carried = self._traces.begin(topic, headers)
+        try:
+            delivery = Producer.send(self, topic, value, key, carried, timestamp_ms, tag, partition)
+        except BaseException as error:
+            self._traces.over(sent, error)
+            raise
+        self._traces.taken(sent, (delivery,))
+        self._traces.over(sent)
+        return delivery
+
+    def send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> list[Delivery]:
+        """Put many records in and return the deliveries of their blocks: the fast way, 60 ns a record.
+
+        `tag` holds for all; keys and timestamps are as many as the values. Raises: as `send`, and InvalidRequestError
+        for columns of different lengths. TypeError and TooLargeError come before anything is taken; a BufferFullError
+        after some blocks: `stats` and `on_ack` tell of those.
+        """
+        return self._put_many(topic, check_many(values, keys, timestamps_ms, tag))
+
+    def _traced_send_many(
+        self,
+        topic: str,
+        values: Sequence[BytesLike | None],
+        keys: Sequence[BytesLike | None] | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+        tag: str | None = None,
+    ) -> list[Delivery]:
+        """See `send_many`; the call is one span, which ends when all its blocks are settled."""
+        many = check_many(values, keys, timestamps_ms, tag)
+        sent = self._traces.begin_many(topic, len(many.values))
+        try:
+            deliveries = self._put_many(topic, many, partial(self._traces.taken, sent))
+        except BaseException as error:
+            self._traces.over(sent, error)
+            raise
+        self._traces.over(sent)
+        return deliveries
+
+    def _put_many(
+        self, topic: str, many: Many | None, taken: Callable[[Sequence[Delivery]], None] | None = None
+    ) -> list[Delivery]:
+        """Put records in, as many at a time as there is room for.
+
+        `taken` receives their blocks each time.
+        """
+        deliveries: list[Delivery] = []
+        deadline_s: float | None = None
+        while many is not None and many.values:
+            route = self._route(topic)
+            known = len(deliveries)
+            seen = self._buffer.releases
+            many = self._buffer.put_many(route, many, deliveries)
+            if taken is not None:
+                taken(deliveries[known:])
+            if many is not None:
+                deadline_s = self._wait_for_room(self._buffer.full_error(), seen, deadline_s)
+        return deliveries
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send what waits and return when all of it is acked or has failed.
+
+        Raises: TimedOutError with the number of records still pending; nothing is dropped.
+        """
+        self._background.run(self._core.flush(check_timeout(timeout)))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
+
+        Closing twice is fine. Raises: TimedOutError with the number of records that were given up; the first error of
+        a record that failed without anybody looking at its delivery, when there is no `on_ack`.
+        """
+        timeout_s = check_timeout(timeout)
+        if self._closed or self._background.was_forked:
+            return
+        self._closed = True
+        try:
+            self._background.run(self._core.close(timeout_s))
+        finally:
+            self._background.leave()
+        self._core.raise_unseen()
+
+    def stood(self, topic: str) -> dict[int, int]:
+        """Return, by partition, how many records of this name the topic held when this instance came to it.
+
+        A source that is sent to one partition in its order goes on at that record. For a producer without a name it is
+        0 everywhere. Raises: as `send`; ProducerFencedError.
+        """
+        return self._route(topic).stood()
+
+    def stats(self) -> ProducerStats:
+        """Return counters: what was acked, what failed, what is pending."""
+        self._background.check_process()
+        return self._core.stats()
+
+    def _route(self, topic: str) -> Route:
+        route = self._buffer.route(topic)
+        return route if route is not None else self._background.io.run(self._core.route(topic))
+
+    def _wait_for_room(self, error: BufferFullError, seen: int, deadline_s: float | None) -> float:
+        """Wait until memory was given back since `seen`; return until when the caller may wait.
+
+        Raises: BufferFullError; at once on the I/O thread, which is the one that would make room.
+        """
+        clock, wait_s = self._runtime.clock, self._settings.full_wait_s
+        if deadline_s is None:
+            deadline_s = clock.monotonic() + (self._settings.delivery_timeout_s if wait_s is None else wait_s)
+        buffer = self._buffer
+        with self._background.room:
+            buffer.waiting += 1
+            try:
+                left_s = deadline_s - clock.monotonic()
+                if left_s <= 0 or on_io_thread():
+                    raise error
+                if not self._background.room.wait_for(lambda: buffer.releases != seen, left_s):
+                    raise error
+            finally:
+                buffer.waiting -= 1
+        return deadline_s

@@ -1,0 +1,379 @@
+"""The window of one producer in one partition: unacked blocks, and when to send them. Pure.
+
+The rules it keeps: blocks leave in order, each time as the same bytes; a stream is dense, so that after a
+block that was given up the next one waits until what went before is acked, and then opens the stream anew;
+nothing is written before OPEN is answered; a stream that was closed is opened again from the oldest live block.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from memq.client.producer.window_events import (
+    Abandon,
+    Acked,
+    CloseStream,
+    Drained,
+    Event,
+    Finish,
+    Finished,
+    Instruction,
+    Lost,
+    Nacked,
+    Opened,
+    OpenFailed,
+    OpenStream,
+    Refused,
+    Room,
+    Sealed,
+    Settle,
+    Spoiled,
+    Tick,
+    UnackedBlock,
+    WriteBlock,
+)
+from memq.client.producer.window_states import TABLE, State
+from memq.errors import (
+    ClosedError,
+    CorruptDataError,
+    DeniedError,
+    IdentityConflictError,
+    InvalidRequestError,
+    MemqError,
+    MovedError,
+    NotReadyError,
+    OutcomeUnknownError,
+    OutOfSequenceError,
+    OverLimitError,
+    ProducerFencedError,
+    ProtocolError,
+    ThrottledError,
+    TimedOutError,
+    TooOldError,
+    UnsupportedVersionError,
+)
+from memq.runtime.backoff import backoff_s
+
+RETRY_S_BASE = 0.05
+RETRY_S_MAX = 0.5  # what a client may add to a takeover, which itself takes about a session timeout
+NOT_READY_ASKS = 4  # every so many answers "not ready" the metadata is asked for
+BURNED_RANGES_MAX = 4_096  # beyond it the oldest are not reported: the audit then calls them unknown
+
+
+class ProducerWindow:
+    """The machine. `handle` is the only way to change it; it returns what the shell has to do, in order.
+
+    `wants_acks` is false for acks=0: a block is settled when it is written. While the state is OPEN the
+    shell offers `Room` after every event, until nothing comes back or the socket is full.
+    """
+
+    def __init__(self, name: str, random: random.Random, *, wants_acks: bool = True) -> None:
+        self.state = State.RESTING
+        self.next_sequence = 0
+        self.burned: list[tuple[int, int]] = []
+        self._name = name
+        self._random = random
+        self._wants_acks = wants_acks
+        self._sent: deque[UnackedBlock] = deque()  # written on the stream, in order
+        self._queued: deque[UnackedBlock] = deque()  # not written on it, in order, all after those
+        self._stream_next = self.next_sequence  # the sequence that the broker expects on the stream
+        self._seen_next = 0  # while there is no stream: what the connection's last one was sent up to
+        self._attempts = 0  # since the last ack
+        self._retry_at_s = 0.0
+        self._address = ""
+        self._refresh = False
+        self._finishing = False
+        self._written = False  # anything, on any stream: else there is no end to report
+        self._why: MemqError | None = None  # why the last stream is gone, or none was opened, since the last ack
+        self._out: list[Instruction] = []
+
+    # ---- what the shell looks at -------------------------------------------------------------
+
+    @property
+    def live(self) -> int:
+        """How many blocks are neither acked nor given up."""
+        return len(self._sent) + len(self._queued)
+
+    @property
+    def queued(self) -> int:
+        """How many blocks wait to be written."""
+        return len(self._queued)
+
+    def blocks(self) -> list[UnackedBlock]:
+        """Return the blocks that are neither acked nor given up, in order."""
+        return [*self._sent, *self._queued]
+
+    @property
+    def oldest_sent_s(self) -> float | None:
+        """When the oldest unacked block was first sent; None when none is under way on the stream."""
+        return self._sent[0].first_sent_s if self._sent else None
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When the next Tick is due; None when nothing waits for time."""
+        times = [blocks[0].deadline_s for blocks in (self._sent, self._queued) if blocks]
+        if self.state is State.WAITING:
+            times.append(self._retry_at_s)
+        return min(times, default=None)
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take an event and return the instructions that follow from it."""
+        successors = TABLE[self.state].get(type(event))
+        assert successors is not None, f"{type(event).__name__} cannot happen in state {self.state.name}"
+        out: list[Instruction] = []
+        self._out = out
+        _HANDLERS[type(event)](self, event)
+        assert self.state in successors, f"{type(event).__name__} led to {self.state.name}"
+        return out
+
+    # ---- blocks --------------------------------------------------------------------------------
+
+    def _sealed(self, event: Sealed) -> None:
+        block = event.block
+        if self.state is State.CLOSED:
+            self._burn(block, ClosedError(f"the producer was closed before a block of {self._name} was sealed"))
+            return
+        assert block.first >= self.next_sequence, f"block {block.first} does not follow on {self.next_sequence}"
+        assert not self._finishing, "a block was sealed after the end"
+        self._note_burned(self.next_sequence, block.first)
+        self.next_sequence = block.next
+        self._queued.append(block)
+        if self.state is State.RESTING:
+            self._open()
+
+    def _spoiled(self, event: Spoiled) -> None:
+        self.next_sequence = event.block.next
+        self._burn(event.block, event.error)
+
+    def _room(self, event: Room) -> None:
+        if self.state is not State.OPEN:
+            return
+        self._expire(event.now_s)
+        if self._queued and self._queued[0].first == self._stream_next:
+            self._write(self._queued.popleft(), event.now_s)
+        elif self._queued and not self._sent:
+            self._open()  # over the gap that a burned block left
+        self._close_when_done()
+
+    def _write(self, block: UnackedBlock, now_s: float) -> None:
+        block.writes += 1
+        self._written = True
+        if block.first_sent_s is None:
+            block.first_sent_s = now_s
+        self._stream_next = block.next
+        self._out.append(WriteBlock(block))
+        if self._wants_acks:
+            self._sent.append(block)
+        else:
+            self._attempts = 0
+            self._out.append(Settle(block, None))
+
+    def _acked(self, event: Acked) -> None:
+        if self.state in (State.OPEN, State.LEAVING):
+            self._settle_below(self._sent, event.next_sequence)
+        elif self.state in (State.WAITING, State.OPENING):  # a late one of the stream that was closed: still true
+            self._settle_below(self._queued, min(event.next_sequence, self._seen_next))
+        self._close_when_done()
+        self._go_on_without_stream()
+
+    def _settle_below(self, blocks: deque[UnackedBlock], bound: int) -> None:
+        while blocks and blocks[0].next <= bound:
+            self._out.append(Settle(blocks.popleft(), None))
+            self._attempts, self._why = 0, None
+
+    def _tick(self, event: Tick) -> None:
+        self._expire(event.now_s)
+        if self.state is State.WAITING and event.now_s >= self._retry_at_s and (self.live or self._finishing):
+            self._open()
+            return
+        self._close_when_done()
+        self._go_on_without_stream()
+
+    def _expire(self, now_s: float) -> None:
+        """Give up what is past its deadline. Deadlines grow with the sequences, so the oldest ones come first."""
+        for blocks in (self._sent, self._queued):
+            while blocks and blocks[0].deadline_s <= now_s:
+                self._burn(blocks.popleft(), self._late())
+
+    def _late(self) -> TimedOutError:
+        """Report the timeout and its cause."""
+        text = f"{self._name} took no block within the delivery timeout"
+        return TimedOutError(text) if self._why is None else TimedOutError(f"{text}: {self._why}", hint=self._why.hint)
+
+    def _burn(self, block: UnackedBlock, error: MemqError, *, unknown: bool = False) -> None:
+        """Settle a block that is given up. When it was sent it may be stored: then the outcome is unknown.
+
+        Not where another block is stored under its sequences: its owner has compared them.
+        """
+        self._note_burned(block.first, block.next)
+        if unknown or (block.writes and not isinstance(error, IdentityConflictError)):
+            count = block.next - block.first
+            records = "1 record" if count == 1 else f"{count} records"
+            doubt = OutcomeUnknownError(
+                f"{records} of {self._name} from sequence {block.first} on, sent and not acked: {error}"
+            )
+            doubt.__cause__ = error
+            error = doubt
+        self._out.append(Settle(block, error))
+
+    def _note_burned(self, first: int, next_: int) -> None:
+        """Remember sequences that no record will have: given up, or passed over by who chose the sequences."""
+        if first == next_:
+            return
+        if self.burned and self.burned[-1][1] == first:
+            self.burned[-1] = (self.burned[-1][0], next_)
+        else:
+            self.burned.append((first, next_))
+            del self.burned[:-BURNED_RANGES_MAX]
+
+    # ---- the stream ------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Order a stream from the oldest live block on."""
+        assert not self._sent, "a stream is opened while another one has blocks under way"
+        self.state = State.OPENING
+        self._stream_next = self._queued[0].first if self._queued else self.next_sequence
+        self._out.append(OpenStream(self._stream_next, self._address, self._refresh))
+        self._address, self._refresh = "", False
+
+    def _opened(self, event: Opened) -> None:
+        if self.state is State.CLOSED:
+            return
+        self.state = State.OPEN
+        self._close_when_done()
+
+    def _open_failed(self, event: OpenFailed) -> None:
+        if self.state is State.CLOSED:
+            return
+        if _is_final(event.error):
+            while self._queued:
+                self._burn(self._queued.popleft(), event.error)
+            self.state = State.CLOSED if self._finishing else State.RESTING
+        else:
+            self._retry(event.error, event.now_s)
+
+    def _nacked(self, event: Nacked) -> None:
+        if self.state not in (State.OPEN, State.LEAVING):
+            return  # the stream was closed before
+        self._seen_next = min(event.first_sequence, self._stream_next)
+        for block in self._sent:
+            if block.first >= event.first_sequence:
+                block.writes -= 1  # this write was answered: it did not happen, nor did what followed on the stream
+        for blocks in (self._sent, self._queued):
+            for block in blocks:
+                if block.first == event.first_sequence and _condemns(event.error):
+                    blocks.remove(block)
+                    self._burn(block, event.error, unknown=isinstance(event.error, TooOldError))
+                    break
+        self._retry(event.error, event.now_s, at_once=_condemns(event.error))
+
+    def _refused(self, event: Refused) -> None:
+        if self.state in (State.OPEN, State.LEAVING):
+            self._seen_next = self._stream_next
+            self._retry(event.error, event.now_s)
+
+    def _drained(self, event: Drained) -> None:
+        if self.state is State.OPEN:
+            self.state = State.LEAVING
+            self._go_on_without_stream()
+
+    def _lost(self, event: Lost) -> None:
+        self._seen_next = 0
+        if self.state is State.CLOSING:
+            self.state = State.CLOSED
+        elif self.state in (State.OPENING, State.OPEN, State.LEAVING):
+            self._retry(event.error, event.now_s)
+
+    def _retry(self, error: MemqError, now_s: float, *, at_once: bool = False) -> None:
+        """The stream is gone. Try again after a random time below a bound that doubles, or rest.
+
+        Moved: go there at once. Not ready: wait, at the same owner, and only now and then ask whether it is another by
+        now. Over capacity: back off for as long as it says, and ask nobody. All else: ask who owns the partition.
+        """
+        self._queued.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self._why = error
+        delay_s = backoff_s(self._random, self._attempts, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
+        first_time = self._attempts == 0
+        self._attempts += 1
+        self._address = error.address if isinstance(error, MovedError) else ""
+        asks = not isinstance(error, NotReadyError) or self._attempts % NOT_READY_ASKS == 0
+        self._refresh = asks and not self._address and not at_once and not isinstance(error, ThrottledError)
+        if not self.live and not self._finishing:
+            self.state = State.RESTING
+        elif at_once or (self._address and first_time):
+            self._open()
+        else:
+            self.state = State.WAITING
+            self._retry_at_s = now_s + error.retry_after_ms / 1000 + delay_s
+
+    def _go_on_without_stream(self) -> None:
+        """Rest when nothing is live; leave a draining broker once it has acked what it took."""
+        if self.state is State.LEAVING and not self._sent:
+            self._refresh = True
+            self.state = State.WAITING
+            self._retry_at_s = 0.0
+        if self.state is State.WAITING and not self.live and not self._finishing:
+            self.state = State.RESTING
+
+    # ---- the end -----------------------------------------------------------------------------------
+
+    def _finish(self, event: Finish) -> None:
+        self._finishing = True
+        if self.state is State.RESTING and self._written:
+            self._open()
+        elif self.state is State.RESTING:
+            self.state = State.CLOSED
+        self._close_when_done()
+
+    def _close_when_done(self) -> None:
+        if self._finishing and not self.live and self.state in (State.OPEN, State.LEAVING):
+            self.state = State.CLOSING
+            self._out.append(CloseStream(self.next_sequence, list(self.burned)))
+
+    def _finished(self, event: Finished) -> None:
+        self.state = State.CLOSED
+
+    def _abandon(self, event: Abandon) -> None:
+        for blocks in (self._sent, self._queued):
+            while blocks:
+                self._burn(blocks.popleft(), event.error)
+        self._finishing = True
+        self.state = State.CLOSED
+
+
+def _is_final(error: MemqError) -> bool:
+    """Whether an answer to OPEN means that no later OPEN will succeed."""
+    if isinstance(error, ProducerFencedError):
+        return True
+    passing = (OutOfSequenceError, TooOldError, ProtocolError, UnsupportedVersionError)
+    return isinstance(error, InvalidRequestError | DeniedError) and not isinstance(error, passing)
+
+
+def _condemns(error: MemqError) -> bool:
+    """Whether a NACK means that its block will never be taken."""
+    if isinstance(error, OutOfSequenceError | ProtocolError):
+        return False
+    refused = (InvalidRequestError, DeniedError, CorruptDataError, OutcomeUnknownError, OverLimitError)
+    return isinstance(error, refused)
+
+
+_HANDLERS: dict[type[Event], Callable[[ProducerWindow, Any], None]] = {
+    Sealed: ProducerWindow._sealed,
+    Spoiled: ProducerWindow._spoiled,
+    Opened: ProducerWindow._opened,
+    OpenFailed: ProducerWindow._open_failed,
+    Acked: ProducerWindow._acked,
+    Nacked: ProducerWindow._nacked,
+    Refused: ProducerWindow._refused,
+    Drained: ProducerWindow._drained,
+    Lost: ProducerWindow._lost,
+    Room: ProducerWindow._room,
+    Tick: ProducerWindow._tick,
+    Finish: ProducerWindow._finish,
+    Finished: ProducerWindow._finished,
+    Abandon: ProducerWindow._abandon,
+}

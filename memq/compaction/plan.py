@@ -1,0 +1,134 @@
+"""Selects pointers of a read partition for large objects: runs that are old enough. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from memq.compaction.tail import TailNeeds, window_since_ms
+from memq.errors import CorruptDataError
+from memq.format.cold import ColdManifest, LeftPart, PartRef
+from memq.format.key import is_cold_object
+from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.limits import COLD_POINTER_BYTES_MAX, MIB, OBJECT_BATCHES_MAX
+from memq.notification import Entry, PointerReader, Span
+from memq.notification.log_reader import entries_between, valid_span
+from memq.topic import ReadPartition, TopicSettings
+
+OBJECT_BYTES = 128 * MIB
+OBJECT_BYTES_MAX = 256 * MIB  # a task holds one in memory
+POINTERS_MAX = OBJECT_BATCHES_MAX // 4  # of one part
+
+
+@dataclass(frozen=True, slots=True)
+class ColdRule:
+    """What is cold: entries older than `age_ms`, in runs of about `object_bytes`.
+
+    With `rest` also what fills none.
+    """
+
+    age_ms: int
+    object_bytes: int = OBJECT_BYTES
+    rest: bool = False
+
+
+def copied_place(pointer: Pointer | None) -> Location | None:
+    """Return where the batch lies that is to be copied; None for what stays as it is.
+
+    That is a pointer without a batch, a damaged one, and one to a large object.
+    """
+    if pointer is None or pointer.kind != "data" or is_cold_object(pointer.locations[0].key):
+        return None
+    return pointer.locations[0]
+
+
+async def cold_spans(
+    queue: PointerReader,
+    partition: ReadPartition,
+    start: int,
+    settings: TopicSettings,
+    rule: ColdRule,
+    now_ms: int,
+) -> AsyncIterator[Span]:
+    """Yield the runs of entries from offset `start` on that are to become a large object each, in order.
+
+    The pointers are read twice: first for what an opening needs of the tail. Raises: as `PointerReader.read`;
+    UnsupportedFormatError for a pointer of a newer version.
+    """
+    before_ms = await _cold_before_ms(queue, partition, start, settings, rule, now_ms)
+    first, size, pointer_bytes, count = -1, 0, 0, 0
+    next_ = start
+    async for entry, pointer in entries_of(queue, partition, start):
+        if entry.time_ms >= before_ms:
+            break
+        place = copied_place(pointer)
+        length = place.length if place is not None else 0
+        full = size and size + length > rule.object_bytes
+        if first >= 0 and (full or pointer_bytes + len(entry.body) > COLD_POINTER_BYTES_MAX or count == POINTERS_MAX):
+            yield Span(first, next_)
+            first = -1
+        if first < 0:
+            first, size, pointer_bytes, count = entry.offset, 0, 0, 0
+        size, pointer_bytes, count = size + length, pointer_bytes + len(entry.body), count + 1
+        next_ = entry.offset + 1
+    if first >= 0 and (rule.rest or size >= rule.object_bytes):
+        yield Span(first, next_)
+
+
+async def entries_of(
+    queue: PointerReader, partition: ReadPartition, start: int
+) -> AsyncIterator[tuple[Entry, Pointer | None]]:
+    """Yield each entry from an offset on with its pointer, None for a damaged one.
+
+    Raises: as `entries_between`; UnsupportedFormatError for a pointer of a newer version.
+    """
+    end = (await valid_span(queue, partition)).end
+    async for entries in entries_between(queue, partition, start, end):
+        for entry in entries:
+            try:
+                pointer = decode_pointer(entry.body)
+            except CorruptDataError:
+                yield entry, None
+            else:
+                yield entry, pointer
+
+
+def following(manifest: ColdManifest, parts: tuple[PartRef, ...]) -> ColdManifest:
+    """Return the successor with more parts at its end."""
+    return ColdManifest(
+        number=manifest.number + 1,
+        cluster=manifest.cluster,
+        topic=manifest.topic,
+        topic_id=manifest.topic_id,
+        partition=manifest.partition,
+        next=parts[-1].next if parts else manifest.next,
+        parts=manifest.parts + parts,
+        left=manifest.left,
+    )
+
+
+def without(manifest: ColdManifest, count: int, now_ms: int, kept_ms: int) -> ColdManifest:
+    """Return the successor without its first `count` parts, which stay named for `kept_ms` more."""
+    left = tuple(each for each in manifest.left if each.since_ms >= now_ms - 2 * kept_ms)
+    return ColdManifest(
+        number=manifest.number + 1,
+        cluster=manifest.cluster,
+        topic=manifest.topic,
+        topic_id=manifest.topic_id,
+        partition=manifest.partition,
+        next=manifest.next,
+        parts=manifest.parts[count:],
+        left=left + tuple(LeftPart(part=part, since_ms=now_ms) for part in manifest.parts[:count]),
+    )
+
+
+async def _cold_before_ms(
+    queue: PointerReader, partition: ReadPartition, start: int, settings: TopicSettings, rule: ColdRule, now_ms: int
+) -> int:
+    """Return below which queue time entries are cold: the first one that is not ends the cold part."""
+    needs = TailNeeds()
+    async for entry, pointer in entries_of(queue, partition, start):
+        if pointer is not None:
+            needs.take(entry, pointer)
+    age_ms = min(now_ms - rule.age_ms, window_since_ms(settings, now_ms))
+    return min([age_ms, *needs.since_ms(settings).values()])

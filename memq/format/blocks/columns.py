@@ -1,0 +1,312 @@
+"""Reading a block: from checked bytes to columns of records, each column made when it is asked for."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, compress, pairwise, repeat
+from typing import NamedTuple
+
+from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.format.blocks import header as block
+from memq.format.blocks.builder import NO_TAG, NULL_HEADER
+from memq.format.blocks.codec import decompress
+from memq.format.blocks.header import BlockHeader, Buffer, check_block
+from memq.limits import BLOCK_HEADER_BYTES
+
+RecordHeaders = tuple[tuple[str, bytes | None], ...]
+RecordTuple = tuple[bytes | None, bytes | None, RecordHeaders, int, str | None]
+
+_REQUIRED_EXTENSION = 0x8000
+_BITS = tuple(tuple(byte >> bit & 1 for bit in range(8)) for byte in range(256))
+
+
+class Layout(NamedTuple):
+    """Where the columns of a block lie in its raw bytes. Offsets of columns that are not there are 0."""
+
+    key_lengths: int
+    timestamps: int
+    headers: int  # how many headers all records have together
+    header_lengths: int
+    header_names: int
+    header_counts: int
+    tags: int
+    present_values: int
+    present_keys: int
+    names: tuple[str, ...]
+    cells: int  # the bytes of keys, header values and values start here and fill the rest
+
+
+def parse_layout(raw: memoryview, header: BlockHeader) -> Layout:
+    """Find the columns, checking each against what is there.
+
+    Raises: CorruptDataError; UnsupportedFormatError for an extension that must be understood.
+    """
+    cursor = _Cursor(raw)
+    count, flags = header.count, header.flags
+    bitmap = (count + 7) // 8
+    cursor.take(4 * count, "value lengths")
+    key_lengths = cursor.take(4 * count, "key lengths") if flags & block.KEY else 0
+    timestamps = cursor.take(8 * count, "timestamps") if flags & block.TIMESTAMP else 0
+    headers = header_lengths = header_names = header_counts = 0
+    if flags & block.HEADERS:
+        headers = cursor.number(4, "header count")
+        header_lengths = cursor.take(4 * headers, "header lengths")
+        header_names = cursor.take(2 * headers, "header names")
+        header_counts = cursor.take(2 * count, "header counts")
+    tags = cursor.take(2 * count, "tags") if flags & block.TAG else 0
+    present_values = cursor.take(bitmap, "nulls of values") if flags & block.NULL_VALUES else 0
+    present_keys = cursor.take(bitmap, "nulls of keys") if flags & block.NULL_KEYS else 0
+    names = _parse_names(cursor) if flags & (block.HEADERS | block.TAG) else ()
+    if flags & block.EXTENSIONS:
+        _pass_extensions(cursor)
+    return Layout(
+        *(key_lengths, timestamps, headers, header_lengths, header_names, header_counts),
+        *(tags, present_values, present_keys, names, cursor.at),
+    )
+
+
+class _Cursor:
+    """A place in the raw bytes that only moves on, and never past the end."""
+
+    __slots__ = ("at", "raw")
+
+    def __init__(self, raw: memoryview) -> None:
+        self.raw = raw
+        self.at = 0
+
+    def take(self, size: int, what: str) -> int:
+        """Pass `size` bytes and return where they start."""
+        at = self.at
+        if size > len(self.raw) - at:
+            raise CorruptDataError(f"{what} need {size} bytes at {at}, the block has {len(self.raw)}")
+        self.at += size
+        return at
+
+    def number(self, size: int, what: str) -> int:
+        """Read an unsigned integer of `size` bytes."""
+        at = self.take(size, what)
+        return int.from_bytes(self.raw[at : at + size], "little")
+
+
+def _parse_names(cursor: _Cursor) -> tuple[str, ...]:
+    """Read the dictionary: strict UTF-8, no name twice."""
+    names: dict[str, None] = {}
+    for _ in range(cursor.number(2, "dictionary")):
+        size = cursor.number(2, "name length")
+        at = cursor.take(size, "name")
+        try:
+            name = str(cursor.raw[at : at + size], "utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptDataError(f"name at {at} is not UTF-8: {error.reason}") from error
+        if name in names:
+            raise CorruptDataError(f"name {name[:60]!a} is twice in the dictionary")
+        names[name] = None
+    return tuple(names)
+
+
+def _pass_extensions(cursor: _Cursor) -> None:
+    """Pass over extensions, none of which this version knows, unless one must be understood."""
+    size = cursor.number(4, "extensions")
+    at = cursor.take(size, "extensions")
+    inside = _Cursor(cursor.raw[at : at + size])
+    while inside.at < size:
+        extension = inside.number(2, "extension id")
+        inside.take(inside.number(4, "extension length"), "extension")
+        if extension >= _REQUIRED_EXTENSION:
+            raise UnsupportedFormatError(f"block has extension {extension:#x}, which this version does not know")
+
+
+class Cells(NamedTuple):
+    """Lengths of the cells of each variable column, and where its bytes start; null cells have length 0."""
+
+    key_lengths: Sequence[int]
+    key_at: int
+    header_lengths: Sequence[int]
+    header_at: int
+    value_lengths: Sequence[int]
+    value_at: int
+
+
+class BlockReader:
+    """The records of one block that was checked. Nothing is unpacked before a column is asked for.
+
+    Every method raises CorruptDataError when the payload does not hold what the header says, and
+    UnsupportedFormatError when it holds what this version must not pass over.
+    """
+
+    __slots__ = ("_buffer", "_cells", "_layout", "_raw", "header")
+
+    def __init__(self, buffer: Buffer, header: BlockHeader | None = None) -> None:
+        self.header = header if header is not None else block.parse_header(buffer)
+        self._buffer = memoryview(buffer)[: self.header.length]
+        self._raw: memoryview | None = None
+        self._layout: Layout | None = None
+        self._cells: Cells | None = None
+
+    @property
+    def count(self) -> int:
+        """How many records the block has."""
+        return self.header.count
+
+    def raw(self) -> memoryview:
+        """Return the columns' bytes, unpacked."""
+        if self._raw is None:
+            header = self.header
+            payload = self._buffer[BLOCK_HEADER_BYTES:]
+            try:
+                self._raw = memoryview(decompress(payload, header.codec, header.raw_length))
+            except CorruptDataError as error:
+                raise self.damage(error) from error
+        return self._raw
+
+    def layout(self) -> Layout:
+        """Return where the columns lie in `raw()`."""
+        if self._layout is None:
+            try:
+                self._layout = parse_layout(self.raw(), self.header)
+            except CorruptDataError as error:
+                raise self.damage(error) from error
+        return self._layout
+
+    def damage(self, cause: object) -> CorruptDataError:
+        """Return the error that names this block and what is wrong with it."""
+        return CorruptDataError(f"{self.header.describe()}: {cause}")
+
+    def cells(self) -> Cells:
+        """Return where the cells of keys, headers and values lie; together they fill the rest of the block."""
+        if self._cells is None:
+            layout = self.layout()
+            keys = self._numbers("I", layout.key_lengths) if layout.key_lengths else ()
+            headers = self._numbers("I", layout.header_lengths, layout.headers) if layout.headers else ()
+            if NULL_HEADER in headers:
+                headers = tuple(0 if length == NULL_HEADER else length for length in headers)
+            values = self._numbers("I", 0)
+            key_at, header_at, value_at = self.place_cells(sum(keys), sum(headers), sum(values))
+            self._cells = Cells(keys, key_at, headers, header_at, values, value_at)
+        return self._cells
+
+    def place_cells(self, keys: int, headers: int, values: int) -> tuple[int, int, int]:
+        """Return where keys, header values and values start, which have so many bytes each."""
+        at = self.layout().cells
+        if at + keys + headers + values != self.header.raw_length:
+            raise self.damage(
+                f"{at} bytes of columns, {keys} of keys, {headers} of headers and {values} of values "
+                f"do not fill {self.header.raw_length}"
+            )
+        return at, at + keys, at + keys + headers
+
+    def _numbers(self, code: str, at: int, count: int | None = None) -> tuple[int, ...]:
+        """Return a column of integers."""
+        return struct.unpack_from(f"<{self.count if count is None else count}{code}", self.raw(), at)
+
+    def _read(self, at: int, lengths: Sequence[int]) -> list[bytes]:
+        """Return cells that lie one after another from `at` on.
+
+        Theory: `BytesIO.read` makes the bytes objects in C, without a slice object or two offsets per
+        cell: 34 ns per cell of 100 B where slicing takes 107.
+        """
+        raw = self.raw()
+        whole = raw.obj
+        if type(whole) is bytes and len(whole) == len(raw):
+            stream = io.BytesIO(whole)  # shares the bytes: a copy of 256 KiB costs more in page faults than all reads
+            stream.seek(at)
+        else:
+            stream = io.BytesIO(raw[at:])
+        return list(map(stream.read, lengths))
+
+    def present(self, at: int, lengths: Sequence[int], what: str) -> list[int]:
+        """Return 1 for each cell that is there and 0 for null, from the bitmap at `at`."""
+        count = self.count
+        bits = list(chain.from_iterable(map(_BITS.__getitem__, self.raw()[at : at + (count + 7) // 8])))
+        if any(bits[count:]):
+            raise self.damage(f"unused bits are set in the nulls of {what}")
+        if any(compress(lengths, (not bit for bit in bits[:count]))):
+            raise self.damage(f"a null among the {what} has bytes")
+        return bits[:count]
+
+    def _with_nulls(self, cells: Sequence[bytes], at: int, lengths: Sequence[int], what: str) -> list[bytes | None]:
+        """Put None in place of the cells that are null by the bitmap at `at`."""
+        return [cell if bit else None for cell, bit in zip(cells, self.present(at, lengths, what), strict=True)]
+
+    def values(self) -> list[bytes | None]:
+        """Return the values."""
+        cells, layout = self.cells(), self.layout()
+        values = self._read(cells.value_at, cells.value_lengths)
+        if self.header.flags & block.NULL_VALUES:
+            return self._with_nulls(values, layout.present_values, cells.value_lengths, "values")
+        return values  # type: ignore[return-value]  # list is invariant; nobody else holds this one
+
+    def memoryviews(self) -> list[memoryview | None]:
+        """Return the values as views into the block: no byte is copied, and the block stays alive with them."""
+        cells, layout, raw = self.cells(), self.layout(), self.raw()
+        views = [raw[at:end] for at, end in pairwise(accumulate(cells.value_lengths, initial=cells.value_at))]
+        if self.header.flags & block.NULL_VALUES:
+            present = self.present(layout.present_values, cells.value_lengths, "values")
+            return [view if bit else None for view, bit in zip(views, present, strict=True)]
+        return views  # type: ignore[return-value]  # as in values()
+
+    def keys(self) -> list[bytes | None]:
+        """Return the keys, None for a record without."""
+        if not self.header.flags & block.KEY:
+            return [None] * self.count
+        cells, layout = self.cells(), self.layout()
+        keys = self._read(cells.key_at, cells.key_lengths)
+        if self.header.flags & block.NULL_KEYS:
+            return self._with_nulls(keys, layout.present_keys, cells.key_lengths, "keys")
+        return keys  # type: ignore[return-value]  # as in values()
+
+    def timestamps(self) -> list[int]:
+        """Return the timestamps, Unix ms."""
+        if not self.header.flags & block.TIMESTAMP:
+            return [self.header.base_ms] * self.count
+        return list(self._numbers("q", self.layout().timestamps))
+
+    def headers(self) -> list[RecordHeaders]:
+        """Return the headers of each record, as pairs of name and value in the order they were given."""
+        if not self.header.flags & block.HEADERS:
+            return [()] * self.count
+        cells, layout = self.cells(), self.layout()
+        counts = self._numbers("H", layout.header_counts)
+        if sum(counts) != layout.headers:
+            raise self.damage(f"records have {sum(counts)} headers, the block has {layout.headers}")
+        ids = self._numbers("H", layout.header_names, layout.headers)
+        if ids and max(ids) >= len(layout.names):
+            raise self.damage(f"header has name {max(ids)} of {len(layout.names)}")
+        lengths = self._numbers("I", layout.header_lengths, layout.headers)
+        read = self._read(cells.header_at, cells.header_lengths)
+        values: Iterable[bytes | None] = read
+        if NULL_HEADER in lengths:
+            values = [None if length == NULL_HEADER else cell for cell, length in zip(read, lengths, strict=True)]
+        pairs = tuple(zip(map(layout.names.__getitem__, ids), values, strict=True))
+        return [pairs[at:end] for at, end in pairwise(accumulate(counts, initial=0))]
+
+    def tags(self) -> list[str | None]:
+        """Return the tags, None for a record without."""
+        if not self.header.flags & block.TAG:
+            return [None] * self.count
+        layout = self.layout()
+        names: dict[int, str | None] = {NO_TAG: None, **dict(enumerate(layout.names))}
+        try:
+            return list(map(names.__getitem__, self._numbers("H", layout.tags)))
+        except KeyError as error:
+            raise self.damage(f"tag has name {error.args[0]} of {len(layout.names)}") from error
+
+    def records(self) -> Iterator[RecordTuple]:
+        """Iterate over (value, key, headers, timestamp in ms, tag); all columns are read at the call."""
+        flags = self.header.flags
+        values = self.values()
+        keys: Iterable[bytes | None] = self.keys() if flags & block.KEY else repeat(None)
+        headers: Iterable[RecordHeaders] = self.headers() if flags & block.HEADERS else repeat(())
+        times: Iterable[int] = self.timestamps() if flags & block.TIMESTAMP else repeat(self.header.base_ms)
+        tags: Iterable[str | None] = self.tags() if flags & block.TAG else repeat(None)
+        return zip(values, keys, headers, times, tags, strict=False)  # repeat() has no end
+
+
+def open_block(buffer: Buffer) -> BlockReader:
+    """Check that `buffer` is exactly one whole block, and return its reader.
+
+    Raises: CorruptDataError, UnsupportedFormatError.
+    """
+    return BlockReader(buffer, check_block(buffer))

@@ -1,0 +1,306 @@
+"""Consumer groups by Kafka's own protocol: one hosted Kafka consumer per member."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError, QueueError, ThrottledError
+from memq.notification import GroupState, Membership
+from memq.notification.groups import OUTSIDE_GENERATION, check_member
+from memq.notification.kafka.groups.commit_metadata import decode_commit, encode_metadata
+from memq.notification.kafka.groups.member import Member
+from memq.notification.kafka.groups.positions import Positions
+from memq.notification.kafka.groups.requests import GroupRequests
+from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.names import Names
+from memq.notification.kafka.settings import KafkaSettings
+from memq.notification.kafka.topics import Topics
+from memq.notification.refusals import check_position
+from memq.runtime.clock import Clock
+from memq.runtime.tasks import TaskOwner
+from memq.topic import Committed, ReadPartition
+
+JOIN_S = 3.0  # how long a join waits for what Kafka gives; later news come with heartbeats
+EXPIRY_S = 0.5  # how often silent members are looked for
+# A commit may be repeated after these: the group is being balanced, its coordinator moves, or the client has not heard
+# yet of the group's next generation. Who loses a partition by that is told so by the client, and refused here.
+_PASSING = (
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError._NO_OFFSET,
+)
+# While Kafka makes the log of all groups, at the first commit of all, or moves it, nobody knows where a group is kept.
+_MOVING = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE)
+MOVING_S_MAX = 5.0
+MOVING_PAUSE_S = 0.1
+_ACTIVE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the groups, shared with the rest of the queue."""
+
+    admin: AdminClient
+    settings: KafkaSettings
+    names: Names
+    complaints: Complaints
+    topics: Topics
+    requests: GroupRequests
+    tasks: TaskOwner
+    clock: Clock
+    random: Random
+
+
+class HostedGroups:
+    """Members of groups whose heartbeats come to this process, each with a Kafka consumer and a thread.
+
+    Who shares in one partition of a topic shares in the whole topic: Kafka's groups know no less. A member that was
+    silent for its session timeout leaves its group here; when this process dies, Kafka's own timeout does it.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._timeout_s = parts.settings.request_timeout_ms / 1000
+        self._stored = Positions(parts.settings, parts.complaints)
+        self._members: dict[tuple[str, str], Member] = {}
+        self._generation = parts.random.getrandbits(20) << 32
+        self._expiring = False
+
+    # ---- membership --------------------------------------------------------------------------
+
+    async def join(
+        self, group: str, name: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """See `Groups.join`."""
+        check_member(name, partitions, session_timeout_ms)
+        topics = sorted({self._parts.names.kafka_topic(partition) for partition in partitions})
+        member = self._members.get((group, name))
+        if member is None or member.failure is not None:
+            if member is not None:
+                await self._end(group, name)
+            member = self._host(group, name, session_timeout_ms)
+        else:
+            member.holdings.rejoin()
+        member.session_timeout_ms, member.heard_s = session_timeout_ms, self._parts.clock.monotonic()
+        if member.topics != topics:
+            member.changed.clear()
+            member.subscribe(topics)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(JOIN_S):
+                    await member.changed.wait()
+        return self._answer(group, name, member)
+
+    async def heartbeat(self, group: str, name: str, generation: int, released: Sequence[ReadPartition]) -> Membership:
+        """See `Groups.heartbeat`."""
+        member = self._known(group, name)
+        member.holdings.check(generation)
+        member.heard_s = self._parts.clock.monotonic()
+        member.release(generation, released)
+        return self._answer(group, name, member)
+
+    async def leave(self, group: str, name: str) -> None:
+        """See `Groups.leave`. A static member keeps its place in Kafka until its session times out."""
+        if (group, name) in self._members:
+            await self._end(group, name)
+
+    def _host(self, group: str, name: str, session_timeout_ms: int) -> Member:
+        parts = self._parts
+        if len(self._members) >= parts.settings.group_members_max:
+            raise ThrottledError(
+                f"this broker hosts {len(self._members)} members of groups already",
+                hint="raise group_members_max in [kafka], or add brokers",
+            )
+        self._generation += 1 << 16
+        settings = parts.settings.member(parts.names.kafka_group(group), name, session_timeout_ms)
+        member = Member(name, settings, parts.names, parts.complaints, self._generation)
+        self._members[group, name] = member
+        parts.tasks.start(member.serve(), f"kafka member {name}")
+        if not self._expiring:
+            self._expiring = True
+            parts.tasks.start(self._expire(), "kafka members that are silent")
+        return member
+
+    def _known(self, group: str, name: str) -> Member:
+        member = self._members.get((group, name))
+        if member is None:
+            raise GenerationFencedError(f"member '{name}' of group '{group}' is not hosted here; it joins again")
+        if member.failure is not None:
+            raise member.failure
+        return member
+
+    def _answer(self, group: str, name: str, member: Member) -> Membership:
+        if member.failure is not None:
+            raise member.failure
+        return member.holdings.membership()
+
+    async def _end(self, group: str, name: str) -> None:
+        member = self._members.pop((group, name), None)
+        if member is not None:
+            await member.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_S)
+            now_s = self._parts.clock.monotonic()
+            for (group, name), member in list(self._members.items()):
+                if member.failure is not None or (now_s - member.heard_s) * 1000 >= member.session_timeout_ms:
+                    await self._end(group, name)
+
+    async def close(self) -> None:
+        """Leave all groups."""
+        await asyncio.gather(*(self._end(group, name) for group, name in list(self._members)))
+        await self._stored.close()
+
+    # ---- positions ---------------------------------------------------------------------------
+
+    async def commit(self, group: str, name: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """See `Groups.commit`. What Kafka stored of a commit that failed in part stays.
+
+        Repeating it is harmless.
+        """
+        offsets = [
+            TopicPartition(
+                self._parts.names.kafka_topic(partition),
+                partition.partition,
+                committed.position.pointer_offset,
+                metadata=encode_metadata(committed),
+            )
+            for partition, committed in positions.items()
+        ]
+        for partition, committed in positions.items():
+            check_position(partition, committed)
+        if name == "" and generation == OUTSIDE_GENERATION:
+            await self._commit_outside(group, offsets)
+            return
+        member = self._known(group, name)
+        member.holdings.check_commit(generation, positions)
+        if not offsets:
+            return
+        stored = await member.commit(offsets)
+        if isinstance(stored, KafkaError):
+            raise self._refused(stored, group, offsets)
+        self._check_stored(group, stored)
+
+    def _check_stored(self, group: str, stored: Sequence[TopicPartition]) -> None:
+        failed = [part for part in stored if part.error is not None]
+        if failed:
+            error: Any = failed[0].error
+            raise self._refused(error, group, failed)
+
+    def _refused(self, error: KafkaError, group: str, failed: Sequence[TopicPartition]) -> Exception:
+        names = ", ".join(f"{part.topic} {part.partition}" for part in failed[:5])
+        doing = f"committing {len(failed)} positions of group '{group}' ({names})"
+        if error.code() in _PASSING:
+            return QueueError(f"{doing}: {error.str().lower()}")
+        return self._parts.complaints.failure(error, doing)
+
+    async def _commit_outside(self, group: str, offsets: list[TopicPartition]) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + MOVING_S_MAX
+        while (refused := await self._store_outside(group, offsets)) is not None:
+            error, failed = refused
+            if error.code() not in _MOVING or loop.time() >= until_s:
+                raise await self._refused_outside(error, group, failed)
+            await asyncio.sleep(MOVING_PAUSE_S)
+
+    async def _store_outside(
+        self, group: str, offsets: list[TopicPartition]
+    ) -> tuple[KafkaError, Sequence[TopicPartition]] | None:
+        """Set the positions of a group without members; return what was refused of it, and why."""
+        try:
+            stored = await self._parts.requests.store(self._parts.names.kafka_group(group), offsets)
+        except KafkaException as error:
+            return error.args[0], offsets
+        failed: list[Any] = [part for part in stored if part.error is not None]
+        return (failed[0].error, failed) if failed else None
+
+    async def _refused_outside(self, error: KafkaError, group: str, failed: Sequence[TopicPartition]) -> Exception:
+        if error.code() in _ACTIVE:
+            return await self._active(group, "positions can't be set")
+        return self._refused(error, group, failed)
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `Groups.committed`."""
+        places = [(self._parts.names.kafka_topic(partition), partition.partition) for partition in partitions]
+        return await self._positions(group, places)
+
+    async def _positions(self, group: str, places: Sequence[tuple[str, int]]) -> dict[ReadPartition, Committed]:
+        found: dict[ReadPartition, Committed] = {}
+        for part in await self._stored.of(self._parts.names.kafka_group(group), places):
+            partition = self._parts.names.read_partition(part.topic, part.partition)
+            if partition is not None:
+                committed = decode_commit(partition, part.offset, part.metadata)
+                if committed is not None:
+                    found[partition] = committed
+        return dict(sorted(found.items()))
+
+    # ---- what people see and do --------------------------------------------------------------
+
+    async def groups(self) -> Sequence[str]:
+        """See `Groups.groups`."""
+        answer = self._parts.admin.list_consumer_groups(request_timeout=self._timeout_s)
+        listed = await self._parts.topics.ask(answer, "listing groups")
+        if listed.errors:  # of brokers that did not answer: their groups are not among those that are listed
+            raise self._parts.topics.failure(listed.errors[0], "listing groups")
+        names = [self._parts.names.group(each.group_id) for each in listed.valid]
+        return sorted(name for name in names if name is not None)
+
+    async def describe(self, group: str) -> GroupState:
+        """See `Groups.describe`. Kafka does not tell the generation of a group: it is 0."""
+        found = await self._describe(group)
+        members: dict[str, tuple[ReadPartition, ...]] = {}
+        for each in found.members:
+            held = [
+                self._parts.names.read_partition(part.topic, part.partition)
+                for part in each.assignment.topic_partitions
+            ]
+            members[each.group_instance_id or each.client_id] = tuple(sorted(part for part in held if part is not None))
+        return GroupState(group, 0, dict(sorted(members.items())), await self._positions(group, await self._places()))
+
+    async def _places(self) -> list[tuple[str, int]]:
+        """Return the partitions of all Kafka topics of memq."""
+        return [
+            (topic, number)
+            for topic, count in (await self._parts.topics.counts()).items()
+            for number in range(count)
+            if self._parts.names.read_partition(topic, number) is not None
+        ]
+
+    async def _describe(self, group: str) -> Any:
+        missing = NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups")
+        try:
+            found = await self._parts.requests.describe(self._parts.names.kafka_group(group))
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                raise missing from error
+            raise self._parts.complaints.failure(error, f"describing group '{group}'") from error
+        if found.state == ConsumerGroupState.DEAD:
+            raise missing
+        return found
+
+    async def _active(self, group: str, refusal: str) -> InvalidRequestError:
+        count = len((await self._describe(group)).members)
+        return InvalidRequestError(
+            f"{refusal}: the group has {count} active members", hint="stop the group's consumers first"
+        )
+
+    async def delete(self, group: str) -> None:
+        """See `Groups.delete_group`."""
+        try:
+            await self._parts.requests.delete(self._parts.names.kafka_group(group))
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.GROUP_ID_NOT_FOUND:
+                raise NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups") from error
+            if code in _ACTIVE:
+                raise await self._active(group, f"group '{group}' can't be deleted") from error
+            raise self._parts.complaints.failure(error, f"deleting group '{group}'") from error

@@ -1,0 +1,230 @@
+"""One member of a Kafka group: a consumer that joins and never fetches, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from memq.errors import ClosedError, DeniedError, GenerationFencedError, InvalidRequestError, MemqError
+from memq.notification.kafka.groups.holdings import Holdings
+from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.library import consumer_of, end_threads
+from memq.notification.kafka.names import Names
+from memq.runtime.threads import ThreadPool
+from memq.topic import ReadPartition
+
+POLL_S = 0.02  # how long a commit may wait for the thread
+RELEASE_S = 290.0  # a revocation waits so long for its release, then Kafka would put the member out
+# What ends a membership; anything else the library tries again, or tells by a callback.
+_ENDING = (
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.INVALID_SESSION_TIMEOUT,
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+    KafkaError.UNSUPPORTED_VERSION,
+    KafkaError.UNSUPPORTED_ASSIGNOR,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.UNRELEASED_INSTANCE_ID,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Share in these Kafka topics."""
+
+    topics: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Store offsets with their metadata.
+
+    `done` gets them back, each with its own error, or the error of all.
+    """
+
+    offsets: list[TopicPartition]
+    done: asyncio.Future[list[TopicPartition] | KafkaError]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """All that a revocation takes was given back."""
+
+    revocation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Leave the group."""
+
+
+Order = Subscribe | Commit | Released | Close
+
+
+class Member:
+    """Stays in its group until it is closed.
+
+    `holdings` change on the loop, and `changed` is set with every change.
+    A revocation holds the thread until all of it was released, or the member is closed: only then does Kafka's client
+    join again without it, and another member get it. Kafka hears the heartbeats of librdkafka's own thread meanwhile.
+    """
+
+    def __init__(
+        self, name: str, settings: Mapping[str, Any], names: Names, complaints: Complaints, first_generation: int
+    ) -> None:
+        self.holdings = Holdings(name, first_generation)
+        self.changed = asyncio.Event()
+        self.failure: MemqError | None = None  # it is out of the group: the reason
+        self.heard_s = 0.0
+        self.session_timeout_ms = 0
+        self.topics: list[str] = []
+        self._name = name
+        self._names = names
+        self._complaints = complaints
+        self._consumer = consumer_of(settings, complaints.note)
+        self._loop = asyncio.get_running_loop()
+        self._orders: SimpleQueue[Order] = SimpleQueue()
+        self._revocations = 0  # counted by the thread
+        self._revocation = 0  # the one that the loop knows of
+        self._pool = ThreadPool("kafka-member", 1)
+        self._closing = False
+
+    async def serve(self) -> None:
+        """Be a member until `close`."""
+        await self._pool.run(self._serve)
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Share in these Kafka topics from now on."""
+        self.topics = list(topics)
+        self._orders.put(Subscribe(self.topics))
+
+    def release(self, generation: int, partitions: Sequence[ReadPartition]) -> None:
+        """Give back what was revoked."""
+        revoking = self.holdings.revoking
+        self.holdings.release(generation, partitions)
+        if revoking and not self.holdings.revoking:
+            self._orders.put(Released(self._revocation))
+
+    async def commit(self, offsets: list[TopicPartition]) -> list[TopicPartition] | KafkaError:
+        """Store offsets with their metadata; each comes back with its own error, or none. Raises: ClosedError."""
+        if self._closing:
+            raise ClosedError(f"member '{self._name}' is leaving its group")
+        done: asyncio.Future[list[TopicPartition] | KafkaError] = self._loop.create_future()
+        self._orders.put(Commit(offsets, done))
+        return await done
+
+    async def close(self) -> None:
+        """Leave the group, and end the thread."""
+        self._closing = True
+        self._orders.put(Close())
+        await end_threads(self._pool)
+
+    # ---- on the loop ---------------------------------------------------------------------------
+
+    def _assign(self, partitions: list[ReadPartition]) -> None:
+        self.holdings.assign(partitions)
+        self.changed.set()
+
+    def _revoke(self, number: int, partitions: list[ReadPartition]) -> None:
+        self._revocation = number
+        self.holdings.revoke(partitions)
+        if not self.holdings.revoking:
+            self._orders.put(Released(number))
+        self.changed.set()
+
+    def _lose(self, partitions: list[ReadPartition]) -> None:
+        self.holdings.lose(partitions)
+        self.changed.set()
+
+    def _fail(self, error: MemqError) -> None:
+        self.failure = self.failure or error
+        self.changed.set()
+
+    # ---- in the thread -------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        consumer = self._consumer
+        try:
+            while not self._closing:
+                with suppress(Empty):
+                    self._obey(self._orders.get_nowait())
+                message = consumer.poll(POLL_S)
+                error = message.error() if message is not None else None
+                if error is not None:
+                    self._judge(error)
+        except KafkaException as error:
+            self._judge(error.args[0])
+        finally:
+            self._closing = True
+            consumer.close()
+            self._refuse_orders()
+
+    def _obey(self, order: Order) -> None:
+        """Do what the loop wants.
+
+        Only this thread may: calls of another one wait for ever while this one polls.
+        """
+        if isinstance(order, Subscribe):
+            self._consumer.subscribe(
+                order.topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+        elif isinstance(order, Commit):
+            try:
+                stored = self._consumer.commit(offsets=order.offsets, asynchronous=False)
+                self._answer(order, list(stored or ()))
+            except KafkaException as error:
+                self._answer(order, error.args[0])
+
+    def _answer(self, order: Commit, found: list[TopicPartition] | KafkaError) -> None:
+        self._loop.call_soon_threadsafe(_settle, order.done, found)
+
+    def _refuse_orders(self) -> None:
+        while not self._orders.empty():
+            order = self._orders.get()
+            if isinstance(order, Commit):
+                self._answer(order, KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
+
+    def _judge(self, error: KafkaError) -> None:
+        """End the membership with what is fatal, or denied."""
+        if error.fatal() or error.code() in _ENDING or error.code() == KafkaError._FATAL:
+            found = self._complaints.failure(error, f"member '{self._name}' in its group")
+            if not isinstance(found, DeniedError | InvalidRequestError):
+                found = GenerationFencedError(str(found))
+            self._loop.call_soon_threadsafe(self._fail, found)
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Take partitions, paused: pointers are read elsewhere."""
+        placed = [TopicPartition(part.topic, part.partition, 0) for part in partitions]
+        consumer.incremental_assign(placed)
+        consumer.pause(placed)
+        self._loop.call_soon_threadsafe(self._assign, self._known(partitions))
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Hold the thread until all of it was released. What is closed gives everything back at once."""
+        if self._closing or not partitions:
+            return
+        self._revocations += 1
+        self._loop.call_soon_threadsafe(self._revoke, self._revocations, self._known(partitions))
+        released = Released(self._revocations)
+        with suppress(Empty):
+            while (order := self._orders.get(timeout=RELEASE_S)) != released and not isinstance(order, Close):
+                self._obey(order)
+        self._loop.call_soon_threadsafe(self._lose, self._known(partitions))
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._loop.call_soon_threadsafe(self._lose, self._known(partitions))
+
+    def _known(self, partitions: list[TopicPartition]) -> list[ReadPartition]:
+        known = [self._names.read_partition(part.topic, part.partition) for part in partitions]
+        return [part for part in known if part is not None]
+
+
+def _settle(done: asyncio.Future[list[TopicPartition] | KafkaError], found: list[TopicPartition] | KafkaError) -> None:
+    if not done.done():
+        done.set_result(found)

@@ -1,0 +1,1 @@
+"""How entries and offsets are read from Kafka."""

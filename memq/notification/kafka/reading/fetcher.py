@@ -1,0 +1,254 @@
+"""Reads entries from any offset: a few consumers, assigned manually to the requested partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from memq.errors import ClosedError, MemqError, QueueError
+from memq.limits import MIB
+from memq.notification import Entries, Entry
+from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.library import consumer_of, end_threads
+from memq.notification.kafka.settings import KafkaSettings
+from memq.runtime.clock import Clock
+from memq.runtime.tasks import TaskOwner
+from memq.runtime.threads import ThreadPool
+
+FETCH_WAIT_MS = 5  # what a consumer still asks for when a read is done delays its next read
+QUEUED_BYTES_MAX = 2 * MIB
+MESSAGES_MAX = 500
+TOGETHER_MAX = 64  # reads that one consumer does at once
+LOOKS_MAX = 8  # of more topics the library learns sooner by itself, all at once and within a second
+POLL_S = 0.1
+PASSING = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
+_CUT = "the next try asks for the end again; if Kafka lost the log, see A lost queue in docs/operations.md"
+Place = tuple[str | None, int | None]  # a Kafka topic and the number of a partition, as a message has them
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """One partition to read, and what was found there."""
+
+    topic: str
+    number: int
+    offset: int
+    end: int
+    bytes_max: int
+    answer: asyncio.Future[Entries | MemqError]
+    found: list[Entry] = field(default_factory=list)
+    bytes: int = 0
+
+    @property
+    def place(self) -> Place:
+        return self.topic, self.number
+
+    def take(self, entry: Entry) -> Entries | QueueError | None:
+        """Take the next entry; return the answer when that is all."""
+        if entry.offset < (self.found[-1].offset + 1 if self.found else self.offset):
+            return self._so_far() or QueueError(f"{self}: its log was cut, it shows offset {entry.offset}", hint=_CUT)
+        self.bytes += len(entry.body)
+        if self.found and self.bytes > self.bytes_max:
+            return self._so_far()
+        self.found.append(entry)
+        return self._so_far() if entry.offset + 1 >= self.end else None
+
+    def meet_end(self, position: int) -> Entries | QueueError:
+        """Return the answer when Kafka says that nothing lies at `position` yet.
+
+        That may be true of a replica that lags, and is no end then: the end that was read before is not reached.
+        """
+        if position >= self.end:
+            return Entries(self.found, max(position, self.offset))
+        said = f"Kafka shows nothing at offset {position}, and the end before was {self.end}"
+        return self._so_far() or QueueError(f"{self}: {said}", hint=_CUT)
+
+    def _so_far(self) -> Entries | None:
+        return Entries(self.found, self.found[-1].offset + 1) if self.found else None
+
+    def settle(self, found: Entries | MemqError) -> None:
+        """Answer, unless whoever asked is gone."""
+        if not self.answer.done():
+            self.answer.set_result(found)
+
+    def __str__(self) -> str:
+        return f"reading partition {self.number} of Kafka topic '{self.topic}'"
+
+
+@dataclass(slots=True)
+class Reader:
+    """A consumer, and the topics that it was assigned last: it knows them."""
+
+    consumer: Consumer
+    topics: list[str] = field(default_factory=list)
+
+    def look_at(self, topics: list[str], timeout_s: float) -> None:
+        """Have the library ask for topics that are new to it: of what is assigned it looks only once a second."""
+        new = [topic for topic in topics if topic not in self.topics]
+        self.topics = topics
+        if len(new) <= LOOKS_MAX:
+            for topic in new:
+                self.consumer.list_topics(topic, timeout_s)
+
+
+class Fetcher:
+    """Reads what lies before the tail. A read takes 2 to 5 ms and a thread while it lasts.
+
+    Reads that wait for a thread are done together by the next one: an owner of thousands of partitions opens them at
+    the rate of these reads.
+    """
+
+    def __init__(self, settings: KafkaSettings, clock: Clock, complaints: Complaints, tasks: TaskOwner) -> None:
+        self._settings = settings.reader(FETCH_WAIT_MS, QUEUED_BYTES_MAX)
+        self._timeout_s = settings.request_timeout_ms / 1000
+        self._clock = clock
+        self._complaints = complaints
+        self._tasks = tasks
+        self._threads_max = settings.fetchers_max
+        self._pool = ThreadPool("kafka-fetcher", settings.fetchers_max)
+        self._idle: deque[Reader] = deque()
+        self._waiting: deque[_Read] = deque()
+        self._busy = 0
+        self._closed = False
+
+    async def fetch(self, topic: str, number: int, offset: int, end: int, bytes_max: int) -> Entries:
+        """Return entries from `offset` on within `bytes_max` (at least one), up to `end` at least.
+
+        There are none only when Kafka's consumer came to `end` without meeting any. Raises: NotFoundError, DeniedError,
+        QueueError, ClosedError.
+        """
+        if self._closed:
+            raise ClosedError("the queue is closed")
+        read = _Read(topic, number, offset, end, bytes_max, asyncio.get_running_loop().create_future())
+        self._waiting.append(read)
+        if self._busy < self._threads_max:
+            self._busy += 1
+            self._tasks.start(self._work(), "kafka fetcher")
+        found = await read.answer
+        if isinstance(found, MemqError):
+            raise found
+        return found
+
+    async def close(self) -> None:
+        """End threads and consumers."""
+        self._closed = True
+        await end_threads(self._pool, self._close_idle)
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().consumer.close()
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                await self._read(self._next())
+        finally:
+            self._busy -= 1
+
+    def _next(self) -> dict[Place, _Read]:
+        """Take the reads that are done together: of one partition only the first."""
+        chosen: dict[Place, _Read] = {}
+        later: list[_Read] = []
+        while self._waiting and len(chosen) < TOGETHER_MAX:
+            read = self._waiting.popleft()
+            if not read.answer.done() and chosen.setdefault(read.place, read) is not read:
+                later.append(read)
+        self._waiting.extendleft(reversed(later))
+        return chosen
+
+    async def _read(self, reads: dict[Place, _Read]) -> None:
+        chosen = list(reads.values())
+        try:
+            if reads:
+                await self._pool.run(self._fetch, asyncio.get_running_loop(), reads)
+        except (MemqError, KafkaException) as error:
+            for read in chosen:
+                read.settle(error if isinstance(error, MemqError) else self._complaints.failure(error, str(read)))
+        finally:
+            for read in chosen:
+                read.answer.cancel()  # nothing, unless this task is being stopped, or died
+
+    # ---- in a thread -------------------------------------------------------------------------
+
+    def _fetch(self, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> None:
+        """Do all reads, each of which is answered as soon as it is done."""
+        reader = self._idle.pop() if self._idle else Reader(consumer_of(self._settings, self._complaints.note))
+        consumer, sound = reader.consumer, False
+        try:
+            reader.look_at(list(dict.fromkeys(read.topic for read in reads.values())), self._timeout_s)
+            consumer.assign([TopicPartition(read.topic, read.number, read.offset) for read in reads.values()])
+            sound = self._collect(consumer, loop, reads)
+            consumer.unassign()
+        except KafkaException:
+            sound = False
+            raise
+        finally:
+            if sound and not self._closed:
+                self._idle.append(reader)
+            else:
+                with suppress(KafkaException):
+                    consumer.close()
+
+    def _collect(self, consumer: Consumer, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> bool:
+        """Read until none of `reads` is left; return whether none failed.
+
+        Those that hear nothing fail when the others, too, have not got on for a timeout. What comes for a read that
+        is done, whose partition may be a busy one, is nothing that they hear.
+        """
+        sound = True
+
+        def done(read: _Read, found: Entries | MemqError) -> None:
+            nonlocal sound
+            sound = sound and isinstance(found, Entries)
+            del reads[read.place]
+            loop.call_soon_threadsafe(read.settle, found)
+
+        heard_s = self._clock.monotonic()
+        while reads and self._clock.monotonic() <= heard_s + self._timeout_s:
+            for message in _messages(consumer):
+                error = message.error()
+                for read in _meant(message, reads):
+                    if error is None:
+                        heard_s = self._clock.monotonic()
+                        found = read.take(entry_of(message))
+                        if found is not None:
+                            done(read, found)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        heard_s = self._clock.monotonic()
+                        done(read, read.meet_end(message.offset() or 0))
+                    elif error.code() not in PASSING:
+                        done(read, self._complaints.failure(error, str(read)))
+        for read in list(reads.values()):
+            done(read, QueueError(f"{read}: no answer in {self._timeout_s:g} s"))
+        return sound
+
+
+def _messages(consumer: Consumer) -> Iterator[Message]:
+    """Yield what has come, after a moment of waiting for it."""
+    first = consumer.poll(POLL_S)
+    if first is not None:
+        yield first
+        yield from consumer.consume(MESSAGES_MAX, 0)
+
+
+def _meant(message: Message, reads: dict[Place, _Read]) -> list[_Read]:
+    """Return the reads that a message is for: all, when it names no partition.
+
+    There is none when its read is done already.
+    """
+    place = message.topic(), message.partition()
+    if place[0] is None:
+        return list(reads.values())
+    return [reads[place]] if place in reads else []
+
+
+def entry_of(message: Message) -> Entry:
+    """Return the entry that a message without an error is."""
+    offset, value = message.offset(), message.value()
+    assert offset is not None
+    return Entry(offset, message.timestamp()[1], value if isinstance(value, bytes) else b"")

@@ -1,0 +1,293 @@
+"""Foreign Kafka topics, read to be copied: the only member of the copy's group in Kafka.
+
+What of Kafka the copy leans on: the group's generation keeps a second copy out (the one that joined last goes on, the
+other one is told), and the group's positions, with their metadata, are the place where the copy keeps what it must not
+forget. Records of transactions that were aborted are never shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import OffsetSpec
+
+from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError
+from memq.notification.kafka.groups.positions import Positions
+from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.library import admin_of, answered, consumer_of, end_threads
+from memq.notification.kafka.reading.fetcher import PASSING
+from memq.notification.kafka.settings import KafkaSettings
+from memq.runtime.clock import Clock
+from memq.runtime.process_end import keep_to_end
+from memq.runtime.threads import ThreadPool
+
+T = TypeVar("T")
+TAKE_RECORDS_MAX = 1_000
+JOIN_POLL_S = 0.1
+JOIN_S = 60.0  # a member that was killed is put out after its session, 6 s
+Place = tuple[str, int]  # a Kafka topic and the number of a partition
+
+
+class SourceRecord(NamedTuple):
+    """One record of a Kafka topic; `timestamp_ms` is None where Kafka has none."""
+
+    place: Place
+    offset: int
+    value: bytes | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] | None
+    timestamp_ms: int | None
+
+
+class SourceEnd(NamedTuple):
+    """The end of a partition was met: nothing lies between what came before and `offset`."""
+
+    place: Place
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTopic:
+    """A Kafka topic: the id that no other topic ever has, also under the same name.
+
+    And its number of partitions.
+    """
+
+    id: str
+    partitions: int
+
+
+class KafkaSource:
+    """Reads topics of a Kafka in a group that nobody else uses."""
+
+    def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
+        """Nothing is reached here. Raises: InvalidSettingError."""
+        self._settings = settings
+        self._timeout_s = settings.request_timeout_ms / 1000
+        self._clock = clock
+        self._complaints = Complaints()
+        self._admin = admin_of(settings.client(), self._complaints.note)
+        self._pool = ThreadPool("kafka-source", 1)
+        self._positions = Positions(settings, self._complaints)
+        self._consumer: Consumer | None = None
+        self._assigned: set[Place] = set()
+        self._lost = False
+
+    async def describe(self, topics: Sequence[str]) -> tuple[str, dict[str, SourceTopic]]:
+        """Return the id of the Kafka, and what it knows of the topics.
+
+        Raises: NotFoundError, DeniedError, QueueError.
+        """
+        try:  # not by describe_cluster: librdkafka 2.16 may end the process when that times out
+            listed = await self._pool.run(self._admin.list_topics, timeout=self._timeout_s)
+        except KafkaException as error:
+            raise self._failure(error, f"asking Kafka at {self._settings.servers}") from error
+        found: dict[str, SourceTopic] = {}
+        answers: Any = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=self._timeout_s)
+        for topic, answer in answers.items():
+            described = await self._ask(answer, f"looking at Kafka topic '{topic}'")
+            found[topic] = SourceTopic(str(described.topic_id), len(described.partitions))
+        return _id_of(listed.cluster_id), found
+
+    async def ends(self, places: Sequence[Place]) -> dict[Place, tuple[int, int]]:
+        """Return the first offset of each partition, and the one behind its last record that is committed."""
+        begins = await self._offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]  # of the library
+        ends = await self._offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]  # of the library
+        behind = [place for place in places if ends[place] < begins[place]]
+        if behind:
+            topic, number = behind[0]
+            span = f"ends at {ends[behind[0]]}, before it begins at {begins[behind[0]]}"
+            raise QueueError(f"partition {number} of Kafka topic '{topic}' {span}")
+        return {place: (begins[place], ends[place]) for place in places}
+
+    async def _offsets(self, places: Sequence[Place], spec: OffsetSpec) -> dict[Place, int]:
+        asked = {TopicPartition(*place): spec for place in places}
+        answers: Any = self._admin.list_offsets(
+            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
+        )
+        found: dict[Place, int] = {}
+        for part, answer in answers.items():
+            offset = int((await self._ask(answer, "looking up offsets")).offset)
+            if offset < 0:  # librdkafka's answer, without an error, when the connection breaks under the request
+                raise QueueError(f"looking up offsets of Kafka topic '{part.topic}': {offset} is no offset")
+            found[part.topic, part.partition] = offset
+        return found
+
+    async def committed_of_others(self, places: Sequence[Place], own: str) -> dict[str, dict[Place, int]]:
+        """Return the positions of all groups but `own` in these partitions."""
+        listed = await self._ask(
+            self._admin.list_consumer_groups(request_timeout=self._timeout_s), "listing Kafka's groups"
+        )
+        if listed.errors:  # of brokers that did not answer: their groups are not among those that are listed
+            raise self._failure(listed.errors[0], "listing Kafka's groups")
+        found: dict[str, dict[Place, int]] = {}
+        for group in sorted(each.group_id for each in listed.valid if each.group_id != own):
+            for part in await self._positions.of(group, places):
+                found.setdefault(group, {})[part.topic, part.partition] = part.offset
+        return found
+
+    # ---- the group of the copy ----------------------------------------------------------------
+
+    async def join(self, group: str, topics: Sequence[str], places: Sequence[Place]) -> None:
+        """Become the one member of the group.
+
+        Raises: GenerationFencedError when another one does not leave it.
+        """
+        await self._run(self._join, group, list(topics), set(places))
+
+    async def stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
+        """Return offset and metadata that the group has stored for those partitions that have something."""
+        return await self._run(self._stored, places)
+
+    async def store(self, positions: Mapping[Place, tuple[int, str]]) -> None:
+        """Store offsets with metadata. Raises: GenerationFencedError when another copy took over; QueueError."""
+        await self._run(self._store, positions)
+
+    async def start(self, offsets: Mapping[Place, int]) -> None:
+        """Read all partitions from these offsets on."""
+        await self._run(self._start, offsets)
+
+    async def seek(self, place: Place, offset: int) -> None:
+        """Read a partition from another offset on."""
+        await self._run(self._seek, place, offset)
+
+    async def take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
+        """Return what has come, waiting for a while.
+
+        Raises: GenerationFencedError, DeniedError, NotFoundError.
+        """
+        return await self._run(self._take, wait_s)
+
+    async def close(self) -> None:
+        """Leave the group, and end the thread."""
+        await self._positions.close()
+        await end_threads(self._pool, self._consumer.close if self._consumer is not None else None)
+        keep_to_end(self._admin)
+
+    # ---- in the thread -------------------------------------------------------------------------
+
+    def _join(self, group: str, topics: list[str], places: set[Place]) -> None:
+        self._consumer = consumer_of(self._settings.source(group), self._complaints.note)
+        self._consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
+        deadline_s = self._clock.monotonic() + JOIN_S
+        while self._assigned != places:
+            self._lost = False  # of an assignment that was not yet the whole
+            message = self._consumer.poll(JOIN_POLL_S)
+            if message is not None and message.error() is not None:
+                self._judge(message.error())
+            if self._clock.monotonic() > deadline_s:
+                raise GenerationFencedError(
+                    f"group '{group}' at {self._settings.servers} has another member that does not leave",
+                    hint="end the other import of these topics",
+                )
+        self._lost = False
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._assigned |= {(part.topic, part.partition) for part in partitions}
+        consumer.assign(partitions)
+        consumer.pause(partitions)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._assigned -= {(part.topic, part.partition) for part in partitions}
+        self._lost = True
+
+    def _stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
+        parts = self._own().committed([TopicPartition(*place) for place in places], timeout=self._timeout_s)
+        for part in parts:
+            if part.error is not None:  # else the copy would begin where nothing was stored
+                raise KafkaException(part.error)
+        return {(part.topic, part.partition): (part.offset, part.metadata or "") for part in parts if part.offset >= 0}
+
+    def _store(self, positions: Mapping[Place, tuple[int, str]]) -> None:
+        parts = [TopicPartition(*place, offset, metadata=said) for place, (offset, said) in positions.items()]
+        for part in self._own().commit(offsets=parts, asynchronous=False) or ():
+            if part.error is not None:
+                raise KafkaException(part.error)
+
+    def _start(self, offsets: Mapping[Place, int]) -> None:
+        parts = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+        self._own().assign(parts)
+        self._own().resume(parts)
+
+    def _seek(self, place: Place, offset: int) -> None:
+        self._own().seek(TopicPartition(*place, offset))
+
+    def _take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
+        found: list[SourceRecord | SourceEnd] = []
+        for message in self._own().consume(TAKE_RECORDS_MAX, wait_s):
+            error = message.error()
+            if error is None:
+                found.append(_record_of(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                found.append(SourceEnd((message.topic() or "", message.partition() or 0), message.offset() or 0))
+            else:
+                self._judge(error)
+        self._own()  # a rebalance may have come with it
+        return found
+
+    def _own(self) -> Consumer:
+        assert self._consumer is not None, "it joins first"
+        if self._lost:
+            raise GenerationFencedError(
+                "another import of these topics into the same topic took over", hint="let that one go on"
+            )
+        return self._consumer
+
+    def _judge(self, error: KafkaError | None) -> None:
+        if error is not None and error.code() not in PASSING:
+            raise self._complaints.failure(error, "reading Kafka's topics")
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return await self._pool.run(function, *arguments)
+        except KafkaException as error:
+            raise self._complaints.failure(error, "copying Kafka's topics") from error
+
+    async def _ask(self, answer: Any, doing: str) -> Any:
+        try:
+            return await answered(answer)
+        except KafkaException as error:
+            raise self._failure(error, doing) from error
+
+    def _failure(self, error: KafkaException, doing: str) -> MemqError:
+        self._admin.poll(0)
+        found = self._complaints.failure(error, doing)
+        if isinstance(found, NotFoundError | QueueError):
+            found.hint = "check --from and the names of the topics"
+        return found
+
+
+def _id_of(cluster: str | None) -> str:
+    """Return the id of a Kafka, of which the records' identity is made."""
+    if not cluster:
+        raise QueueError("Kafka does not tell the id of its cluster", hint="a Kafka of 0.10.1 and later does")
+    return cluster
+
+
+def _record_of(message: Message) -> SourceRecord:
+    kind, time_ms = message.timestamp()
+    value: Any = message.value()
+    key: Any = message.key()
+    headers: Any = message.headers()
+    return SourceRecord(
+        (message.topic() or "", message.partition() or 0),
+        message.offset() or 0,
+        None if value is None else bytes(value),
+        None if key is None else bytes(key),
+        tuple((name, None if held is None else bytes(held)) for name, held in headers) if headers else None,
+        None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms,
+    )

@@ -1,0 +1,84 @@
+"""Combines concurrent questions to Kafka: callers wait for the next shared request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, Mapping
+from typing import Any, Generic, TypeVar
+
+from memq.errors import MemqError
+from memq.runtime.tasks import TaskOwner
+
+Question = TypeVar("Question", bound=Hashable)
+Found = TypeVar("Found")
+REQUESTS_MAX = 4  # at once
+
+
+class Joined(Generic[Question, Found]):
+    """Asks for many with one request.
+
+    An answer is of a request that was handed over after the question was asked, never of an earlier one: an owner's
+    proof that it has read to the end rests on that. `request` answers the questions that it is given, `asked_max` at
+    most, no two of them with the same `subject`; an error is an answer, too.
+    """
+
+    def __init__(
+        self,
+        request: Callable[[Mapping[Question, asyncio.Future[Found | MemqError]]], Coroutine[Any, Any, None]],
+        subject: Callable[[Question], Hashable],
+        asked_max: int,
+        tasks: TaskOwner,
+        name: str,
+    ) -> None:
+        self._send = request
+        self._subject = subject
+        self._asked_max = asked_max
+        self._tasks = tasks
+        self._name = name
+        self._waiting: dict[Question, asyncio.Future[Found | MemqError]] = {}
+        self._coming = False  # a request that will take what waits has not been handed over
+        self._slots = asyncio.Semaphore(REQUESTS_MAX)
+
+    async def ask(self, question: Question) -> Found:
+        """Return the answer, or raise the error that it is."""
+        answer = self._waiting.get(question)
+        if answer is None:
+            answer = self._waiting[question] = asyncio.get_running_loop().create_future()
+            self._request_soon()
+        found = await asyncio.shield(answer)
+        if isinstance(found, MemqError):
+            raise found
+        return found
+
+    def _request_soon(self) -> None:
+        if not self._coming:
+            self._coming = True
+            self._tasks.start(self._request(), self._name)
+
+    async def _request(self) -> None:
+        async with self._slots:
+            asked = self._next()  # who asks from here on shares the next request
+            try:
+                await self._send(asked)
+            finally:
+                for waiting in asked.values():
+                    waiting.cancel()  # nothing, unless this task is being stopped
+
+    def _next(self) -> dict[Question, asyncio.Future[Found | MemqError]]:
+        """Take what waits, of each subject the first; what else is asked comes with the next request."""
+        first: dict[Hashable, Question] = {}
+        for question in self._waiting:
+            if len(first) == self._asked_max:
+                break
+            first.setdefault(self._subject(question), question)
+        asked = {question: self._waiting.pop(question) for question in first.values()}
+        self._coming = False
+        if self._waiting:
+            self._request_soon()
+        return asked
+
+
+def settle(waiting: asyncio.Future[Found | MemqError], found: Found | MemqError) -> None:
+    """Answer a question, unless nobody waits any more."""
+    if not waiting.done():
+        waiting.set_result(found)

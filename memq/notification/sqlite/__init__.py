@@ -1,0 +1,1 @@
+"""The notification queue of the embedded default, in one SQLite file."""

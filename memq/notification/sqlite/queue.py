@@ -1,0 +1,266 @@
+"""The queue of the embedded default: one SQLite file, durable, for several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from memq.errors import MemqError, QueueError
+from memq.notification import Entries, GroupState, Membership, Publication, Span
+from memq.notification.refusals import check_publication
+from memq.notification.sqlite import groups, log
+from memq.notification.sqlite.file import SqliteFile
+from memq.notification.sqlite.group_commit import Writer
+from memq.notification.waiters import Waiters, until_reached
+from memq.runtime.clock import Clock
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
+from memq.runtime.threads import ThreadPool
+from memq.topic import Committed, ReadPartition, check_group
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SqliteQueue:
+    """Logs and groups in the file at `path`, which it makes when it is not there.
+
+    It belongs to one event loop.
+    Every commit is an fsync; publishes that wait together share one. Publishes of this process wake its waiters at
+    once, those of other processes within `poll_interval_ms`. A lock that another process holds for longer than
+    `busy_timeout_ms` is a QueueError. The clock's monotonic time must be the machine's: processes share it.
+    Raises at construction: CorruptDataError, UnsupportedFormatError, DeniedError, QueueError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        poll_interval_ms: int = 25,
+        busy_timeout_ms: int = 10_000,
+        readers_max: int = 2,
+    ) -> None:
+        events = EventLog(clock)
+        self._clock = clock
+        self._poll_interval_s = poll_interval_ms / 1_000
+        self._file = SqliteFile(path, "queue file", log.APPLICATION_ID, 1, log.SCHEMA, QueueError, busy_timeout_ms)
+        self._writer = Writer(self._file, events)
+        self._pool = ThreadPool("queue", readers_max)
+        self._readers: deque[sqlite3.Connection] = deque()
+        self._watcher: sqlite3.Connection | None = None
+        self._waiters = Waiters()
+        self._waited = asyncio.Event()
+        self._tasks = TaskOwner(self._fail, events)
+
+    # ---- pointers ----------------------------------------------------------------------------
+
+    @property
+    def refuses_by_age(self) -> bool:
+        """See `PointerWriter.refuses_by_age`."""
+        return False
+
+    async def publish(self, publication: Publication) -> int:
+        """See `PointerWriter.publish`."""
+        check_publication(publication)
+        offset = await self._writer.run(partial(log.publish, publication=publication))
+        self._waiters.advance(publication.partition, offset + 1)
+        return offset
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        """See `PointerReader.read`."""
+        return await self._read(log.read, partition, offset, bytes_max)
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        return await self._read(log.span, partition)
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        """See `PointerReader.seek_time`."""
+        return await self._read(log.seek_time, partition, time_ms)
+
+    async def partitions(self, topic: str | None = None) -> list[ReadPartition]:
+        """See `TopicFinder.partitions`; None: of all topics, also of those that the coordinator does not know."""
+        return await self._read(log.partitions, topic)
+
+    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
+        """See `PointerReader.wait`."""
+        number, waiter = self._waiters.add(ends)
+        try:
+            for partition in ends:
+                waiter.advance(partition, (await self.span(partition)).end)
+            if not len(self._tasks):
+                self._tasks.start(self._follow(), "queue file's other writers")
+            self._waited.set()
+            await until_reached(waiter, timeout_s)
+        finally:
+            self._waiters.remove(number)
+
+    async def _follow(self) -> None:
+        """Notice commits of other processes while a caller waits."""
+        seen = -1
+        while True:
+            await self._waited.wait()
+            if not self._waiters:
+                self._waited.clear()
+                continue
+            try:
+                version = await self._pool.run(self._data_version)
+                if version != seen:
+                    await self._advance()
+                seen = version
+            except MemqError as error:
+                self._waiters.fail(error)
+            await asyncio.sleep(self._poll_interval_s)
+
+    async def _advance(self) -> None:
+        """Wake whoever has what it waits for. Who came after the version was taken has looked by itself."""
+        for partition, end in (await self._read(log.ends, self._waiters.partitions())).items():
+            if end is None:
+                self._waiters.wake(partition)
+            else:
+                self._waiters.advance(partition, end)
+
+    def _fail(self, error: BaseException) -> None:
+        self._waiters.fail(QueueError(f"{self._file.what} '{self._file.path}' is not followed any more: {error}"))
+
+    # ---- groups ------------------------------------------------------------------------------
+
+    async def join(
+        self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
+    ) -> Membership:
+        """See `Groups.join`."""
+        check_group(group)
+        return await self._write(
+            lambda file: groups.join(file, group, member, partitions, session_timeout_ms, self._now_ms())
+        )
+
+    async def heartbeat(
+        self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
+    ) -> Membership:
+        """See `Groups.heartbeat`."""
+        check_group(group)
+        return await self._write(
+            lambda file: groups.heartbeat(file, group, member, generation, released, self._now_ms())
+        )
+
+    async def leave(self, group: str, member: str) -> None:
+        """See `Groups.leave`."""
+        check_group(group)
+        await self._write(lambda file: groups.leave(file, group, member, self._now_ms()))
+
+    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+        """See `Groups.commit`."""
+        check_group(group)
+        kept = dict(positions)
+        await self._write(lambda file: groups.commit(file, group, member, generation, kept, self._now_ms()))
+
+    async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
+        """See `Groups.committed`."""
+        stored = await self._read(groups.committed, check_group(group))
+        return {partition: stored[partition] for partition in partitions if partition in stored}
+
+    async def groups(self) -> Sequence[str]:
+        """See `Groups.groups`."""
+        return await self._read(groups.names)
+
+    async def describe(self, group: str) -> GroupState:
+        """See `Groups.describe`."""
+        check_group(group)
+        return await self._read(lambda file: groups.describe(file, group, self._now_ms()))
+
+    async def delete_group(self, group: str) -> None:
+        """See `Groups.delete_group`."""
+        check_group(group)
+        await self._write(lambda file: groups.delete(file, group, self._now_ms()))
+
+    def _now_ms(self) -> int:
+        """Taken inside the transaction: else a wait for the lock would make the past of it."""
+        return int(self._clock.monotonic() * 1_000)
+
+    # ---- partitions --------------------------------------------------------------------------
+
+    async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
+        """See `PartitionAdmin.create`. Made again, it keeps its entries and gets the new `stale_publish_ms`."""
+        await self._write(lambda file: log.create(file, partitions, stale_publish_ms))
+
+    async def trim(self, partition: ReadPartition, before: int) -> None:
+        """See `PartitionAdmin.trim`."""
+        while await self._write(lambda file: log.trim(file, partition, before)):
+            pass
+
+    async def drop(self, partitions: Sequence[ReadPartition]) -> None:
+        """See `PartitionAdmin.drop`. Dropping what is not there is fine."""
+
+        def hide(file: sqlite3.Connection) -> None:
+            groups.forget(file, partitions)
+            log.hide(file, partitions)
+
+        await self._write(hide)
+        for partition in partitions:
+            self._waiters.wake(partition)
+        while await self._write(log.delete_hidden):
+            pass
+
+    # ---- the file ----------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        """See `NotificationQueue.check`. Takes the lock of writers once."""
+        await self._write(groups.names)
+
+    async def close(self) -> None:
+        """See `NotificationQueue.close`; closing twice is fine."""
+        await self._writer.close()
+        await self._tasks.stop()
+        await self._pool.close()
+        if self._watcher is not None:
+            self._watcher.close()
+        for connection in self._readers:
+            connection.close()
+
+    async def _write(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._writer.run(job)
+
+    async def _read(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self._pool.run(self._read_now, lambda connection: function(connection, *args, **kwargs))
+
+    def _read_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a reader on one view of the file. A connection that failed is not used again."""
+        connection = self._take_reader()
+        try:
+            connection.execute("BEGIN")
+            try:
+                result = function(connection)
+            except MemqError:
+                connection.execute("COMMIT")
+                self._readers.append(connection)
+                raise
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._file.error(error) from error
+        self._readers.append(connection)
+        return result
+
+    def _take_reader(self) -> sqlite3.Connection:
+        """Return an idle connection, or a new one: there are never more than threads."""
+        try:
+            return self._readers.pop()
+        except IndexError:
+            return self._file.connect()
+
+    def _data_version(self) -> int:
+        """Return a number that changes when another connection commits."""
+        try:
+            if self._watcher is None:
+                self._watcher = self._file.connect()
+            return int(self._watcher.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error as error:
+            raise self._file.error(error) from error

@@ -1,0 +1,1 @@
+"""Names and kinds of what memq shows of itself: metrics and spans."""

@@ -1,0 +1,323 @@
+"""All metrics of memq: name, kind, unit, meaning, labels, bound of series.
+
+What is exported, docs/metrics.md, the Grafana boards and the alert rules of deploy/ are checked against this table.
+Whoever counts knows only the last part of a name (`Counters.acks` of the broker is `memq_broker_acks_total`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+STORES_MAX = 16  # that a cluster may name
+SUBJECTS_MAX = 11_000  # clients that the book of limits remembers, and topics with a limit
+CLIENTS_MAX = 1_000  # that one collector is given
+AUDIT_SERIES_MAX = 20_000  # 1,000 topics with a group each have 14,000 latencies and words
+LAG_SERIES_MAX = 10_000  # groups times topics; what is beyond is counted, and told by `memq lag` only
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric.
+
+    `name` is its family's: a counter's line ends in `_total`, a histogram has three.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    series_max: int = 1
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """Return the names of its lines."""
+        if self.kind == "counter":
+            return (f"{self.name}_total",)
+        if self.kind == "histogram":
+            return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+        return (self.name,)
+
+
+def _broker_counter(name: str, unit: str, doc: str) -> Definition:
+    return Definition(f"memq_broker_{name}", "counter", unit, doc)
+
+
+def _broker_gauge(name: str, unit: str, doc: str) -> Definition:
+    return Definition(f"memq_broker_{name}", "gauge", unit, doc)
+
+
+def _broker_histogram(name: str, doc: str) -> Definition:
+    return Definition(f"memq_broker_{name}", "histogram", "seconds", doc)
+
+
+def _store_counter(name: str, unit: str, doc: str) -> Definition:
+    return Definition(f"memq_store_{name}", "counter", unit, doc, ("store",), STORES_MAX)
+
+
+BROKER = (
+    _broker_counter("received_bytes", "bytes", "bytes received on the memq port"),
+    _broker_counter("received_blocks", "blocks", "blocks taken from producers"),
+    _broker_counter("received_records", "records", "records taken from producers"),
+    _broker_counter("duplicate_blocks", "blocks", "blocks dropped because the queue or the ring held them"),
+    _broker_counter("conflicting_blocks", "blocks", "blocks whose sequences other blocks have, with other content"),
+    _broker_counter("refused_blocks", "blocks", "blocks that were refused: damaged, too old, out of sequence"),
+    _broker_counter("throttled_blocks", "blocks", "blocks that were not taken because the ring was full"),
+    _broker_counter("sealed_batches", "batches", "batches sealed"),
+    _broker_counter("stored_objects", "objects", "objects written to the store"),
+    _broker_counter("stored_bytes", "bytes", "bytes written to the store"),
+    _broker_counter("store_retries", "tries", "puts that were tried again"),
+    _broker_counter("published_pointers", "pointers", "pointers published in the queue"),
+    _broker_counter("publish_retries", "tries", "publishes that were tried again"),
+    _broker_counter("skipped_blocks", "blocks", "blocks that a pointer tells readers to pass over"),
+    _broker_counter("late_pointers", "pointers", "pointers of earlier owners met after the opening"),
+    _broker_counter("damaged_pointers", "pointers", "pointers that could not be read, each time that they were met"),
+    _broker_counter("coordinator_failures", "rounds", "rounds in which the coordinator could not be asked or told"),
+    _broker_counter("openings", "epochs", "epochs opened"),
+    _broker_counter(
+        "opening_retries", "tries", "openings that were tried again: by queue, coordinator or a wrong clock"
+    ),
+    _broker_counter("fenced", "epochs", "epochs lost to another owner"),
+    _broker_counter(
+        "forwarded_blocks", "blocks", "blocks of lost epochs, acked with 1, that their new owner has published"
+    ),
+    _broker_counter("forward_retries", "tries", "times that no owner took blocks of a lost epoch"),
+    _broker_counter("given_up_blocks", "blocks", "blocks acked with 1 that were given up: no owner took them in time"),
+    _broker_counter("spooled_blocks", "blocks", "blocks written to the spool"),
+    _broker_counter("spooled_bytes", "bytes", "bytes written to the spool"),
+    _broker_counter("spool_syncs", "writes", "writes of the spool, each with one fsync"),
+    _broker_counter(
+        "spool_copied_bytes", "bytes", "bytes of the spool copied forward, out of segments kept for little"
+    ),
+    _broker_counter("spool_refused_blocks", "blocks", "blocks not acked with 1 since the spool could not take them"),
+    _broker_counter(
+        "replayed_blocks", "blocks", "blocks that an earlier run left in the spool, looked for in the queue"
+    ),
+    _broker_counter("spool_damages", "places", "places in the spool that could not be read"),
+    _broker_counter(
+        "spool_undecided_blocks", "blocks", "blocks in the spool of which nobody can tell whether the queue held them"
+    ),
+    _broker_counter(
+        "spool_kept_blocks",
+        "blocks",
+        "blocks given up that stay in the spool: the next start brings them",
+    ),
+    _broker_counter("acks", "frames", "ack frames sent"),
+    _broker_counter("read_requests", "requests", "READ requests"),
+    _broker_counter("read_hot_requests", "requests", "READ requests served from memory"),
+    _broker_counter("read_bytes", "bytes", "bytes sent in answer to READ"),
+    _broker_counter("connections", "connections", "connections accepted"),
+    _broker_counter("rejected_connections", "connections", "connections closed for what they sent, or did not send"),
+    _broker_counter("swept_objects", "objects", "objects deleted that no pointer named"),
+    _broker_counter("swept_bytes", "bytes", "bytes of objects deleted that no pointer named"),
+    _broker_counter(
+        "kept_objects", "objects", "objects that a sweep kept since the queue has lost what may have named them"
+    ),
+    _broker_counter(
+        "unnamed_objects", "objects", "objects that a sweep found without a pointer, and that wait to be confirmed"
+    ),
+    _broker_counter("retired_pointers", "pointers", "pointers deleted by retention"),
+    _broker_counter("retired_objects", "objects", "objects deleted by retention"),
+    _broker_histogram("store_seconds", "seconds of a put, its tries included"),
+    _broker_histogram("publish_seconds", "seconds of a publish, its tries included"),
+    _broker_histogram("ack_seconds", "seconds from a batch's first block to its ack"),
+    _broker_gauge("memory_budget_bytes", "bytes", "the memory budget"),
+    _broker_gauge("memory_leased_bytes", "bytes", "memory that blocks and half frames are in"),
+    _broker_gauge("memory_hot_bytes", "bytes", "memory that published batches are kept in"),
+    _broker_gauge("spool_held_bytes", "bytes", "bytes in the spool"),
+    _broker_gauge("spool_segments", "segments", "segments of the spool"),
+    _broker_gauge("reading_paused", "0 or 1", "1 while the memory budget stops all reading"),
+    _broker_gauge("open_connections", "connections", "connections now"),
+    _broker_gauge("open_partitions", "partitions", "partitions that are open here"),
+    _broker_gauge("lost_partitions", "partitions", "partitions that are not opened since the queue has lost their log"),
+    _broker_gauge("sweep_pending_objects", "objects", "objects that wait for a later sweep; at the governor"),
+    _broker_gauge("sweep_pending_bytes", "bytes", "bytes of objects that wait for a later sweep; at the governor"),
+    _broker_gauge("ring_batches", "batches", "batches that are not yet published"),
+    Definition(
+        "memq_broker_over_limit",
+        "counter",
+        "requests",
+        "blocks and requests over a limit: counted only (dark), slowed (soft), refused (hard)",
+        ("subject", "name", "mode"),
+        SUBJECTS_MAX,
+    ),
+)
+
+STORE = (
+    _store_counter("requests", "requests", "requests sent to the store, of any kind, hedges and tries included"),
+    _store_counter("put_requests", "requests", "requests that send an object or a part of one"),
+    _store_counter("get_requests", "requests", "requests that read an object or a part of one"),
+    _store_counter("retries", "requests", "requests that were sent again after a failure"),
+    _store_counter("slow_downs", "answers", "answers by which the store asked for less"),
+    _store_counter("timeouts", "requests", "requests that were given up for their time"),
+    _store_counter("damaged", "bodies", "bodies that did not fit their checksum, on either way"),
+    _store_counter("hedges", "requests", "second requests sent because the first was slow"),
+    _store_counter("hedges_won", "requests", "second requests that came back first"),
+    _store_counter("lost_answers", "requests", "puts that turned out to be done though their answer was lost"),
+    _store_counter("breaker_openings", "openings", "times that the circuit breaker opened"),
+    Definition(
+        "memq_store_breaker_open",
+        "gauge",
+        "0 or 1",
+        "1 while the circuit breaker lets few requests through",
+        ("store",),
+        STORES_MAX,
+    ),
+)
+
+LAG = (
+    Definition(
+        "memq_group_lag_records",
+        "gauge",
+        "records",
+        "records between where a group stands and the end, before dedup",
+        ("group", "topic"),
+        LAG_SERIES_MAX,
+    ),
+    Definition(
+        "memq_group_lag_bytes",
+        "gauge",
+        "bytes",
+        "stored bytes between where a group stands and the end, before dedup",
+        ("group", "topic"),
+        LAG_SERIES_MAX,
+    ),
+    Definition(
+        "memq_group_lag_seconds",
+        "gauge",
+        "seconds",
+        "how long the oldest record that a group has not committed waits, 0 where there is none",
+        ("group", "topic"),
+        LAG_SERIES_MAX,
+    ),
+    Definition(
+        "memq_group_lag_unknown_partitions",
+        "gauge",
+        "partitions",
+        "partitions whose log did not answer; where there is one, the lag of group and topic is not exported",
+        ("group", "topic"),
+        LAG_SERIES_MAX,
+    ),
+    Definition("memq_group_members", "gauge", "members", "members that a group has now", ("group",), LAG_SERIES_MAX),
+    Definition("memq_lag_rounds", "counter", "rounds", "rounds in which the lag of all groups was asked for"),
+    Definition(
+        "memq_lag_failed_rounds", "counter", "rounds", "rounds that failed: no lag is exported until one succeeds"
+    ),
+    Definition(
+        "memq_lag_left_out_series",
+        "gauge",
+        "series",
+        f"groups times topics beyond {LAG_SERIES_MAX}, which are not exported",
+    ),
+)
+
+
+AUDIT = (
+    Definition(
+        "memq_audit_findings",
+        "gauge",
+        "findings",
+        "findings that hold: what is lost, doubled, corrupt, or otherwise wrong",
+        ("topic", "kind"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_records",
+        "gauge",
+        "records",
+        "records of the last hour by stage: sent, acked, committed",
+        ("topic", "stage"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_verdict_records",
+        "gauge",
+        "records",
+        "records of the last hour that are lost, doubled, corrupt, late or unknown; group is empty for all readers",
+        ("topic", "group", "verdict"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_in_flight_records",
+        "gauge",
+        "records",
+        "records of the last hour that a group, or without one the queue, is still to get",
+        ("topic", "group"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_latency_seconds",
+        "gauge",
+        "seconds",
+        "from event time to a stage, in the last hour",
+        ("topic", "group", "stage", "percentile"),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition(
+        "memq_audit_newest_pointer_time_seconds",
+        "gauge",
+        "seconds",
+        "Unix time of the newest pointer that was audited",
+        ("topic",),
+        AUDIT_SERIES_MAX,
+    ),
+    Definition("memq_audit_clients", "gauge", "clients", "clients whose reports are awaited"),
+    Definition(
+        "memq_audit_silent_clients",
+        "gauge",
+        "clients",
+        "clients that have not reported as they promised: what they did is unknown",
+    ),
+    Definition("memq_audit_rounds", "counter", "rounds", "rounds in which the state of the auditors was read"),
+    Definition(
+        "memq_audit_failed_rounds", "counter", "rounds", "rounds that failed: nothing is exported until one succeeds"
+    ),
+)
+
+
+def _client(name: str, kind: Kind, unit: str, doc: str) -> Definition:
+    return Definition(f"memq_{name}", kind, unit, doc, ("client",), CLIENTS_MAX)
+
+
+CLIENTS = (
+    _client("producer_acked_records", "counter", "records", "records that were acked"),
+    _client("producer_failed_records", "counter", "records", "records that failed"),
+    _client("producer_acked_blocks", "counter", "blocks", "blocks that were acked"),
+    _client("producer_failed_blocks", "counter", "blocks", "blocks that failed"),
+    _client("producer_block_writes", "counter", "writes", "blocks written to a socket; beyond those acked, sent again"),
+    _client("producer_acked_bytes", "counter", "bytes", "bytes of sealed blocks that were acked"),
+    _client("producer_pending_records", "gauge", "records", "records that are not acked yet"),
+    _client("producer_pending_bytes", "gauge", "bytes", "what `pending_bytes_max` bounds"),
+    _client("consumer_records", "counter", "records", "records delivered"),
+    _client("consumer_duplicate_records", "counter", "records", "records dropped, as they had been delivered"),
+    _client("consumer_overlapping_blocks", "counter", "blocks", "blocks of which a part had been delivered"),
+    _client("consumer_conflicting_blocks", "counter", "blocks", "blocks delivered beside others of the same sequences"),
+    _client("consumer_damaged_blocks", "counter", "blocks", "damaged blocks passed over"),
+    _client("consumer_damaged_records", "counter", "records", "records in damaged blocks passed over"),
+    _client("consumer_gap_sequences", "counter", "records", "sequences of producers that did not come"),
+    _client("consumer_expired_records", "counter", "records", "records that retention took before they were read"),
+    _client("consumer_expired_offsets", "counter", "pointers", "pointers that retention took before they were read"),
+    _client("consumer_retries", "counter", "tries", "polls and fetches that failed and were tried again"),
+    _client("consumer_commits", "counter", "commits", "commits stored"),
+    _client("consumer_dead_letters", "counter", "blocks", "damaged blocks sent to the dead-letter topic"),
+    _client("consumer_transit_errors", "counter", "answers", "answers of stores that another fetch has contradicted"),
+)
+
+METRICS: dict[str, Definition] = {metric.name: metric for metric in (*BROKER, *STORE, *LAG, *AUDIT, *CLIENTS)}
+
+
+def lines_of(name: str, series: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """Return a counter or gauge of `memq.observe.metrics.METRICS` with its series: label values, number."""
+    metric = METRICS[name]
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in islice(series, metric.series_max):
+        family.add_metric(labels, value)
+    return family

@@ -1,0 +1,126 @@
+"""Logging: the logger `memq`, silent until the program configures it.
+
+Each line has a stable event code and a rate.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from memq.runtime.clock import Clock
+
+LINES_MAX = 10  # for one event
+INTERVAL_S = 10.0
+EVENTS_MAX = 1_000
+OUTAGE_INTERVAL_S = 60.0
+
+logging.getLogger("memq").addHandler(logging.NullHandler())
+
+
+@dataclass(slots=True)
+class _Count:
+    since_s: float
+    lines: int = 0
+    suppressed: int = 0
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """Lets `LINES_MAX` lines of an event through in `INTERVAL_S`, and counts the others.
+
+    Pure: time comes in.
+    """
+
+    _counts: dict[str, _Count] = field(default_factory=dict)
+
+    def admit(self, event: str, now_s: float) -> int | None:
+        """Return how many lines of the event were left out since the last one.
+
+        The result is None when this one is left out too.
+        """
+        count = self._counts.get(event)
+        if count is None:
+            if len(self._counts) >= EVENTS_MAX:
+                return None
+            count = self._counts[event] = _Count(now_s)
+        if now_s - count.since_s >= INTERVAL_S:
+            count.since_s, count.lines = now_s, 0
+        if count.lines >= LINES_MAX:
+            count.suppressed += 1
+            return None
+        count.lines += 1
+        suppressed, count.suppressed = count.suppressed, 0
+        return suppressed
+
+
+class EventLog:
+    """Writes events of one part, say a producer or a broker.
+
+    `event` is stable text such as `producer.block-failed`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._limit = RateLimit()
+        self._logger = logging.getLogger("memq")
+
+    def debug(self, event: str, text: str) -> None:
+        """Log what only a developer wants to see."""
+        self._write(logging.DEBUG, event, text, None)
+
+    def info(self, event: str, text: str) -> None:
+        """Log a change of state."""
+        self._write(logging.INFO, event, text, None)
+
+    def warning(self, event: str, text: str, error: BaseException | None = None) -> None:
+        """Log what passes by itself, but should not happen often. With `error` its traceback is added."""
+        self._write(logging.WARNING, event, text, error)
+
+    def error(self, event: str, text: str, error: BaseException | None = None) -> None:
+        """Log an event for an operator. With `error` its traceback is added."""
+        self._write(logging.ERROR, event, text, error)
+
+    def outage(self, event: str, back: str) -> Outage:
+        """Return what logs something that fails again and again, `event`, until it works again, `back`."""
+        return Outage(self, self._clock, event, back)
+
+    def _write(self, level: int, event: str, text: str, error: BaseException | None) -> None:
+        if not self._logger.isEnabledFor(level):
+            return
+        suppressed = self._limit.admit(event, self._clock.monotonic())
+        if suppressed is None:
+            return
+        if suppressed:
+            text = f"{text} ({suppressed} more of {event} were not logged)"
+        self._logger.log(level, "%s: %s", event, text, exc_info=error, extra={"event": event})
+
+
+class Outage:
+    """A repeated failure is logged once, then every minute, and at its end."""
+
+    def __init__(self, events: EventLog, clock: Clock, event: str, back: str) -> None:
+        self._events = events
+        self._clock = clock
+        self._event = event
+        self._back = back
+        self._since_s = self._logged_s = 0.0
+        self._failures = 0
+
+    def failed(self, text: str) -> None:
+        """Note a failure."""
+        now_s = self._clock.monotonic()
+        self._failures += 1
+        if self._failures == 1:
+            self._since_s = self._logged_s = now_s
+            self._events.warning(self._event, text)
+        elif now_s - self._logged_s >= OUTAGE_INTERVAL_S:
+            self._logged_s = now_s
+            self._events.warning(self._event, f"{text} (for {now_s - self._since_s:.0f} s, {self._failures} times)")
+
+    def passed(self) -> None:
+        """Note that it works."""
+        if self._failures:
+            lasted_s = self._clock.monotonic() - self._since_s
+            self._events.info(self._back, f"it works again after {lasted_s:.0f} s and {self._failures} failures")
+            self._failures = 0

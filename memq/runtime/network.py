@@ -1,0 +1,160 @@
+"""The one door to the network, and the bundle of clock, randomness and network that shells get.
+
+Nothing else in the package opens sockets, reads time or draws numbers; the simulation puts its own
+three in place of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import platform
+import random
+import re
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from memq.errors import UnreachableError
+from memq.runtime.clock import Clock, SystemClock
+
+Address = tuple[str, int]
+ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
+
+
+class Listener(Protocol):
+    """A bound port. `close` stops accepting; connections that are open stay open."""
+
+    @property
+    def address(self) -> Address:
+        """The address that is bound, with the real port."""
+        ...
+
+    def close(self) -> None:
+        """Stop accepting."""
+        ...
+
+
+class Network(Protocol):
+    """Streams of bytes between addresses, by asyncio's transports and buffered protocols.
+
+    Promises: bytes arrive in order and unchanged, or the connection is lost.
+    Non-promises: a lost connection may be noticed late or never; written bytes may be lost with it.
+    Raises: UnreachableError when there is nobody, or nobody answers in time.
+    """
+
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
+        """Bind `host:port` (port 0: any free one) and make a protocol for each connection."""
+        ...
+
+    async def connect(
+        self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+    ) -> asyncio.BufferedProtocol:
+        """Connect and return the protocol, after its `connection_made`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SocketListener:
+    """A listening TCP socket of the running event loop."""
+
+    server: asyncio.Server
+    address: Address
+
+    def close(self) -> None:
+        """See `Listener.close`."""
+        self.server.close()
+
+
+class SocketNetwork:
+    """TCP by the running event loop."""
+
+    async def listen(
+        self, host: str, port: int, factory: ProtocolFactory, tls: ssl.SSLContext | None = None
+    ) -> SocketListener:
+        """See `Network.listen`; with `tls` connections are encrypted. The backlog lets thousands come at once."""
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(factory, host, port, backlog=4096, ssl=tls)
+        except (OSError, ValueError) as error:
+            raise _listen_error(format_address((host, port)), error) from error
+        bound = server.sockets[0].getsockname()
+        return SocketListener(server, (bound[0], bound[1]))
+
+    async def connect(
+        self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+    ) -> asyncio.BufferedProtocol:
+        """See `Network.connect`."""
+        loop, where = asyncio.get_running_loop(), format_address((host, port))
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, protocol = await loop.create_connection(factory, host, port)
+        except TimeoutError as error:
+            raise UnreachableError(f"{where} did not answer in {timeout_s:g} s") from error
+        except (OSError, ValueError) as error:
+            raise UnreachableError(f"can't reach {where[:300]}: {_cause(error)}") from error
+        return protocol
+
+
+def _cause(error: OSError | ValueError) -> str:
+    """Return the cause in the system's words, without the loop's additions.
+
+    A ValueError is that of a name that was not even looked up: with a part of 64 letters, an empty one, or a NUL.
+    """
+    if isinstance(error, ValueError):
+        return "no host has such a name"
+    if error.errno is not None and error.errno > 0:  # those of name look-ups are below
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
+
+
+def _listen_error(where: str, error: OSError | ValueError) -> UnreachableError:
+    """Return what to say: the loop puts the address into the text of its errors, in its own way."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        reason, hint = "another process listens there", "choose another port, or 0 for any free one"
+    elif number == errno.EADDRNOTAVAIL:
+        reason, hint = "this machine has no such address", "choose one of this machine's, or 0.0.0.0"
+    else:
+        reason, hint = _cause(error), "choose another address or port"
+    return UnreachableError(f"can't listen on {where[:300]}: {reason}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A shell's environment: time, randomness, network, and the name of its host."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    random: random.Random = field(default_factory=random.SystemRandom)
+    network: Network = field(default_factory=SocketNetwork)
+    host: str = field(default_factory=platform.node)
+
+
+def parse_address(text: str, default_port: int = 9876) -> Address:
+    """Parse `host`, `host:port` or `[v6]:port`.
+
+    Raises: UnreachableError when the port is not a number from 0 to 65535, or there is a scheme or a path.
+    """
+    if "/" in text:
+        raise UnreachableError(f"bad address '{text[:120]}'", hint="write HOST:PORT, without a scheme or a path")
+    host, separator, port = text.strip().rpartition(":")
+    if not separator or (host.count(":") and not host.endswith("]")):
+        return text.strip().strip("[]"), default_port
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise UnreachableError(f"bad port '{port[:20]}' in address '{text[:120]}'", hint="write HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def peer_text(name: object) -> str:
+    """Return the peer's name from a transport's `peername`: an address, or other text of the network."""
+    if isinstance(name, tuple) and len(name) >= 2:
+        return format_address((str(name[0]), int(name[1])))
+    return str(name)
+
+
+def format_address(address: Address) -> str:
+    """Write an address as `host:port`, with brackets around an IPv6 host."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

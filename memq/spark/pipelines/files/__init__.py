@@ -1,0 +1,1 @@
+"""A topic as Parquet files under a manifest."""

@@ -1,0 +1,81 @@
+"""Reads what a manifest names back as a data frame, of files alone: neither queue nor broker is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow
+import pyarrow.parquet
+
+from memq.client.io_thread import io_thread
+from memq.errors import NotFoundError
+from memq.spark.pipelines.files.file_store import FilePlace, latest, open_place
+from memq.spark.pipelines.files.hour_files import FILE_BYTES_MAX
+from memq.spark.pipelines.files.manifest import File, Manifest
+from memq.spark.pipelines.spread import Batches, spread
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_files(
+    spark: SparkSession, place: FilePlace, *, least_ms: int | None = None, greatest_ms: int | None = None
+) -> DataFrame:
+    """Return the records of the highest manifest in files between `least_ms` and `greatest_ms`.
+
+    Raises: NotFoundError when there is no manifest, or no file in it.
+    """
+    manifest = manifest_of(place)
+    files = [file for file in manifest.files if _has(file, least_ms, greatest_ms)]
+    if not manifest.files:
+        raise NotFoundError(f"manifest {manifest.number} of topic '{manifest.topic}' has no files yet")
+    schema = io_thread().run(_schema(place, manifest.files[0]))
+    return spread(spark, _tasks(files), partial(_read, place), schema)
+
+
+def manifest_of(place: FilePlace) -> Manifest:
+    """Return the highest manifest of a place. Raises: NotFoundError."""
+    manifest = io_thread().run(_latest(place))
+    if manifest is None:
+        raise NotFoundError(f"no manifest at '{place.url}'", hint="run the pipeline that writes it")
+    return manifest
+
+
+def _has(file: File, least_ms: int | None, greatest_ms: int | None) -> bool:
+    return (least_ms is None or file.greatest_ms >= least_ms) and (greatest_ms is None or file.least_ms <= greatest_ms)
+
+
+def _tasks(files: Sequence[File]) -> list[list[str]]:
+    """Put files together, in order, to what one task reads."""
+    tasks: list[list[str]] = []
+    left = 0
+    for file in files:
+        if left < file.bytes:
+            tasks.append([])
+            left = FILE_BYTES_MAX
+        tasks[-1].append(file.key)
+        left -= file.bytes
+    return tasks
+
+
+def _read(place: FilePlace, keys: Sequence[str]) -> Batches:
+    for key in keys:
+        data = io_thread().run(_get(place, key))
+        yield from pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).iter_batches()
+
+
+async def _schema(place: FilePlace, file: File) -> pyarrow.Schema:
+    data = await _get(place, file.key)
+    return pyarrow.parquet.read_schema(pyarrow.BufferReader(data)).remove_metadata()
+
+
+async def _get(place: FilePlace, key: str) -> bytes:
+    async with open_place(place) as store:
+        return await store.get(key)
+
+
+async def _latest(place: FilePlace) -> Manifest | None:
+    async with open_place(place) as store:
+        return await latest(store)

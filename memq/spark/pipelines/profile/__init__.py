@@ -1,0 +1,1 @@
+"""Sizes, keys and values of the records of a topic."""

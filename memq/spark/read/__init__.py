@@ -1,0 +1,1 @@
+"""Batch reads: pointers become splits, splits become Arrow batches."""

@@ -1,0 +1,227 @@
+"""Cuts a topic into the work of Spark tasks, by pointers: which batches, grouped how. Pure.
+
+What was sent again lies in the queue twice for as long as the dedup window W, and is read once (DESIGN, rule 9). Tasks
+see a few batches each, so the sequences that earlier batches had are compared here, where all pointers pass in order,
+and a task is told which sequences of its batch were seen: nearly always none. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from pyspark.sql.datasource import InputPartition
+
+from memq.client.consumer.fetch.lookback import Lookback
+from memq.errors import CorruptDataError, MemqError
+from memq.format.blocks.header import StoredBlock
+from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
+from memq.limits import MIB
+from memq.notification import Entry
+from memq.spark.read.pruning import Wanted
+from memq.spark.read.resend_index import EarlierBatches, Seen
+from memq.spark.stores import StoreUrls
+from memq.spark.streaming.task_ranges import TaskAudit
+from memq.topic import Position
+
+PARTS_MAX = 4_096  # batches of one task
+# So many tasks share a small read, if each is worth its own cost. These are numbers, and not the cores of a machine: a
+# read must be cut the same way wherever it runs again, since who writes it on with low latency names what it sends by
+# batch and task.
+SPREAD_TASKS = 8
+SPREAD_BYTES_MIN = 8 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A task's part of one batch: records `low` up to `high` (exclusive; None: to its end).
+
+    `seen` are the sequences that batches before it had, where damage is passed over if they are sound in one of
+    `earlier`, unless that is empty. `copies` are stored blocks with some of these sequences, and perhaps other records.
+    With `by_index` blocks that can't match are not fetched.
+    `cause` is why the pointer itself can't be read; of an `orphan` there would have been none.
+    """
+
+    partition: int
+    offset: int
+    pointer: Pointer | None
+    low: int = 0
+    high: int | None = None
+    seen: tuple[Seen, ...] = ()
+    earlier: tuple[Pointer, ...] = ()
+    copies: tuple[StoredBlock, ...] = ()
+    by_index: bool = False
+    orphan: bool = False
+    cause: MemqError | None = None
+
+    @property
+    def bytes(self) -> int:
+        """How many stored bytes it takes."""
+        return self.pointer.locations[0].length if self.pointer is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """Settings shared by all tasks of a read, without keys."""
+
+    urls: StoreUrls
+    wanted: Wanted
+    prefetch_bytes: int
+    skip_damaged: bool
+    dedup: bool
+    missing_s: float
+
+
+class Split(InputPartition):
+    """The batches that one task reads, in order, and how; without settings there is nothing to read.
+
+    The settings are here since PySpark sends the reader to tasks as it is before `partitions` is called.
+    """
+
+    def __init__(self, parts: Sequence[Part], settings: TaskSettings | None) -> None:
+        super().__init__(None)
+        self.parts = tuple(parts)
+        self.settings = settings
+        self.audit: TaskAudit | None = None  # what it reports, where somebody wants to know
+
+
+class PartitionPlan:
+    """One read partition from `start` to `end` (exclusive): the window before it, then pointers."""
+
+    def __init__(
+        self,
+        start: Position,
+        end: Position,
+        window_ms: int,
+        wanted: Wanted,
+        *,
+        dedup: bool,
+        keep_earlier: bool = False,
+    ) -> None:
+        self._start = start
+        self._end = end
+        self._wanted = wanted
+        self._dedup = dedup
+        self._lookback = Lookback(window_ms)
+        self._earlier = EarlierBatches(window_ms) if dedup and keep_earlier else None
+
+    def go_on(self, start: Position, end: Position) -> None:
+        """Go on where the plan ended, behind a whole batch: what was seen stays seen."""
+        assert start == self._end, f"plan goes on at {start}, not at {self._end}"
+        assert not start.record_index, f"plan goes on inside of a batch, at {start}"
+        self._start, self._end = start, end
+
+    def needs_index(self, pointer: Pointer) -> bool:
+        """Whether the pointer does not name all producers of its batch, and it matters."""
+        return self._dedup and not pointer.producers_complete
+
+    def look_back(self, time_ms: int, pointer: Pointer) -> None:
+        """Take a pointer of the window before the start."""
+        self._lookback.advance(time_ms)
+        self._note(time_ms, pointer)
+
+    def take(self, entry: Entry, pointer: Pointer | MemqError, *, orphan: bool = False) -> Part | None:
+        """Take the next entry; return what is to be read of it, if anything."""
+        low = self._start.record_index if entry.offset == self._start.pointer_offset else 0
+        high = self._end.record_index if entry.offset == self._end.pointer_offset else None
+        partition = self._start.read_partition
+        if not isinstance(pointer, Pointer):
+            return Part(partition, entry.offset, None, cause=pointer)
+        if pointer.kind != "data":
+            return None
+        self._lookback.advance(entry.time_ms)
+        seen = self._seen(pointer) if self._dedup else ()
+        earlier = self._earlier.holders(entry.time_ms, pointer, seen) if self._earlier and seen else ()
+        self._note(entry.time_ms, pointer)
+        if not self._wanted.may_match(pointer):
+            return None
+        by_index = not self._wanted.surely_matches(pointer)
+        held = tuple(self._slim(each) for each in earlier)
+        return Part(
+            partition, entry.offset, self._slim(pointer), low, high, seen, held, by_index=by_index, orphan=orphan
+        )
+
+    def _seen(self, pointer: Pointer) -> tuple[Seen, ...]:
+        return tuple(
+            (producer.producer, seen)
+            for producer in pointer.producers
+            for first, next_ in producer.ranges
+            for seen in self._lookback.seen(pointer.partition, producer.producer, first, next_)
+        )
+
+    def _note(self, time_ms: int, pointer: Pointer) -> None:
+        if self._earlier is not None:
+            self._earlier.note(time_ms, pointer)
+        if self._dedup:
+            for producer in pointer.producers:
+                for first, next_ in producer.ranges:
+                    self._lookback.note(pointer.partition, producer.producer, first, next_)
+
+    def _slim(self, pointer: Pointer) -> Pointer:
+        """Leave out what a task does not need. Whoever reads all that is stored passes over nothing."""
+        return replace(
+            pointer,
+            producers=(),
+            producers_complete=False,
+            adopted=(),
+            ended=(),
+            named=(),
+            extra={},
+            skip=pointer.skip if self._dedup else (),
+        )
+
+
+def read_pointer(entry: Entry) -> Pointer | MemqError:
+    """Return the pointer of an entry, or why it can't be read."""
+    try:
+        return decode_pointer(entry.body)
+    except CorruptDataError as error:
+        return error
+
+
+def with_blocks(pointer: Pointer, blocks: Iterable[tuple[int, int, int]]) -> Pointer:
+    """Return the pointer with all producers of its batch: (producer, first, next) of each block."""
+    return replace(pointer, producers=tuple(ProducerRanges(each, ((first, next_),)) for each, first, next_ in blocks))
+
+
+def spread_bytes(parts: Sequence[Part], bytes_max: int) -> int:
+    """Return the bound of a split's stored bytes by which a small read is shared evenly.
+
+    What one task could read leaves the other cores idle: 128 MiB with zstd are two seconds of one core. The bound is
+    the least, to 3 %, that makes no more than `SPREAD_TASKS` splits.
+    """
+    low = max(SPREAD_BYTES_MIN, -(-sum(part.bytes for part in parts) // SPREAD_TASKS))
+    if low >= bytes_max or _splits(parts, low) <= SPREAD_TASKS:
+        return min(low, bytes_max)
+    high, step = bytes_max, low // 32
+    while high - low > step:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _splits(parts, middle) <= SPREAD_TASKS else (middle, high)
+    return high
+
+
+def _splits(parts: Sequence[Part], bytes_max: int) -> int:
+    """Return how many splits there would be."""
+    number = size = 0
+    for part in parts:
+        size += part.bytes
+        if not number or size > bytes_max:
+            number, size = number + 1, part.bytes
+    return number
+
+
+def split_parts(parts: Iterable[Part], bytes_max: int, settings: TaskSettings) -> list[Split]:
+    """Put parts together, in order, to splits of about `bytes_max` stored bytes."""
+    splits: list[Split] = []
+    held: list[Part] = []
+    size = 0
+    for part in parts:
+        if held and (size + part.bytes > bytes_max or len(held) >= PARTS_MAX):
+            splits.append(Split(held, settings))
+            held, size = [], 0
+        held.append(part)
+        size += part.bytes
+    if held:
+        splits.append(Split(held, settings))
+    return splits

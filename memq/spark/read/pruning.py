@@ -1,0 +1,170 @@
+"""The effect of a query's filters: partitions, batches by pointers, blocks by index. Pure.
+
+A pointer and an index entry bound times and have a bit for each tag's hash: they tell for sure what can't match, never
+what does. So Spark filters again by tag and time; only topic and partition are settled here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from memq.format.blocks.header import tag_bit
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer
+from memq.limits import TIME_MS_END
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Possible matches: topics and partitions (None: all), tag bits (0: all), times in Unix ms."""
+
+    topics: frozenset[str] | None = None
+    partitions: tuple[range, ...] = ()  # each of them must hold the number
+    numbers: frozenset[int] | None = None
+    tag_bits: int = 0
+    least_ms: int = -TIME_MS_END
+    greatest_ms: int = TIME_MS_END
+
+    def has(self, topic: str, partition: int) -> bool:
+        """Whether records of this read partition may match."""
+        return (
+            (self.topics is None or topic in self.topics)
+            and (self.numbers is None or partition in self.numbers)
+            and all(partition in part for part in self.partitions)
+        )
+
+    def may_match(self, batch: Pointer | BlockEntry) -> bool:
+        """Whether a batch, or a block, may have a record that matches."""
+        return (
+            (not self.tag_bits or bool(batch.tag_bits & self.tag_bits))
+            and batch.least_ms <= self.greatest_ms
+            and batch.greatest_ms >= self.least_ms
+        )
+
+    def surely_matches(self, batch: Pointer) -> bool:
+        """Whether none of its blocks can be left out, as far as its pointer tells."""
+        return (
+            (not self.tag_bits or batch.tag_bits & ~self.tag_bits == 0)
+            and self.least_ms <= batch.least_ms
+            and batch.greatest_ms <= self.greatest_ms
+        )
+
+
+def take_filters(filters: Sequence[Filter], columns: Sequence[str]) -> tuple[Wanted, list[Filter]]:
+    """Return the combined filter of a query, and the filters that records must still pass.
+
+    `columns` are those that are memq's own: a decoded field may be called `tag`, and says nothing of the record's.
+    """
+    wanted, left = Wanted(), []
+    for one in filters:
+        ours = getattr(one, "attribute", ()) in [(name,) for name in columns]
+        taken = _take(wanted, one) if ours else None
+        if taken is not None:
+            wanted = taken
+        if taken is None or not _is_settled(one):
+            left.append(one)
+    return wanted, left
+
+
+def _is_settled(one: Filter) -> bool:
+    return getattr(one, "attribute", ()) in (("topic",), ("partition",))
+
+
+def _take(wanted: Wanted, one: Filter) -> Wanted | None:
+    """Return `wanted` with one more filter; None for a filter that can't be used."""
+    column = getattr(one, "attribute", ())
+    values = _values(one)
+    if column == ("topic",) and values is not None:
+        topics = frozenset(values)
+        return replace(wanted, topics=topics if wanted.topics is None else topics & wanted.topics)
+    if column == ("tag",) and values is not None and not wanted.tag_bits:
+        bits = 0
+        for value in values:
+            bits |= tag_bit(value)
+        return replace(wanted, tag_bits=bits)
+    if column == ("partition",):
+        return _take_partition(wanted, one, values)
+    if column == ("timestamp",):
+        return _take_time(wanted, one, values)
+    return None
+
+
+def _values(one: Filter) -> list[Any] | None:
+    """Return the values that a column must have one of; None when it is another kind of filter."""
+    if isinstance(one, In):
+        return [value for value in one.value if value is not None] or None
+    if isinstance(one, EqualTo | EqualNullSafe) and one.value is not None:
+        return [one.value]
+    return None
+
+
+def _take_partition(wanted: Wanted, one: Filter, values: list[Any] | None) -> Wanted | None:
+    if values is not None:
+        numbers = frozenset(map(int, values))
+        return replace(wanted, numbers=numbers if wanted.numbers is None else numbers & wanted.numbers)
+    bound = getattr(one, "value", None)
+    if not isinstance(bound, int):
+        return None
+    part = _range_of(one, bound)
+    return None if part is None else replace(wanted, partitions=(*wanted.partitions, part))
+
+
+def _range_of(one: Filter, bound: int) -> range | None:
+    end = 1 << 31
+    match one:
+        case GreaterThan():
+            return range(bound + 1, end)
+        case GreaterThanOrEqual():
+            return range(bound, end)
+        case LessThan():
+            return range(bound)
+        case LessThanOrEqual():
+            return range(bound + 1)
+    return None
+
+
+def _take_time(wanted: Wanted, one: Filter, values: list[Any] | None) -> Wanted | None:
+    bounds = values if values is not None else [getattr(one, "value", None)]
+    moments = [bound for bound in bounds if isinstance(bound, datetime) and bound.tzinfo is not None]
+    if len(moments) < len(bounds):
+        return None
+    # Times are whole milliseconds: the first one at or behind each bound, and the last one at or before it.
+    first = [-((_EPOCH - moment) // _MILLISECOND) for moment in moments]
+    last = [(moment - _EPOCH) // _MILLISECOND for moment in moments]
+    if values is not None:
+        return _earlier(_later(wanted, min(first)), max(last))
+    match one:
+        case GreaterThan():
+            return _later(wanted, last[0] + 1)
+        case GreaterThanOrEqual():
+            return _later(wanted, first[0])
+        case LessThan():
+            return _earlier(wanted, first[0] - 1)
+        case LessThanOrEqual():
+            return _earlier(wanted, last[0])
+    return None
+
+
+def _later(wanted: Wanted, least_ms: int) -> Wanted:
+    return replace(wanted, least_ms=max(wanted.least_ms, least_ms))
+
+
+def _earlier(wanted: Wanted, greatest_ms: int) -> Wanted:
+    return replace(wanted, greatest_ms=min(wanted.greatest_ms, greatest_ms))

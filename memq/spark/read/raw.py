@@ -1,0 +1,245 @@
+"""Reads objects by listing alone, without a queue: pointers are rebuilt from indexes.
+
+Pointers of an epoch go out in the order of its batches. So what lies behind a hole in the batch sequences of an epoch,
+no further than a ring is long, was stored by an owner that never came to publish it: no pointer would have named it.
+Retention leaves no such hole, since it takes the oldest first. Batches of a topic may lie in objects that topics share,
+for good or since they waited long: below a topic's folder those are looked at, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
+from memq.format.key import is_cold_object, parse_object_key, shared_prefix
+from memq.format.object import BatchEntry, ObjectIndex, Trailer, parse_index, parse_trailer
+from memq.format.pointer import Location, Pointer, ProducerRanges
+from memq.limits import KIB, TRAILER_BYTES
+from memq.notification import Entry
+from memq.runtime.network import Runtime
+from memq.spark.options import ReadOptions
+from memq.spark.read.planner import Part, PartitionPlan, Split
+from memq.spark.read.pruning import Wanted
+from memq.spark.read.reading import settings_of, splits_of
+from memq.spark.stores import ANY, StoreUrls, TaskStores
+from memq.storage_handlers import ObjectEntry, ObjectReader
+from memq.topic import Position, is_internal
+
+READS_MAX = 16  # indexes that are read at once
+TAIL_BYTES = 16 * KIB  # what is read of an object at first: nearly always its whole index
+RING_SLOTS_MAX = 256  # how many batches an owner may store beyond one that it has not
+_FOR_EVER_MS = 1 << 60
+_END = Position(0, 1 << 60)
+_TOPIC_FOLDER = re.compile(r"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/")
+Epoch = tuple[str, int, int]  # topic id, write partition, epoch
+Order = tuple[str, int, int, int, str]  # the same and batch sequence, key
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatch:
+    """One batch as its object tells of it, or why the object can't be read."""
+
+    key: str
+    pointer: Pointer | None = None
+    cause: MemqError | None = None
+
+    @property
+    def order(self) -> Order:
+        """Where it comes: by topic and partition, then as its owners stored it."""
+        if self.pointer is None:
+            return ("", 0, 0, 0, self.key)
+        found = self.pointer
+        return (found.topic_id, found.partition, found.epoch, found.batch_sequence, self.key)
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether it is of one of memq's own topics, which are read by their folder only."""
+        return self.pointer is not None and is_internal(self.pointer.topic)
+
+    def is_of(self, topic: str) -> bool:
+        """Whether it is of a topic; what can't be read of a shared object may be of any."""
+        return self.pointer is None or self.pointer.topic == topic
+
+
+async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> list[Split]:
+    """Return what tasks read of the objects below `options.path`.
+
+    Raises: InvalidSettingError for places that only a queue knows; NotFoundError when there are none at all;
+    DeniedError, StoreError.
+    """
+    root, prefix = split_path(options.path)
+    urls = StoreUrls({ANY: root}, options.config, options.profile)
+    stores = TaskStores(urls, runtime)
+    try:
+        batches = [batch async for batch in _batches(stores.open(ANY), prefix)]
+        topic = _TOPIC_FOLDER.match(prefix)
+        if topic is not None:
+            shared = _batches(stores.open(ANY), shared_prefix(topic["cluster"]))
+            batches += [batch async for batch in shared if batch.is_of(topic["topic"])]
+        if not batches:  # else a wrong name would look like a topic without records
+            raise NotFoundError(
+                f"there are no objects of memq below '{options.path[:200]}'",
+                hint="name a store, or a folder of it such as CLUSTER/topics/TOPIC",
+            )
+        if topic is None:
+            batches = [batch for batch in batches if not batch.is_internal]
+    finally:
+        await stores.close()
+    parts = _parts(once(sorted(batches, key=lambda batch: batch.order)), options, wanted)
+    return splits_of(parts, options, settings_of(options, urls, wanted))
+
+
+def once(batches: Sequence[RawBatch]) -> list[RawBatch]:
+    """Leave out batches, in order, that were copied into a large object and still exist."""
+    found: list[RawBatch] = []
+    for batch in batches:
+        last = found[-1] if found else None
+        if last is None or last.pointer is None or last.order[:-1] != batch.order[:-1]:
+            found.append(batch)
+        elif not (is_cold_object(last.key) or is_cold_object(batch.key)):
+            found.append(batch)  # stored again, since its pointer was late
+    return found
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Return the store's address for `path`, and the prefix of its keys.
+
+    Keys begin with the cluster, then `topics` or `shared`; a path without one of these is the store itself.
+    """
+    url = urlsplit(path if "://" in path or path.startswith("file:") else f"file:{path}")
+    folders = unquote(url.path)
+    parts = PurePosixPath(os.path.abspath(folders) if url.scheme == "file" else folders).parts
+    at = max((number for number, part in enumerate(parts) if part in ("topics", "shared")), default=len(parts) + 1)
+    folder = str(PurePosixPath(*parts[: at - 1])) if at > 1 else ""
+    prefix = "/".join(parts[at - 1 :])
+    return urlunsplit((url.scheme, url.netloc, folder, url.query, "")), f"{prefix}/" if prefix else ""
+
+
+async def _batches(store: ObjectReader, prefix: str) -> AsyncIterator[RawBatch]:
+    """Yield the batches of all objects below, a few objects at once."""
+    turn: list[ObjectEntry] = []
+    async for entry in store.list(prefix):
+        try:
+            parse_object_key(entry.key)
+        except InvalidRequestError:
+            continue  # not memq's
+        turn.append(entry)
+        if len(turn) == READS_MAX:
+            for batch in await _read_all(store, turn):
+                yield batch
+            turn = []
+    for batch in await _read_all(store, turn):
+        yield batch
+
+
+async def _read_all(store: ObjectReader, entries: Sequence[ObjectEntry]) -> list[RawBatch]:
+    found = await asyncio.gather(*(_read_one(store, entry) for entry in entries))
+    return [batch for batches in found for batch in batches]
+
+
+async def _read_one(store: ObjectReader, entry: ObjectEntry) -> list[RawBatch]:
+    try:
+        index, trailer = await _read_index(store, entry)
+    except CorruptDataError as error:
+        return [RawBatch(entry.key, cause=CorruptDataError(f"object '{entry.key}': {error}"))]
+    return [RawBatch(entry.key, _pointer_of(entry.key, index, trailer, batch)) for batch in index.batches]
+
+
+async def _read_index(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectIndex, Trailer]:
+    if entry.size < TRAILER_BYTES:
+        raise CorruptDataError(f"it has {entry.size} bytes")
+    start = max(0, entry.size - TAIL_BYTES)
+    tail = memoryview(await store.get_range(entry.key, start, entry.size - start))
+    trailer = parse_trailer(tail[-TRAILER_BYTES:], entry.size)
+    if trailer.index_offset < start:
+        data = memoryview(await store.get_range(entry.key, trailer.index_offset, trailer.index_length))
+    else:
+        at = trailer.index_offset - start
+        data = tail[at : at + trailer.index_length]
+    return parse_index(data, trailer), trailer
+
+
+def _pointer_of(key: str, index: ObjectIndex, trailer: Trailer, batch: BatchEntry) -> Pointer:
+    """Return what the batch's pointer has said, as far as a reader needs it."""
+    blocks, topic = index.blocks_of(batch), index.meta.topics[batch.topic]
+    tag_bits = 0
+    for block in blocks:
+        tag_bits |= block.tag_bits
+    return Pointer(
+        kind="data",
+        cluster=index.meta.cluster,
+        topic=topic.name,
+        topic_id=topic.id,
+        partition=batch.partition,
+        epoch=batch.epoch,
+        batch_sequence=batch.batch_sequence,
+        locations=(
+            Location(store="raw", key=key, offset=batch.offset, length=batch.length, index=trailer.index_offset),
+        ),
+        records=batch.records,
+        least_ms=min(block.least_ms for block in blocks),
+        greatest_ms=max(block.greatest_ms for block in blocks),
+        tag_bits=tag_bits,
+        sealed_ms=batch.appended_ms,
+        producers=tuple(
+            ProducerRanges(block.producer_id, ((block.first_sequence, block.next_sequence),)) for block in blocks
+        ),
+    )
+
+
+def _parts(batches: Sequence[RawBatch], options: ReadOptions, wanted: Wanted) -> list[Part]:
+    """Return the batches to read, each numbered within its partition in place of an offset."""
+    low_ms, high_ms = _time_of("start", options.start, -_FOR_EVER_MS), _time_of("end", options.end, _FOR_EVER_MS)
+    orphans = find_orphans(batches)
+    plans: dict[tuple[str, int], tuple[PartitionPlan, int]] = {}
+    parts: list[Part] = []
+    for batch in batches:
+        pointer = batch.pointer
+        if pointer is None:
+            parts.append(Part(0, 0, None, cause=batch.cause))
+            continue
+        place = (pointer.topic_id, pointer.partition)
+        if place not in plans:
+            start = Position(pointer.partition, 0)
+            plan = PartitionPlan(start, _END, _FOR_EVER_MS, wanted, dedup=options.dedup, keep_earlier=True)
+            plans[place] = plan, 0
+        plan, number = plans[place]
+        plans[place] = plan, number + 1
+        part = plan.take(Entry(number, 0, b""), pointer, orphan=batch.order in orphans)
+        if part and low_ms <= pointer.sealed_ms < high_ms and wanted.has(pointer.topic, pointer.partition):
+            parts.append(part)
+    return parts
+
+
+def _time_of(name: str, point: object, otherwise: int) -> int:
+    if isinstance(point, int):
+        return point
+    if isinstance(point, Mapping) or point != {"start": "beginning", "end": "end"}[name]:
+        raise InvalidSettingError(
+            f"option '{name}' = {point!r} needs a queue, and 'path' reads objects alone", hint="give a time"
+        )
+    return otherwise
+
+
+def find_orphans(batches: Sequence[RawBatch]) -> frozenset[Order]:
+    """Return which batches no pointer would have named, by their order."""
+    epochs: dict[Epoch, dict[int, list[Order]]] = {}
+    for batch in batches:
+        if batch.pointer is not None:
+            found = batch.pointer
+            numbers = epochs.setdefault((found.topic_id, found.partition, found.epoch), {})
+            numbers.setdefault(found.batch_sequence, []).append(batch.order)
+    return frozenset(order for numbers in epochs.values() for order in _behind_hole(numbers))
+
+
+def _behind_hole(numbers: Mapping[int, Sequence[Order]]) -> list[Order]:
+    """Return what is behind the first hole that is no further from the last number than a ring is long."""
+    last = max(numbers)
+    holes = [number for number in range(max(min(numbers), last - RING_SLOTS_MAX), last) if number not in numbers]
+    return [order for number, orders in numbers.items() if holes and number > holes[0] for order in orders]

@@ -1,0 +1,249 @@
+"""A Spark task: prefetches its batches from the store, and makes Arrow batches of blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.lookback import Lookback, Verdict
+from memq.client.consumer.fetch.pieces import Piece, missing_batch
+from memq.client.io_thread import io_thread
+from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
+from memq.format.blocks.columns import BlockReader
+from memq.format.blocks.header import StoredBlock
+from memq.format.pointer import Pointer
+from memq.format.report import Stage
+from memq.notification.stored_blocks import claim_of, conflict_of, stored_block
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.spark.read.arrow_rows import BlockPlace, RowMaker
+from memq.spark.read.planner import Part, Split, TaskSettings
+from memq.spark.read.resend_index import Seen, sound_blocks, sound_copies
+from memq.spark.stores import TaskStores
+from memq.spark.streaming.task_ranges import TaskAudit
+from memq.spark.streaming.task_report import TaskReport
+from memq.spark.worker import begin_tasks
+from memq.topic import Position
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FETCHES_MAX = 32
+
+
+def read_split(split: Split, rows: RowMaker) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the records of a split, one Arrow batch for each block.
+
+    Raises: CorruptDataError naming object and block, unless damage is skipped; UnsupportedFormatError; RetryableError
+    of the store, which Spark answers with another try of the task; DeniedError.
+    """
+    settings = split.settings
+    assert settings is not None, "a split without settings has nothing to read"
+    begin_tasks()
+    thread = io_thread()
+    stores = TaskStores(settings.urls, Runtime())
+    report = thread.run(_report_of(split.audit)) if split.audit is not None else None
+    ahead = _Ahead(stores.fetcher(settings.missing_s), split.parts, settings)
+    whole = False
+    try:
+        while (found := thread.run(_next(ahead, report))) is not None:
+            yield from _rows_of(found, settings, rows, report)
+        whole = True
+    finally:
+        thread.run(_close(ahead, stores, report, whole=whole))
+
+
+async def _report_of(audit: TaskAudit) -> TaskReport:
+    return TaskReport(audit, Runtime())
+
+
+async def _next(ahead: _Ahead, report: TaskReport | None) -> _Fetched | None:
+    if report is not None:
+        await report.take()
+    return await ahead.next()
+
+
+async def _close(ahead: _Ahead, stores: TaskStores, report: TaskReport | None, *, whole: bool) -> None:
+    await ahead.close()
+    await stores.close()
+    if report is not None:
+        await report.close(whole=whole)
+
+
+class _Fetched(NamedTuple):
+    """A batch in pieces, which of its sequences were read with batches before it, and blocks that have some of them."""
+
+    part: Part
+    pieces: Sequence[Piece]
+    seen: Sequence[Seen]
+    copies: Sequence[StoredBlock]
+
+
+class _Ahead:
+    """Fetches batches in parallel within a byte budget, and hands them out in order.
+
+    It lives on the I/O thread.
+    """
+
+    def __init__(self, fetcher: Fetcher, parts: Sequence[Part], settings: TaskSettings) -> None:
+        self._fetcher = fetcher
+        self._parts = deque(parts)
+        self._settings = settings
+        self._fetches: deque[tuple[Part, asyncio.Task[_Fetched]]] = deque()
+        self._held_bytes = 0
+
+    async def next(self) -> _Fetched | None:
+        """Return the next batch; None at the end."""
+        self._fill()
+        if not self._fetches:
+            return None
+        part, fetch = self._fetches.popleft()
+        fetched = await fetch
+        self._held_bytes -= part.bytes
+        self._fill()
+        return fetched
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        fetches = [fetch for _, fetch in self._fetches]
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    def _fill(self) -> None:
+        """Start fetches when half of them were handed out: at least one, whatever its size.
+
+        Many at once, since those of neighbours in one large object become one request.
+        """
+        if len(self._fetches) > FETCHES_MAX // 2:
+            return
+        while self._parts and len(self._fetches) < FETCHES_MAX:
+            size = self._parts[0].bytes
+            if self._fetches and self._held_bytes + size > self._settings.prefetch_bytes:
+                return
+            part = self._parts.popleft()
+            self._held_bytes += size
+            fetch = asyncio.get_running_loop().create_task(self._fetch(part), name="spark fetches")
+            self._fetches.append((part, fetch))
+
+    async def _fetch(self, part: Part) -> _Fetched:
+        if part.pointer is None:
+            return _Fetched(part, [Piece(0, 0, 0, None, memoryview(b""), part.cause)], (), ())
+        pieces = await self._pieces(part.pointer, by_index=part.by_index)
+        if not part.earlier:
+            return _Fetched(part, pieces, part.seen, part.copies)
+        earlier = [(pointer, await self._pieces(pointer)) for pointer in part.earlier]
+        seen = sound_copies(part.seen, earlier) if self._settings.skip_damaged else part.seen
+        return _Fetched(part, pieces, seen, (*part.copies, *sound_blocks(earlier)))
+
+    async def _pieces(self, pointer: Pointer, *, by_index: bool = False) -> Sequence[Piece]:
+        try:
+            if by_index:
+                return await self._fetcher.fetch_blocks(pointer, self._settings.wanted.may_match)
+            return await self._fetcher.fetch(pointer)
+        except NotFoundError as error:
+            return missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
+
+
+def _rows_of(
+    fetched: _Fetched, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
+) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the records of one batch, without seen ones and those that its pointer skips."""
+    part, pieces = fetched.part, fetched.pieces
+    seen = Lookback(1)
+    pointer = part.pointer
+    writer, skip = (pointer.partition, frozenset(pointer.skip)) if pointer is not None else (0, frozenset())
+    for producer, (first, next_) in fetched.seen:
+        seen.note(writer, producer, first, next_)
+    stored = list(fetched.copies)
+    for piece in pieces:
+        low, high = max(0, part.low - piece.first), piece.records
+        if part.high is not None:
+            high = min(high, part.high - piece.first)
+        if piece.number in skip or (low >= high and piece.records):
+            if piece.header is not None and piece.number not in skip:
+                _judge(seen, writer, piece)
+            continue
+        if piece.header is None:
+            yield from _damaged(part, piece, settings, rows, report)
+            continue
+        stage: Stage = "fetched"
+        if settings.dedup and _judge(seen, writer, piece) is Verdict.SEEN and not _conflicts(part, piece, stored):
+            stage = "dropped"
+        stored.append(stored_block(piece.header))
+        if stage == "fetched":
+            try:
+                batch = rows.block(_place_of(part, piece), BlockReader(piece.data, piece.header), low, high)
+            except CorruptDataError as error:
+                yield from _damaged(part, piece._replace(header=None, cause=error), settings, rows, report)
+                continue
+            yield batch
+        if report is not None:
+            report.note(stage, part, piece.header, low, high)
+
+
+def _judge(seen: Lookback, writer: int, piece: Piece) -> Verdict:
+    header = piece.header
+    assert header is not None
+    return seen.judge(writer, header.producer_id, header.first_sequence, header.next_sequence)
+
+
+def _conflicts(part: Part, piece: Piece, stored: Sequence[StoredBlock]) -> bool:
+    """Whether a block whose sequences were seen holds other records than those before it; that is logged."""
+    header = piece.header
+    assert header is not None
+    claim = claim_of(header)
+    other = [
+        block
+        for block in stored
+        if block.producer_id == claim[0]
+        and block.first_sequence < claim[2]
+        and claim[1] < block.next_sequence
+        and not block.is_copied_by(header)
+    ]
+    if other:
+        place = _place_of(part, piece)
+        where = (
+            f"topic '{place.topic}' at {Position(part.partition, part.offset, piece.first)}, object '{place.object}'"
+        )
+        events = EventLog(Runtime().clock)
+        events.error("spark.identity-conflict", f"{where}, read all the same: {conflict_of(header, other)}")
+    return bool(other)
+
+
+def _damaged(
+    part: Part, piece: Piece, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
+) -> Iterator[pyarrow.RecordBatch]:
+    """Pass over a damaged block, telling of it in the column `damage` if that is read.
+
+    Raises: see `read_split`.
+    """
+    cause = piece.cause
+    assert cause is not None
+    place = _place_of(part, piece)
+    if report is not None:
+        report.damage(part, piece)
+    if settings.skip_damaged and piece.first < part.low:
+        return  # told by who read its first record, in the micro-batch before
+    if not settings.skip_damaged or isinstance(cause, UnsupportedFormatError):
+        at = Position(part.partition, part.offset, piece.first)
+        raise type(cause)(
+            f"block {piece.number} of object '{place.object}' at {at} of topic '{place.topic}': {cause}",
+            hint="run memq verify; with onDamaged = skip all others are read",
+        ) from cause
+    where = f"topic '{place.topic}' at {Position(part.partition, part.offset, piece.first)}, object '{place.object}'"
+    events = EventLog(Runtime().clock)
+    events.error("spark.damage-skipped", f"{where}, block {piece.number}: {cause}")
+    told = rows.damage(place, piece.number, piece.records, cause)
+    if told is not None:
+        yield told
+
+
+def _place_of(part: Part, piece: Piece) -> BlockPlace:
+    pointer = part.pointer
+    if not isinstance(pointer, Pointer):
+        return BlockPlace("", part.partition, part.offset, 0, "")
+    return BlockPlace(pointer.topic, part.partition, part.offset, piece.first, pointer.locations[0].key, part.orphan)

@@ -1,0 +1,1 @@
+"""Streaming reads: offsets, micro-batches, and their reports to the audit."""

@@ -1,0 +1,254 @@
+"""The driver's side of a stream: asks the queue for ends, and plans between two offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from memq.client.consumer.fetch.expiry import expired_error
+from memq.client.link_pool import bootstrap_addresses
+from memq.errors import RetryableError
+from memq.format.report import BeginReason
+from memq.notification import Entry
+from memq.runtime.backoff import backoff_s
+from memq.runtime.network import Runtime, format_address
+from memq.spark.access import Access, open_access
+from memq.spark.options import ReadOptions
+from memq.spark.read.planner import Part, PartitionPlan, Split, read_pointer
+from memq.spark.read.planning import Stretch, check_positions, parts_of, place_of, plan_of
+from memq.spark.read.pruning import Wanted
+from memq.spark.read.reading import settings_of, splits_of
+from memq.spark.streaming.offsets import Admission, Place, Places, decode_offsets, encode_offsets
+from memq.spark.streaming.stream_report import StreamReport
+from memq.spark.streaming.task_ranges import ReadPlace, TaskAudit, stretches_of
+from memq.topic import ReadPartition
+
+Result = TypeVar("Result")
+Offsets = Mapping[str, Any]
+RETRY_S_MAX = 60.0  # a stream outlives a restart of brokers and of the queue
+_RETRY_S_BASE = 0.1
+_RETRY_S_MOST = 2.0
+_WANTED = Wanted()  # Spark pushes no filters into streams
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The bounds of a micro-batch: stored records and bytes, None for none."""
+
+    records_max: int | None = None
+    bytes_max: int | None = None
+
+
+class Stream:
+    """One stream on one event loop. Nothing is opened before the first question."""
+
+    def __init__(self, options: ReadOptions, runtime: Runtime) -> None:
+        self._options = options
+        self._runtime = runtime
+        self._stack = AsyncExitStack()
+        self._access: Access | None = None
+        self._ends: dict[ReadPartition, Place] | None = None
+        self._plans: dict[ReadPartition, tuple[Place, PartitionPlan]] = {}
+        self._report: StreamReport | None = None
+        self._begins: BeginReason = "stored"
+
+    async def initial(self) -> dict[str, Any]:
+        """Return the offset of the start that was asked for."""
+        return encode_offsets(await self._tried(self._initial))
+
+    async def latest(self, start: Offsets, limit: Limit) -> dict[str, Any]:
+        """Return how far a micro-batch from `start` goes; `start` itself when there is nothing.
+
+        Raises: PositionExpiredError when retention took what is next, unless that is passed over; InvalidRequestError
+        for the offsets of other topics.
+        """
+
+        async def latest(access: Access) -> Places:
+            places = decode_offsets(start, _partitions(access))
+            await self._stand(places)
+            ends = self._ends or await self._found_ends(access, places)
+            for partition, place in places.items():
+                await self._check_expired(access, partition, place)
+            if limit == Limit():
+                return {partition: max(place, ends[partition], key=_order) for partition, place in places.items()}
+            return await self._admit(access, places, ends, limit)
+
+        return encode_offsets(await self._tried(latest))
+
+    async def ends(self) -> dict[str, Any]:
+        """Return the offset behind all that is in the queue now."""
+        return encode_offsets(await self._tried(lambda access: self._found_ends(access, {})))
+
+    async def fix_ends(self) -> None:
+        """From here on nothing is new: what is in the queue now is the end."""
+        self._ends = await self._tried(lambda access: self._found_ends(access, {}))
+
+    async def plan(self, start: Offsets, end: Offsets) -> list[Split]:
+        """Return what tasks read between two offsets, always the same. Raises: as `latest`."""
+
+        async def plan(access: Access) -> list[Split]:
+            parts: dict[ReadPartition, list[Part]] = {}
+            first, last = (decode_offsets(offsets, _partitions(access)) for offsets in (start, end))
+            await self._stand(first)
+            for partition, place in first.items():
+                if place.position(partition) < last[partition].position(partition):
+                    await self._check_expired(access, partition, place)
+                    parts[partition] = [part async for part in self._parts(access, partition, place, last[partition])]
+            settings = settings_of(self._options, access.urls, _WANTED)
+            splits = splits_of([part for found in parts.values() for part in found], self._options, settings)
+            self._let_report(access, splits, parts, first, last)
+            return splits
+
+        return await self._tried(plan)
+
+    async def close(self) -> None:
+        """Let go of the connections, with a last word to the audit."""
+        if self._report is not None:
+            await self._report.close()
+            self._report = None
+        self._access = None
+        await self._stack.aclose()
+
+    # ---- inside --------------------------------------------------------------------------------------
+
+    async def _tried(self, work: Callable[[Access], Awaitable[Result]]) -> Result:
+        """Do what asks the cluster, again while that may help: an error here would end the user's query."""
+        tries = 0
+        until_s = self._runtime.clock.monotonic() + RETRY_S_MAX
+        while True:
+            try:
+                if self._access is None:
+                    self._access = await self._stack.enter_async_context(open_access(self._options, self._runtime))
+                    self._report = self._report_of(self._access)
+                return await work(self._access)
+            except RetryableError:
+                tries += 1
+                if self._runtime.clock.monotonic() >= until_s:
+                    raise
+                delay = backoff_s(self._runtime.random, tries, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MOST)
+                await asyncio.sleep(delay)
+
+    async def _initial(self, access: Access) -> Places:
+        self._begins = "start"
+        check_positions(access, self._options)
+        places: Places = {}
+        for topic in access.topics.values():
+            for partition, writers in topic.partitions.items():
+                start = await place_of(access, topic, partition, self._options.start, "beginning")
+                totals = await access.places.totals_before(partition, start.pointer_offset, topic.settings, writers)
+                places[partition] = Place.of(start, totals)
+        return places
+
+    # ---- the audit -----------------------------------------------------------------------------------
+
+    def _report_of(self, access: Access) -> StreamReport | None:
+        if not self._options.audit_name or access.pool is None:
+            return None
+        return StreamReport(self._options.audit_name, access.pool, access.topics, self._runtime)
+
+    async def _stand(self, places: Places) -> None:
+        if self._report is not None:
+            await self._report.stand(places, self._begins)
+
+    def _let_report(
+        self,
+        access: Access,
+        splits: Sequence[Split],
+        parts: Mapping[ReadPartition, Sequence[Part]],
+        first: Places,
+        last: Places,
+    ) -> None:
+        """Give the tasks their reporting data, if reports are wanted."""
+        if self._report is None or not self._report.interval_ms:
+            return
+        places = {
+            partition: ReadPlace(
+                partition,
+                tuple(access.topics[partition.topic].partitions[partition]),
+                first[partition].position(partition),
+                last[partition].position(partition),
+            )
+            for partition in parts
+        }
+        homes = (partition for partition, found in parts.items() for _ in found)
+        brokers = tuple(format_address(address) for address in bootstrap_addresses(self._options.brokers))
+        for split, stretches in zip(splits, stretches_of(splits, homes, places), strict=True):
+            split.audit = TaskAudit(self._options.audit_name, brokers, self._report.interval_ms, stretches)
+
+    # ---- places --------------------------------------------------------------------------------------
+
+    async def _found_ends(self, access: Access, known: Places) -> Places:
+        """Return the ends now; of a partition in which nothing is new the place that is `known`."""
+        ends: Places = {}
+        for topic in access.topics.values():
+            for partition, writers in topic.partitions.items():
+                end = (await access.places.span(partition)).end
+                place = known.get(partition)
+                if place is not None and (place.offset, place.index) >= (end, 0):
+                    ends[partition] = place
+                else:
+                    totals = await access.places.totals_before(partition, end, topic.settings, writers)
+                    ends[partition] = Place(end, 0, totals.records, totals.bytes)
+        return ends
+
+    async def _check_expired(self, access: Access, partition: ReadPartition, place: Place) -> None:
+        begin = (await access.places.span(partition)).begin
+        if begin > place.offset and not self._options.skip_expired:
+            raise expired_error(partition, place.position(partition), begin)
+
+    async def _admit(self, access: Access, places: Places, ends: Places, limit: Limit) -> Places:
+        """Take pointers of all partitions, the oldest first, until the limit is reached."""
+        admission = Admission(limit.records_max, limit.bytes_max, dict(places))
+        streams = {
+            partition: _entries(access, partition, place.offset, ends[partition].offset)
+            for partition, place in places.items()
+        }
+        heads: list[tuple[int, ReadPartition, Entry]] = []
+        for partition, stream in streams.items():
+            await _push_next(heads, partition, stream)
+        while heads and not admission.full:
+            _, partition, entry = heapq.heappop(heads)
+            admission.take(partition, entry.offset, read_pointer(entry))
+            await _push_next(heads, partition, streams[partition])
+        for stream in streams.values():
+            await stream.aclose()
+        return admission.places
+
+    async def _parts(self, access: Access, partition: ReadPartition, first: Place, last: Place) -> AsyncIterator[Part]:
+        """Yield what is to be read; the window before is not read again where the last plan ended."""
+        stretch = Stretch(partition, first.position(partition), last.position(partition))
+        behind, plan = self._plans.pop(partition, (None, None))
+        seen = plan is not None and behind == first and not first.index
+        if plan is None or not seen:
+            plan = plan_of(access, stretch, _WANTED, self._options)
+        else:
+            plan.go_on(stretch.start, stretch.end)
+        async for part in parts_of(access, stretch, plan, seen=seen):
+            yield part
+        self._plans[partition] = last, plan
+
+
+def _order(place: Place) -> tuple[int, int]:
+    return place.offset, place.index
+
+
+def _partitions(access: Access) -> list[ReadPartition]:
+    return [partition for topic in access.topics.values() for partition in topic.partitions]
+
+
+async def _entries(access: Access, partition: ReadPartition, first: int, end: int) -> AsyncGenerator[Entry, None]:
+    async for entries in access.places.pages(partition, first, end):
+        for entry in entries:
+            yield entry
+
+
+async def _push_next(
+    heads: list[tuple[int, ReadPartition, Entry]], partition: ReadPartition, stream: AsyncIterator[Entry]
+) -> None:
+    entry = await anext(stream, None)
+    if entry is not None:
+        heapq.heappush(heads, (entry.time_ms, partition, entry))

@@ -1,0 +1,82 @@
+"""Which stretch of each read partition a task of a stream reads, for its report to the audit. Pure.
+
+Tasks read batches, and lie between their places without a gap: what one has read up to its end, and the next one from
+there on, leaves nothing out, pointers that name no records neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memq.topic import Position, ReadPartition
+
+if TYPE_CHECKING:
+    from memq.spark.read.planner import Split
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStretch:
+    """A task's range of a read partition, from one position to another (exclusive), by writers."""
+
+    name: str
+    id: str
+    writers: tuple[int, ...]
+    begin: Position
+    end: Position
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAudit:
+    """A task's reporting data: the stream's name, brokers, interval (ms), and its ranges."""
+
+    name: str
+    brokers: tuple[str, ...]
+    interval_ms: int
+    stretches: tuple[TaskStretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlace:
+    """A read partition in a micro-batch: from where up to where it is read.
+
+    Write partitions that come there.
+    """
+
+    partition: ReadPartition
+    writers: tuple[int, ...]
+    begin: Position
+    end: Position
+
+    def stretch(self, begin: Position, end: Position) -> TaskStretch:
+        """Return a stretch of it."""
+        return TaskStretch(self.partition.topic, self.partition.topic_id, self.writers, begin, end)
+
+
+def stretches_of(
+    splits: Sequence[Split], homes: Iterable[ReadPartition], places: Mapping[ReadPartition, ReadPlace]
+) -> list[tuple[TaskStretch, ...]]:
+    """Return the stretches of each split. `homes` has the read partition of each of their parts, in order.
+
+    A place that has no part at all goes with the first split.
+    """
+    if not splits:
+        return []
+    begins: dict[ReadPartition, list[tuple[int, Position]]] = {partition: [] for partition in places}
+    each = iter(homes)
+    for number, split in enumerate(splits):
+        for part in split.parts:
+            found = begins[next(each)]
+            if not found:
+                found.append((number, Position(0, 0)))
+            elif found[-1][0] != number:
+                found.append((number, Position(part.partition, part.offset, part.low)))
+    told: list[list[TaskStretch]] = [[] for _ in splits]
+    for partition, found in begins.items():
+        place = places[partition]
+        numbers = [number for number, _ in found] or [0]
+        cuts = [place.begin, *(begin for _, begin in found[1:]), place.end]
+        for number, begin, end in zip(numbers, cuts[:-1], cuts[1:], strict=True):
+            told[number].append(place.stretch(begin, end))
+    return [tuple(stretches) for stretches in told]

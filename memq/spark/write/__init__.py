@@ -1,0 +1,1 @@
+"""Batch and streaming writes: Arrow batches become staged objects or acked blocks."""
