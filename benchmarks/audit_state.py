@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from memq.audit.live.partition_state import Books
-from memq.audit.live.rows import QUEUE, Row
+from memq.audit.live.partition_state import PartitionState
+from memq.audit.live.rows import QUEUE, MinuteCounts
 from memq.audit.live.storage.database import SqliteDatabase
-from memq.audit.live.storage.store import AuditStore, Changes, Step
+from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.minutes import MINUTE_MS
 from memq.runtime.clock import SystemClock
 
@@ -38,16 +38,16 @@ async def _fill(path: Path, minutes: int) -> None:
             step = Step(0, OWNER, "", {})
             for number in range(begin, begin + TOPICS_IN_STEP):
                 rows = {minute: _row(number, minute) for minute in range(now - minutes + 1, now + 1)}
-                step.changes[f"{number:032x}", 0] = Changes(topic_name(number), Books(), rows, [])
+                step.changes[f"{number:032x}", 0] = PartitionChanges(topic_name(number), PartitionState(), rows, [])
             await store.save(step)
     finally:
         await database.close()
 
 
-def _row(number: int, minute: int) -> Row:
+def _row(number: int, minute: int) -> MinuteCounts:
     """Return a minute in which all is well: as many records as topic and minute say."""
     records = 100 + (number * 7 + minute * 13) % 900
-    row = Row()
+    row = MinuteCounts()
     queue, group = row.side(QUEUE), row.side("report")
     for name in ("sent", "acked", "committed"):
         queue.count(name, records)

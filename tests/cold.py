@@ -13,7 +13,7 @@ import memq
 from memq.client.consumer.fetch.fetcher import ReadMode
 from memq.compaction import compaction
 from memq.compaction.compaction import TrimmedQueue
-from memq.compaction.copying import Copied, Copier
+from memq.compaction.copying import BatchCopier, Copied
 from memq.compaction.files import ColdFiles
 from memq.compaction.plan import ColdRule
 from memq.notification.sqlite.queue import SqliteQueue
@@ -47,7 +47,7 @@ class ColdParts:
     queue: TrimmedQueue
     store: StorageHandler
     files: ColdFiles
-    copier: Copier
+    copier: BatchCopier
     runtime: Runtime
 
     async def compact(
@@ -68,7 +68,7 @@ class ColdParts:
 
 def parts_on(queue: TrimmedQueue, store: StorageHandler, runtime: Runtime, cluster: str = CLUSTER) -> ColdParts:
     """Return the parts of a compactor on a queue and a store."""
-    copier = Copier(cluster, queue, {STORE: store}.__getitem__, (STORE, store), runtime)
+    copier = BatchCopier(cluster, queue, {STORE: store}.__getitem__, (STORE, store), runtime)
     return ColdParts(queue, store, ColdFiles(cluster, store), copier, runtime)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from memq.audit.dashboard.server import Dashboard
-from memq.audit.dashboard.sources import AuditNews, AuditSource, MinuteRow, TopicVerdict
+from memq.audit.dashboard.sources import AuditNews, AuditSource, PartitionMinute, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
 from memq.audit.live.finding import LiveFinding
 from memq.errors import NotFoundError
@@ -31,7 +31,7 @@ class WrittenAudit:
 
     verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
     found: dict[str, FindingRow] = field(default_factory=dict)
-    rows: dict[str, list[MinuteRow]] = field(default_factory=dict)
+    rows: dict[str, list[PartitionMinute]] = field(default_factory=dict)
     named: dict[str, LiveFinding] = field(default_factory=dict)
     heard: list[ClientRow] = field(default_factory=list)
     version: int = 1
@@ -41,7 +41,7 @@ class WrittenAudit:
             return AuditNews(self.version, {}, ())
         return AuditNews(self.version, dict(self.verdicts), list(self.found.values()))
 
-    async def minutes(self, topic: str, first: int, end: int) -> list[MinuteRow]:
+    async def minutes(self, topic: str, first: int, end: int) -> list[PartitionMinute]:
         return [row for row in self.rows.get(topic, []) if first <= row.minute < end]
 
     async def finding(self, id_: str) -> LiveFinding:

@@ -26,7 +26,7 @@ class Fate(Enum):
     DOUBLED = "doubled"
 
 
-class Tail(Enum):
+class TailKnowledge(Enum):
     """Whether the last sequence is known.
 
     The producer stated it, may still be sending, or has been silent.
@@ -64,7 +64,7 @@ class Balance:
     producer: int
     delivered: int
     next_sequence: int
-    tail: Tail
+    tail: TailKnowledge
     lost: tuple[Range, ...] = ()
     doubled: tuple[Range, ...] = ()
     corrupt: tuple[Range, ...] = ()
@@ -78,7 +78,7 @@ class Balance:
     def clean(self) -> bool:
         """Whether nothing is wrong and nothing is open."""
         wrong = self.lost or self.doubled or self.corrupt or self.unread or self.unproven
-        return not wrong and self.tail is Tail.PROVEN
+        return not wrong and self.tail is TailKnowledge.PROVEN
 
 
 @dataclass(slots=True)
@@ -203,10 +203,10 @@ class Account:
     def _start(self, reach: int, end: int) -> int:
         return max(reach, end) if self.start is None else self.start
 
-    def _tail(self, reach: int, evidence: Evidence) -> Tail:
+    def _tail(self, reach: int, evidence: Evidence) -> TailKnowledge:
         if self.end is not None and self.end >= reach:
-            return Tail.PROVEN
-        return Tail.IN_FLIGHT if self.seen_ms >= evidence.active_since_ms else Tail.UNKNOWN
+            return TailKnowledge.PROVEN
+        return TailKnowledge.IN_FLIGHT if self.seen_ms >= evidence.active_since_ms else TailKnowledge.UNKNOWN
 
 
 def apart(pieces: Iterable[Range], ranges: RangeSet) -> list[Range]:

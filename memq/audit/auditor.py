@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, Tail
+from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, TailKnowledge
 from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck
-from memq.audit.checks.checked_entry import Checked
+from memq.audit.checks.checked_entry import CheckedEntry
 from memq.audit.checks.contents import Contents
 from memq.audit.minutes import Met, Minutes, active_ms, late_ms, window_ms
 from memq.audit.totals import RunningTotals
@@ -22,10 +22,10 @@ from memq.audit.verdict import (
     THROUGH_STORE,
     Coverage,
     Finding,
+    FindingPlace,
     Kind,
     Outcome,
     PartitionCoverage,
-    Place,
     Verdict,
 )
 from memq.errors import CorruptDataError, MemqError, TooLargeError
@@ -73,9 +73,9 @@ class _WritePartition:
 @dataclass(slots=True)
 class _Tally:
     count: int = 0
-    places: list[Place] = field(default_factory=list)
+    places: list[FindingPlace] = field(default_factory=list)
 
-    def add(self, count: int, place: Place) -> None:
+    def add(self, count: int, place: FindingPlace) -> None:
         self.count += count
         if len(self.places) < PLACES_MAX:
             self.places.append(place)
@@ -114,9 +114,9 @@ class Auditor:
         self._reads[partition] = replace(before, error=str(error))
         self._unread[partition] = None
         self._forget_totals(partition)
-        self._find(Kind.UNREAD, 1, Place(partition, cause=str(error)))
+        self._find(Kind.UNREAD, 1, FindingPlace(partition, cause=str(error)))
 
-    def take(self, partition: int, checked: Checked) -> None:
+    def take(self, partition: int, checked: CheckedEntry) -> None:
         """Take an entry that was read and checked."""
         offset, time_ms, pointer = checked.entry.offset, checked.entry.time_ms, checked.pointer
         for size in checked.object_bytes:
@@ -134,7 +134,7 @@ class Auditor:
         """Take an entry whose pointer can't be read: damaged, or newer than this version."""
         self._count_pointer(partition)
         self._forget_totals(partition)
-        place = Place(partition, offset=offset, cause=str(error))
+        place = FindingPlace(partition, offset=offset, cause=str(error))
         if isinstance(error, CorruptDataError):
             self._find(Kind.POINTER, 1, place)
         else:
@@ -156,7 +156,7 @@ class Auditor:
         if len(write.batches) > EPOCHS_MAX:
             raise TooLargeError(f"partition {pointer.partition} has over {EPOCHS_MAX} epochs")
         for fault in check.faults:
-            self._find(Kind.FAULT, 1, Place(partition, offset=offset, object=check.key, cause=fault))
+            self._find(Kind.FAULT, 1, FindingPlace(partition, offset=offset, object=check.key, cause=fault))
         if not check.complete and any(block.unread for block in check.blocks):
             self._unread[partition] = None
         skip, late, record_index = frozenset(pointer.skip), pointer.epoch < write.epoch, 0
@@ -217,8 +217,8 @@ class Auditor:
             partitions=tuple(self._reads[partition] for partition in sorted(self._reads)),
             records=sum(balance.delivered for balance in balances),
             producers=len(balances),
-            producers_proven=sum(balance.tail is Tail.PROVEN for balance in balances),
-            producers_in_flight=sum(balance.tail is Tail.IN_FLIGHT for balance in balances),
+            producers_proven=sum(balance.tail is TailKnowledge.PROVEN for balance in balances),
+            producers_in_flight=sum(balance.tail is TailKnowledge.IN_FLIGHT for balance in balances),
             burned=sum(balance.burned for balance in balances),
             expired=sum(balance.expired for balance in balances),
             unread=tallies[Kind.UNREAD].count if Kind.UNREAD in tallies else 0,
@@ -230,7 +230,7 @@ class Auditor:
         self._count_pointer(partition)
         if pointer.topic_id != self._topic.id:
             cause = f"pointer belongs to topic id {pointer.topic_id}, not to {self._topic.id}"
-            self._find(Kind.FAULT, 1, Place(partition, offset=offset, cause=cause))
+            self._find(Kind.FAULT, 1, FindingPlace(partition, offset=offset, cause=cause))
         write = self._writes.get(pointer.partition)
         if write is None:
             begin = self._reads[partition].begin
@@ -242,7 +242,7 @@ class Auditor:
         missing = write.totals.take(pointer, follows_copies=time_ms <= write.copies_ms)
         if missing:
             cause = f"its totals count {missing} records that no pointer before it shows"
-            self._find(Kind.TOTALS, missing, Place(pointer.partition, offset=offset, cause=cause))
+            self._find(Kind.TOTALS, missing, FindingPlace(pointer.partition, offset=offset, cause=cause))
         return write
 
     def _forget_totals(self, partition: int) -> None:
@@ -260,7 +260,7 @@ class Auditor:
             account = self._accounts[partition, producer] = Account(recent, self._writes[partition].copies_ms)
         return account
 
-    def _take_unsound(self, block: BlockCheck, cause: MemqError, met: Met, place: Place) -> None:
+    def _take_unsound(self, block: BlockCheck, cause: MemqError, met: Met, place: FindingPlace) -> None:
         damaged = isinstance(cause, CorruptDataError)
         self._find(Kind.CORRUPT if damaged else Kind.UNREAD, 1, place)
         if block.producer:
@@ -268,7 +268,7 @@ class Auditor:
             if self._minutes is not None:
                 self._minutes.miss(met)
 
-    def _deliver(self, met: Met, place: Place, header: BlockHeader | None) -> None:
+    def _deliver(self, met: Met, place: FindingPlace, header: BlockHeader | None) -> None:
         account, partition = self._account(*met.stream), met.stream[0]
         delivered, doubled = account.delivered.total, account.doubled.total
         differs = False
@@ -301,13 +301,13 @@ class Auditor:
         grown = {name: getattr(self._coverage, name) + amount for name, amount in amounts.items()}
         self._coverage = replace(self._coverage, **grown)
 
-    def _find(self, kind: Kind, count: int, place: Place) -> None:
+    def _find(self, kind: Kind, count: int, place: FindingPlace) -> None:
         self._tallies.setdefault(kind, _Tally()).add(count, place)
 
 
-def _place_of(block: BlockCheck, partition: int, offset: int, key: str) -> Place:
+def _place_of(block: BlockCheck, partition: int, offset: int, key: str) -> FindingPlace:
     known = block.producer != 0
-    return Place(
+    return FindingPlace(
         partition,
         producer=block.producer if known else None,
         first=block.first if known else None,
@@ -326,11 +326,11 @@ def _tell_balance(balance: Balance, tallies: dict[Kind, _Tally]) -> None:
     """
     for kind, ranges in ((Kind.LOST, balance.lost), (Kind.HOLE, balance.unproven)):
         for first, next_ in ranges:
-            place = Place(balance.partition, producer=balance.producer, first=first, next=next_)
+            place = FindingPlace(balance.partition, producer=balance.producer, first=first, next=next_)
             tallies.setdefault(kind, _Tally()).add(next_ - first, place)
-    if balance.tail is not Tail.PROVEN:
-        kind = Kind.IN_FLIGHT if balance.tail is Tail.IN_FLIGHT else Kind.UNKNOWN
-        place = Place(balance.partition, producer=balance.producer, first=balance.next_sequence)
+    if balance.tail is not TailKnowledge.PROVEN:
+        kind = Kind.IN_FLIGHT if balance.tail is TailKnowledge.IN_FLIGHT else Kind.UNKNOWN
+        place = FindingPlace(balance.partition, producer=balance.producer, first=balance.next_sequence)
         tallies.setdefault(kind, _Tally()).add(1, place)
 
 
@@ -343,4 +343,4 @@ def _tell_batches(partition: int, write: _WritePartition, tallies: dict[Kind, _T
         start = write.starts[epoch]
         for first, next_ in numbers.holes(numbers.next if start is None else start, numbers.next):
             cause = f"epoch {epoch} has no pointer of batch {first}" + (f" to {next_ - 1}" if next_ > first + 1 else "")
-            tallies.setdefault(Kind.BATCH_HOLE, _Tally()).add(next_ - first, Place(partition, cause=cause))
+            tallies.setdefault(Kind.BATCH_HOLE, _Tally()).add(next_ - first, FindingPlace(partition, cause=cause))

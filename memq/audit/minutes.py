@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memq.audit.account import Balance, Tail
+from memq.audit.account import Balance, TailKnowledge
 from memq.format.ranges import Range
 from memq.topic import CLOCK_ERROR_MS, Position, TopicSettings
 
@@ -159,7 +159,7 @@ class Minutes:
         What was met before is forgotten.
         """
         for balance in balances:
-            open_kind = "in_flight" if balance.tail is Tail.IN_FLIGHT else "unknown"
+            open_kind = "in_flight" if balance.tail is TailKnowledge.IN_FLIGHT else "unknown"
             kinds = {"lost": balance.lost, "corrupt": balance.corrupt, "unread": balance.unread}
             for kind, ranges in (*kinds.items(), (open_kind, balance.unproven)):
                 self._date((balance.partition, balance.producer), kind, ranges)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memq.audit.checks.whole_object import ReadObject, read_by_ranges
 from memq.audit.verdict import THROUGH_STORE
-from memq.client.broker_router import AnyBroker
+from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.stores import OpenStores
@@ -57,7 +57,7 @@ async def opened_topic(
     stores = OpenStores(metadata, runtime, s3)
     try:
         topic = (await metadata.topic(name, timeout_s=METADATA_S_MAX)).topic
-        any_broker = AnyBroker(pool)
+        any_broker = BrokerRouter(pool)
         if direct:
             source, through = _direct_source(metadata, stores), THROUGH_STORE
         else:
@@ -89,7 +89,7 @@ def _direct_source(metadata: ClusterMetadata, stores: OpenStores) -> ReadObject:
 
 
 async def _source(
-    metadata: ClusterMetadata, stores: OpenStores, topic: Topic, any_broker: AnyBroker
+    metadata: ClusterMetadata, stores: OpenStores, topic: Topic, any_broker: BrokerRouter
 ) -> tuple[ReadObject, str]:
     """Return an object reader: direct if the stores open here and have the topic, else by a broker.
 

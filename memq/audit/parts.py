@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
-from memq.audit.verdict import BALANCES_MAX, PLACES_MAX, Coverage, Finding, Kind, Outcome, Place, Verdict
+from memq.audit.verdict import BALANCES_MAX, PLACES_MAX, Coverage, Finding, FindingPlace, Kind, Outcome, Verdict
 from memq.errors import InvalidRequestError
 
 # What an auditor adds when it has read all, by write partition; the others come as it reads.
@@ -44,7 +44,7 @@ def _merge_findings(parts: Sequence[Verdict]) -> Iterable[Finding]:
     for kind in Kind:
         found = [part.finding(kind) for part in parts]
         count = sum(finding.count for finding in found)
-        places: list[Place] = [place for finding in found for place in finding.places]
+        places: list[FindingPlace] = [place for finding in found for place in finding.places]
         if kind in _BY_WRITE_PARTITION:
             places.sort(key=lambda place: place.partition)
         if count:

@@ -54,7 +54,7 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TraceTarget:
     """What is looked for: a producer's sequence, a key, or a position in the queue; what is not is None."""
 
     producer: int | None = None
@@ -80,7 +80,7 @@ class Wanted:
         )
 
 
-def unread_sighting(wanted: Wanted, partition: int, entry: Entry, pointer: Pointer, cause: str) -> Sighting | None:
+def unread_sighting(wanted: TraceTarget, partition: int, entry: Entry, pointer: Pointer, cause: str) -> Sighting | None:
     """Return what a pointer alone says of a record that its batch does not show.
 
     The result is None when it does not name it.
@@ -105,7 +105,7 @@ def unread_sighting(wanted: Wanted, partition: int, entry: Entry, pointer: Point
     )
 
 
-def sightings(wanted: Wanted, partition: int, entry: Entry, pointer: Pointer, batch: Buffer) -> Iterator[Sighting]:
+def sightings(wanted: TraceTarget, partition: int, entry: Entry, pointer: Pointer, batch: Buffer) -> Iterator[Sighting]:
     """Yield the records of a batch that are wanted; `batch` are its bytes.
 
     Behind a damaged header nothing more is found.
@@ -138,7 +138,7 @@ def sightings(wanted: Wanted, partition: int, entry: Entry, pointer: Pointer, ba
         at, number, index = at + header.length, number + 1, index + header.count
 
 
-def _records(wanted: Wanted, header: BlockHeader, block: memoryview, index: int) -> list[tuple[int, str]]:
+def _records(wanted: TraceTarget, header: BlockHeader, block: memoryview, index: int) -> list[tuple[int, str]]:
     """Return the wanted records of a block by number, each with the fault of the block, if any."""
     if wanted.position is not None:
         found = [wanted.position.record_index - index]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from memq.audit.account import Balance, Tail
+from memq.audit.account import Balance, TailKnowledge
 from memq.format.ranges import Range
 
 PLACES_MAX = 10  # places that a finding names; its counts are exact
@@ -51,7 +51,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FindingPlace:
     """Where something was found; what is not known is None.
 
     Sequences are half-open, `offset` is a pointer's.
@@ -94,7 +94,7 @@ class Finding:
 
     kind: Kind
     count: int
-    places: tuple[Place, ...]
+    places: tuple[FindingPlace, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return kind, count, unit and places."""
@@ -210,7 +210,7 @@ def _balance_json(balance: Balance) -> dict[str, Any]:
         "producer": f"{balance.producer:016x}",
         **{name: getattr(balance, name) for name in plain},
         "tail": balance.tail.value,
-        "proven": balance.tail is Tail.PROVEN,
+        "proven": balance.tail is TailKnowledge.PROVEN,
         **{
             name: {"records": sum(next_ - first for first, next_ in found), "ranges": [*map(list, found[:RANGES_MAX])]}
             for name, found in ranges.items()

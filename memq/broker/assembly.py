@@ -18,7 +18,7 @@ from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.start_step import start_step
 from memq.broker.store_mark import StoreMark
-from memq.broker.upkeep.lost_logs import LostQueue
+from memq.broker.upkeep.lost_logs import LostLogs
 from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator, MarkedCoordinator
 from memq.governor.data_folder import lock_folder, make_folder
@@ -104,7 +104,7 @@ async def check_pointers(
 ) -> list[LogLostError]:
     """Compare queue and store as a start does; return what logs the queue has lost.
 
-    Raises: as `LostQueue.check`.
+    Raises: as `LostLogs.check`.
     """
     runtime = runtime or Runtime()
     coordinator = open_coordinator(parts, runtime, settings.cluster)
@@ -112,7 +112,7 @@ async def check_pointers(
         store = open_store(parts, runtime, settings.cluster)
         queue = open_queue(parts, runtime, settings.cluster)
         try:
-            return await LostQueue(settings.cluster, store, queue, coordinator).check()
+            return await LostLogs(settings.cluster, store, queue, coordinator).check()
         finally:
             await queue.close()
             await store.close()

@@ -11,11 +11,11 @@ import msgspec
 from memq.broker.api.requests import Requests
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
-from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, LimitBook
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, Quotas
 from memq.broker.ingest.slabs import SLAB_BYTES, SlabPool
 from memq.broker.metrics import Counters
-from memq.broker.partition.recent_batch_cache import HotBatches
-from memq.broker.partition.shared_objects import Sharing
+from memq.broker.partition.recent_batch_cache import RecentBatchCache
+from memq.broker.partition.shared_objects import SharedObjects
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool import SpoolDisk
@@ -79,7 +79,7 @@ class Broker:
         slab_bytes: int = SLAB_BYTES,
     ) -> None:
         pool = SlabPool(settings.memory_bytes_max, slab_bytes)
-        hot = HotBatches(settings.memory_bytes_max // HOT_SHARE, pool.release)
+        hot = RecentBatchCache(settings.memory_bytes_max // HOT_SHARE, pool.release)
         pool.reclaim = hot.reclaim
         pool.freed = self._memory_freed
         counters = Counters()
@@ -94,7 +94,7 @@ class Broker:
             coordinator=coordinator,
             pool=pool,
             hot=hot,
-            limits=LimitBook(runtime.clock, client_limits),
+            limits=Quotas(runtime.clock, client_limits),
             spool=spool,
             counters=counters,
             traces=traces,
@@ -102,7 +102,7 @@ class Broker:
         self.governor: Governor | None = None
         if governs:
             self.governor = Governor(coordinator, self.services.planner, self.services.events, runtime.clock)
-        self._sharing = Sharing(self.services, self._task_failed)
+        self._sharing = SharedObjects(self.services, self._task_failed)
         self.partitions = Partitions(self.services, self._sharing, self.govern)
         if self.governor is not None:
             self.governor.look = self.partitions.refresh

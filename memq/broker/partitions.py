@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from memq.broker.partition.shared_objects import Sharing
+from memq.broker.partition.shared_objects import SharedObjects
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.progress import Progress
+from memq.broker.progress import DrainProgress
 from memq.broker.services import Services
 from memq.broker.spool.forwarding import Forwarder
 from memq.errors import (
@@ -45,7 +45,7 @@ class Partitions:
     `govern` lets the governor act, when this broker is it: a topic that was just made shall have owners.
     """
 
-    def __init__(self, services: Services, sharing: Sharing, govern: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, services: Services, sharing: SharedObjects, govern: Callable[[], Awaitable[object]]) -> None:
         self.processors: dict[tuple[str, int], TopicProcessor] = {}
         self.serving = False  # once its broker has started: until then it may still give up, and what it took with it
         self.draining = False
@@ -437,9 +437,9 @@ class Partitions:
             if end is not None:
                 raise end
 
-    def progress(self, total: int, done_text: str) -> Progress:
+    def progress(self, total: int, done_text: str) -> DrainProgress:
         """Return what tells how far the drain has come."""
-        return Progress(self._services.runtime.clock, self._services.events, total, done_text)
+        return DrainProgress(self._services.runtime.clock, self._services.events, total, done_text)
 
     def start_draining(self) -> None:
         """Refuse what is new from now on, in all partitions at once."""
@@ -465,7 +465,7 @@ def _leaving(processor: TopicProcessor) -> str:
     return f"leave {processor.topic.name}/{processor.partition}"
 
 
-async def _drain(processor: TopicProcessor, progress: Progress) -> None:
+async def _drain(processor: TopicProcessor, progress: DrainProgress) -> None:
     try:
         await processor.drain()
     finally:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from memq.broker.api.http import HttpPort
 from memq.broker.broker import Broker
-from memq.broker.ingest.quota_metrics import LimitCollector
+from memq.broker.ingest.quota_metrics import QuotaCollector
 from memq.broker.metrics import CounterCollector
 from memq.broker.partition.topic_processor import given_up_text
 from memq.broker.signals import Signals
@@ -169,7 +169,7 @@ def metrics_of(broker: Broker) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(CounterCollector(broker.services.counters, _gauges(broker)))
     registry.register(StoreCollector(broker.services.stores))
-    registry.register(LimitCollector(broker.services.limits))
+    registry.register(QuotaCollector(broker.services.limits))
     return registry
 
 

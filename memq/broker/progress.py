@@ -8,7 +8,7 @@ from memq.runtime.logs import EventLog
 INTERVAL_S = 5.0
 
 
-class Progress:
+class DrainProgress:
     """Of `total` partitions, how many are done. What ends within seconds says nothing."""
 
     def __init__(self, clock: Clock, events: EventLog, total: int, done_text: str) -> None:

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memq.broker.ingest.quotas import LimitBook
+from memq.broker.ingest.quotas import Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
-from memq.broker.partition.recent_batch_cache import HotBatches
+from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.spool.writer import Spool
-from memq.broker.upkeep.lost_logs import LostQueue
+from memq.broker.upkeep.lost_logs import LostLogs
 from memq.compaction.files import ColdFiles
 from memq.compaction.reader import ColdReader
 from memq.governor import Coordinator
@@ -20,7 +20,7 @@ from memq.governor.planner import Planner
 from memq.notification import NotificationQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
-from memq.runtime.timed_semaphore import Turns
+from memq.runtime.timed_semaphore import TimedSemaphore
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 
@@ -55,13 +55,13 @@ class Services:
     queue: NotificationQueue
     coordinator: Coordinator
     pool: SlabPool
-    hot: HotBatches
-    limits: LimitBook
+    hot: RecentBatchCache
+    limits: Quotas
     spool: Spool
     counters: Counters
     traces: BrokerTraces | None = None
     openings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENINGS_AT_ONCE_MAX))
-    closings: Turns = field(default_factory=lambda: Turns(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
+    closings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
     lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
     swept: SweptNow = field(default_factory=SweptNow)
     deleted_since: dict[str, int] = field(default_factory=dict)  # topics whose logs are left, by id; Unix ms
@@ -77,9 +77,9 @@ class Services:
         object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))
 
     @property
-    def lost_queue(self) -> LostQueue:
+    def lost_queue(self) -> LostLogs:
         """Compares the queue with the store."""
-        return LostQueue(self.settings.cluster, self.store, self.queue, self.coordinator)
+        return LostLogs(self.settings.cluster, self.store, self.queue, self.coordinator)
 
     @property
     def store(self) -> StorageHandler:

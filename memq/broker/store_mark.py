@@ -23,7 +23,7 @@ MISSING_READS = 3  # of a mark that the coordinator has: one answer that it is m
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class StoreMarks:
     """Both marks, "" where there is none."""
 
     known: str  # to the coordinator
@@ -44,13 +44,13 @@ class StoreMark:
         self._store = store
         self._coordinator = coordinator
 
-    async def look(self) -> Marks:
+    async def look(self) -> StoreMarks:
         """Return both marks and change nothing. Raises: as store and coordinator; CorruptDataError."""
         known = await self._coordinator.store_mark()
         found = await self._found()
         for _ in range(MISSING_READS - 1 if known and not found else 0):
             found = found or await self._found()
-        return Marks(known, found)
+        return StoreMarks(known, found)
 
     async def compare(self) -> None:
         """Raise InvalidSettingError when this is another store than the cluster's; as `look`."""
@@ -71,7 +71,7 @@ class StoreMark:
             await self._coordinator.store_mark(marks.found or await self._make(random))
             await self.compare()  # another broker may have been faster, with another store
 
-    async def accept(self, random: Random) -> Marks:
+    async def accept(self, random: Random) -> StoreMarks:
         """Make this store the cluster's; return the marks that they were. Raises: InvalidRequestError; as `look`."""
         marks = await self.look()
         live = [broker.id for broker in await self._coordinator.brokers()]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.core import Metric
 
 from memq.observe.metrics import lines_of
-from memq.storage_handlers import Counted, StorageHandler
+from memq.storage_handlers import CountingStore, StorageHandler
 
 
 class StoreCollector:
@@ -20,7 +20,7 @@ class StoreCollector:
         """Yield one metric per name, `memq_store_…`."""
         found: dict[str, list[tuple[tuple[str], float]]] = {}
         for store, handler in self._stores.items():
-            for count in handler.counts() if isinstance(handler, Counted) else ():
+            for count in handler.counts() if isinstance(handler, CountingStore) else ():
                 found.setdefault(count.name, []).append(((store,), count.value))
         for name, series in found.items():
             yield lines_of(f"memq_store_{name}", series)

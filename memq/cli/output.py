@@ -103,7 +103,7 @@ def _cell(value: object) -> tuple[str, bool]:
     return one_line(str(value)), False
 
 
-class Progress:
+class ProgressBar:
     """A bar on stderr when that is a terminal and the amount is known; else nothing."""
 
     def __init__(self, label: str, total: int) -> None:
@@ -126,7 +126,7 @@ class Progress:
             self._bar.update(amount)
 
 
-class Counted:
+class GrowingCount:
     """A growing number on stderr when that is a terminal: for long work whose amount nobody knows."""
 
     def __init__(self, label: str, unit: str) -> None:

@@ -22,7 +22,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 READ_ANSWER_S = 30.0
 
 
-class AnyBroker:
+class BrokerRouter:
     """Asks one broker of the pool, in the client's zone if one is there.
 
     When it is gone, or is silent, the others.

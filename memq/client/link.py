@@ -9,7 +9,7 @@ import msgspec
 
 from memq import __version__
 from memq.errors import MemqError, ProtocolError, TimedOutError, UnreachableError
-from memq.protocol.connection import Conversation, Side, State
+from memq.protocol.connection import ConnectionState, Conversation, Side
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
 from memq.protocol.messages import (
     Hello,
@@ -75,7 +75,7 @@ class Link(asyncio.BufferedProtocol):
     @property
     def open(self) -> bool:
         """Whether the connection can be used."""
-        return self._conversation.state in (State.READY, State.DRAINING)
+        return self._conversation.state in (ConnectionState.READY, ConnectionState.DRAINING)
 
     def clock_ms(self, monotonic_s: float) -> int:
         """Return a monotonic time as ms since the HELLO answer was read; may be negative."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from memq.compaction.copying import Copied, Copier
+from memq.compaction.copying import BatchCopier, Copied
 from memq.compaction.files import ColdFiles
 from memq.compaction.plan import ColdRule, cold_spans, following, without
 from memq.errors import NotReadyError
@@ -78,7 +78,7 @@ async def publish_parts(
 async def compact(
     queue: TrimmedQueue,
     files: ColdFiles,
-    copier: Copier,
+    copier: BatchCopier,
     partition: ReadPartition,
     settings: TopicSettings,
     rule: ColdRule,

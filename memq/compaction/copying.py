@@ -71,7 +71,7 @@ class _LargeObject:
         return start
 
 
-class Copier:
+class BatchCopier:
     """Copies batches of a cluster. `open_store` gives the stores that pointers name.
 
     Objects go to `store`, by name.

@@ -43,7 +43,7 @@ Stretch = tuple[PlaceText, PlaceText]
 _HexRange = tuple[Hex, Hex]
 
 
-class Damage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ReportedDamage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A block that a reader could not read: object, number in it, pointer offset, and cause.
 
     `records` is how many are lost to the reader. `block` is 0 for a whole batch, too. A damaged header says nothing
@@ -70,7 +70,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     reason: BeginReason
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class ReportSpan(msgspec.Struct, frozen=True, kw_only=True):
     """One stage's progress: sequences of one producer with the least timestamp in one minute.
 
     `minute` is in Unix minutes of event time, as the block headers have it. `ranges` are half-open, ascend and do not
@@ -85,7 +85,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     latency: Latency = ()
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ReportPart(msgspec.Struct, frozen=True, kw_only=True):
     """A report's content for one write partition; several in order if a reader began again.
 
     `begins` come before all that the part says was processed and committed.
@@ -97,8 +97,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     topic_id: str
     partition: int
-    spans: tuple[Span, ...] = ()
-    damages: tuple[Damage, ...] = ()
+    spans: tuple[ReportSpan, ...] = ()
+    damages: tuple[ReportedDamage, ...] = ()
     begins: tuple[Begin, ...] = ()
     committed: str = ""
     read: Stretch | None = None
@@ -122,7 +122,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     host: str = ""
     last: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ReportPart, ...] = ()
     version: int = REPORT_VERSION
 
 
@@ -233,7 +233,7 @@ def _pieces(report: Report, bytes_max: int) -> list[Report]:
 
 def _halves(report: Report) -> tuple[Report, ...]:
     """Cut a report in two: between parts, else within its part; () when there is nothing to cut."""
-    halves: Sequence[tuple[Part, ...]]
+    halves: Sequence[tuple[ReportPart, ...]]
     if len(report.parts) > 1:
         halves = _halved(report.parts)
     else:
@@ -241,7 +241,7 @@ def _halves(report: Report) -> tuple[Report, ...]:
     return tuple(msgspec.structs.replace(report, parts=parts) for parts in halves)
 
 
-def _halves_of_part(part: Part) -> tuple[Part, ...]:
+def _halves_of_part(part: ReportPart) -> tuple[ReportPart, ...]:
     """Cut a part in two between spans, damages, begins or ranges, whichever it has several of.
 
     Who begins does so before what is processed, and commits, or has read, behind it: that tells that all was told.
@@ -269,7 +269,7 @@ def _halved(items: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return items[:middle], items[middle:]
 
 
-def _wire_part(part: Part) -> _WirePart:
+def _wire_part(part: ReportPart) -> _WirePart:
     spans = tuple(
         _WireSpan(
             **_fields(span)
@@ -287,17 +287,17 @@ def _wire_part(part: Part) -> _WirePart:
     return _WirePart(**_fields(part) | {"spans": spans, "damages": damages})
 
 
-def _part(wire: _WirePart) -> Part:
+def _part(wire: _WirePart) -> ReportPart:
     check_name(wire.topic, internal=True)
     spans = tuple(
-        Span(**_fields(span) | {"producer": int(span.producer, 16), "ranges": _ranges(span.ranges)})
+        ReportSpan(**_fields(span) | {"producer": int(span.producer, 16), "ranges": _ranges(span.ranges)})
         for span in wire.spans
     )
     damages = tuple(
-        Damage(**_fields(damage) | {name: int(getattr(damage, name), 16) for name in _HEX_OF_DAMAGE})
+        ReportedDamage(**_fields(damage) | {name: int(getattr(damage, name), 16) for name in _HEX_OF_DAMAGE})
         for damage in wire.damages
     )
-    return Part(**_fields(wire) | {"spans": spans, "damages": damages})
+    return ReportPart(**_fields(wire) | {"spans": spans, "damages": damages})
 
 
 def _fields(struct: msgspec.Struct) -> dict[str, Any]:

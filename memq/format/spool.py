@@ -48,7 +48,7 @@ class SpoolEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class SegmentDamage:
     """Bytes of a segment that can't be read, and why."""
 
     start: int
@@ -64,7 +64,7 @@ class SpoolContent:
     """
 
     entries: list[SpoolEntry]
-    damages: list[Damage]
+    damages: list[SegmentDamage]
     torn_bytes: int
 
 
@@ -92,7 +92,7 @@ def decode_segment(data: bytes) -> SpoolContent:
     Raises: CorruptDataError when its head is damaged, UnsupportedFormatError when a newer memq wrote it.
     """
     entries: list[SpoolEntry] = []
-    damages: list[Damage] = []
+    damages: list[SegmentDamage] = []
     if _is_torn(data, HEAD.size):
         return SpoolContent(entries, damages, len(data))
     seed, view, at = _decode_head(data), memoryview(data), HEAD.size
@@ -102,7 +102,7 @@ def decode_segment(data: bytes) -> SpoolContent:
             next_ = _find_entry(data, at + 1, seed)
             if next_ < 0 and _is_torn(data[at:], ENTRY.size):
                 return SpoolContent(entries, damages, len(data) - at)
-            damages.append(Damage(at, next_ if next_ >= 0 else len(data), "no header of an entry"))
+            damages.append(SegmentDamage(at, next_ if next_ >= 0 else len(data), "no header of an entry"))
             at = damages[-1].end
         elif found.end > len(data):
             return SpoolContent(entries, damages, len(data) - at)
@@ -110,7 +110,7 @@ def decode_segment(data: bytes) -> SpoolContent:
             try:
                 header = check_block(view[found.start : found.end], scope_of(found.topic_id, found.partition))
             except MemqError as error:
-                damages.append(Damage(at, found.end, f"topic id {found.topic_id.hex()}: {error}"))
+                damages.append(SegmentDamage(at, found.end, f"topic id {found.topic_id.hex()}: {error}"))
             else:
                 place = (found.topic_id.hex(), found.partition, found.queue_offset, found.appended_ms)
                 entries.append(SpoolEntry(*place, found.start, found.end, header))

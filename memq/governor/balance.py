@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from memq.governor import Assignment, BrokerEntry
-from memq.governor.planning import Change, ClusterView, Plan, Strategy
+from memq.governor.planning import AssignmentChange, AssignmentPlan, ClusterView, Strategy
 
 IDLE_BYTES_S = 1_000  # what a partition counts for beside its traffic, so that idle ones are spread by number
 GAIN_MIN = 0.1  # moves must take a tenth off a broker, all together: less is not worth the drains and openings
@@ -34,10 +34,10 @@ CAPACITY_BYTES_S = 100_000_000  # of a broker when no broker of the cluster says
 Place = tuple[str, int]
 
 
-def balanced(view: ClusterView) -> Plan:
+def balanced(view: ClusterView) -> AssignmentPlan:
     """Place what has no owner, empty draining brokers, and even out the load by traffic against capacity."""
     if _is_settled(view):
-        return Plan()
+        return AssignmentPlan()
     board = _Board(view)
     board.place_homeless()
     board.empty_draining()
@@ -75,7 +75,7 @@ def _capacities(view: ClusterView) -> dict[str, float]:
     }
 
 
-def sticky(view: ClusterView) -> Plan:
+def sticky(view: ClusterView) -> AssignmentPlan:
     """Place what has no owner and empty draining brokers; nothing moves for the sake of balance."""
     board = _Board(view)
     board.place_homeless()
@@ -188,11 +188,11 @@ class _Board:
                 return busy, order[0], piece
         return None
 
-    def plan(self) -> Plan:
+    def plan(self) -> AssignmentPlan:
         """Return what differs from the view, the homeless first, and what the operator should know."""
         changes = [change for piece in self.pieces if (change := self._change(piece)) is not None]
         changes.sort(key=lambda change: change.before in self.live)
-        return Plan(tuple(changes), tuple(self._notes()))
+        return AssignmentPlan(tuple(changes), tuple(self._notes()))
 
     # ---- inside ------------------------------------------------------------------------------------
 
@@ -262,13 +262,13 @@ class _Board:
             del seat.pieces[bisect_left(seat.pieces, (piece.weight, piece.place))]
             self.zones[piece.place[0], seat.entry.zone] -= 1
 
-    def _change(self, piece: _Piece) -> Change | None:
+    def _change(self, piece: _Piece) -> AssignmentChange | None:
         before = piece.before
         if piece.broker == before.broker:
             return None
         session = before.session if before.session in self.sessions else ""
         after = msgspec.structs.replace(before, broker=piece.broker, session=session)
-        return Change(after, before.broker, piece.reason)
+        return AssignmentChange(after, before.broker, piece.reason)
 
     def _notes(self) -> Iterable[str]:
         homeless = sum(1 for piece in self.pieces if not piece.broker)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from memq.errors import NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.planner import Planner
-from memq.governor.planning import Change, ClusterView
+from memq.governor.planning import AssignmentChange, ClusterView
 from memq.runtime.clock import Clock
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 
@@ -114,7 +114,7 @@ class Governor:
                 self._said[about] = now_s
                 self._events.warning("governor-note", note)
 
-    async def _set(self, change: Change) -> bool:
+    async def _set(self, change: AssignmentChange) -> bool:
         """Set one assignment.
 
         Return False when another process was faster: its change arrives as one more event.

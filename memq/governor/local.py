@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 
 from memq.governor import Assignment, BrokerEntry, Load
-from memq.governor.registry import Change, Registry
+from memq.governor.registry import Registry, RegistryChange
 from memq.governor.watchers import Watchers
 from memq.topic import Topic
 
@@ -20,7 +20,7 @@ class LocalCoordinator(ABC):
         self._registry = registry
 
     @abstractmethod
-    async def _change(self, decide: Callable[[Registry], Change]) -> Change:
+    async def _change(self, decide: Callable[[Registry], RegistryChange]) -> RegistryChange:
         """Make what `decide` says to change, tell all watchers, and return it."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memq.governor import BrokerEntry
 from memq.governor.local import LocalCoordinator
-from memq.governor.registry import Change, Registry
+from memq.governor.registry import Registry, RegistryChange
 from memq.governor.watchers import Watchers
 from memq.runtime.clock import Clock, SystemClock
 from memq.runtime.logs import EventLog
@@ -21,7 +21,7 @@ class MemoryCluster:
         self.registry = Registry()
         self.handles: list[MemoryCoordinator] = []
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: RegistryChange) -> None:
         """Make a change, and tell all watchers."""
         self.registry.apply(change)
         self.changed()
@@ -54,7 +54,7 @@ class MemoryCoordinator(LocalCoordinator):
             self._shared.handles.remove(self)
         await self.watchers.close()
 
-    async def _change(self, decide: Callable[[Registry], Change]) -> Change:
+    async def _change(self, decide: Callable[[Registry], RegistryChange]) -> RegistryChange:
         change = decide(self._registry)
         self._shared.apply(change)
         return change

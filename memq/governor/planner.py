@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from memq.governor.planning import ClusterView, Plan, Strategy
+from memq.governor.planning import AssignmentPlan, ClusterView, Strategy
 from memq.governor.widening import Reshape, reshapes
 from memq.runtime.threads import ThreadPool
 
@@ -26,7 +26,7 @@ class Planner:
         self._strategy = strategy
         self._threads = ThreadPool("planner", 1)
 
-    async def plan(self, view: ClusterView) -> Plan:
+    async def plan(self, view: ClusterView) -> AssignmentPlan:
         """Return what the strategy would change. Raises: ClosedError."""
         return await self._of(view, self._strategy)
 

@@ -21,7 +21,7 @@ class ClusterView:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AssignmentChange:
     """One assignment to set, with the version that it replaces, and why."""
 
     assignment: Assignment
@@ -30,11 +30,11 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AssignmentPlan:
     """Changes in order, and notes for an operator: overloaded brokers, no broker at all."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[AssignmentChange, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-Strategy = Callable[[ClusterView], Plan]
+Strategy = Callable[[ClusterView], AssignmentPlan]

@@ -1,7 +1,7 @@
 """Topics, assignments and brokers as a pure machine: every coordinator of one process decides by it.
 
-A request is checked against the state and answered with a `Change`; the shell makes the change durable, and only then
-applies it. So what could not be stored has not happened.
+A request is checked against the state and answered with a `RegistryChange`; the shell makes the change durable,
+and only then applies it. So what could not be stored has not happened.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RegistryChange:
     """The changes of a request: topics to store and remove, assignments to store, a new mark of the store."""
 
     stored: tuple[Topic, ...] = ()
@@ -97,7 +97,7 @@ class Registry:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def create_topic(self, topic: Topic) -> Change:
+    def create_topic(self, topic: Topic) -> RegistryChange:
         """Add a topic with unassigned partitions; its epochs start at 0.
 
         Raises: AlreadyExistsError for its name, or for an id that any topic ever had.
@@ -107,9 +107,9 @@ class Registry:
             raise AlreadyExistsError(f"topic '{topic.name}' exists already")
         if topic.id in self._used_ids:
             raise AlreadyExistsError(f"topic id {topic.id} was used before", hint="draw a new id; ids are never reused")
-        return Change(stored=(topic,), assignments=_unassigned(topic))
+        return RegistryChange(stored=(topic,), assignments=_unassigned(topic))
 
-    def alter_topic(self, topic: Topic) -> Change:
+    def alter_topic(self, topic: Topic) -> RegistryChange:
         """Replace a topic by its next version; new partitions are unassigned, and none may go.
 
         Raises: VersionConflictError when `topic.version` is not the stored one.
@@ -121,16 +121,16 @@ class Registry:
             raise InvalidRequestError(f"topic '{topic.name}' would lose its partitions {sorted(lost)}")
         added = [entry for entry in _unassigned(topic) if (topic.id, entry.partition) not in self._assignments]
         after = msgspec.structs.replace(topic, version=topic.version + 1)
-        return Change(stored=(after,), assignments=tuple(added))
+        return RegistryChange(stored=(after,), assignments=tuple(added))
 
-    def delete_topic(self, topic: Topic) -> Change:
+    def delete_topic(self, topic: Topic) -> RegistryChange:
         """Remove a topic with its assignments.
 
         Raises: NotFoundError, also when another topic has its name now; VersionConflictError.
         """
-        return Change(removed=(self._current_topic(topic),))
+        return RegistryChange(removed=(self._current_topic(topic),))
 
-    def set_assignment(self, assignment: Assignment, term: int = 0) -> Change:
+    def set_assignment(self, assignment: Assignment, term: int = 0) -> RegistryChange:
         """Replace an assignment by its next version.
 
         Raises: VersionConflictError; InvalidRequestError for an epoch below the stored one; TermFencedError.
@@ -145,21 +145,21 @@ class Registry:
             )
         if assignment.epoch < before.epoch:
             raise InvalidRequestError(f"epoch {assignment.epoch} is below {before.epoch}: epochs only grow")
-        return Change(assignments=(_next(assignment),))
+        return RegistryChange(assignments=(_next(assignment),))
 
-    def release(self, broker: BrokerEntry) -> Change:
+    def release(self, broker: BrokerEntry) -> RegistryChange:
         """Release what this session opened, and what is assigned to its broker while it is the live session."""
         live = self._is_live(broker)
         released = [(entry, released_by(entry, broker, live=live)) for entry in self.assignments()]
-        return Change(assignments=tuple(_next(after) for before, after in released if after != before))
+        return RegistryChange(assignments=tuple(_next(after) for before, after in released if after != before))
 
-    def set_mark(self, mark: str, before: str) -> Change:
+    def set_mark(self, mark: str, before: str) -> RegistryChange:
         """Replace the mark of the store when it is `before`."""
-        return Change(mark=mark if self.mark == before else "")
+        return RegistryChange(mark=mark if self.mark == before else "")
 
     # ---- what happened -----------------------------------------------------------------------
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: RegistryChange) -> None:
         """Take over a change that was made durable."""
         if change.stored or change.removed:
             self._order = None

@@ -18,7 +18,7 @@ import msgspec
 from memq.errors import CorruptDataError, MemqError, UnreachableError
 from memq.governor import Assignment
 from memq.governor.local import LocalCoordinator
-from memq.governor.registry import Change, Registry, check_topic
+from memq.governor.registry import Registry, RegistryChange, check_topic
 from memq.governor.stored_topic import encode_topic
 from memq.governor.watchers import Watchers
 from memq.notification.sqlite.file import SqliteFile
@@ -43,8 +43,8 @@ _SCHEMA = (
 class _Request:
     """A change that waits for its turn: what decides on it, and who hears of it."""
 
-    decide: Callable[[Registry], Change]
-    done: asyncio.Future[Change]
+    decide: Callable[[Registry], RegistryChange]
+    done: asyncio.Future[RegistryChange]
 
 
 class StandaloneCoordinator(LocalCoordinator):
@@ -73,7 +73,7 @@ class StandaloneCoordinator(LocalCoordinator):
         await self._pool.close()
         self._connection.close()
 
-    async def _change(self, decide: Callable[[Registry], Change]) -> Change:
+    async def _change(self, decide: Callable[[Registry], RegistryChange]) -> RegistryChange:
         """Decide on the current state, store the change, and only then apply it.
 
         What waits may be stored together.
@@ -113,9 +113,9 @@ class StandaloneCoordinator(LocalCoordinator):
         self._in_doubt = False
         self._changed()
 
-    def _next_together(self) -> list[tuple[_Request, Change]]:
+    def _next_together(self) -> list[tuple[_Request, RegistryChange]]:
         """Decide waiting requests in order: many for different partitions, or one that changes a topic."""
-        together: list[tuple[_Request, Change]] = []
+        together: list[tuple[_Request, RegistryChange]] = []
         touched: dict[tuple[str, int], None] = {}
         while self._waiting and len(together) < TOGETHER_MAX:
             request = self._waiting[0]
@@ -133,7 +133,7 @@ class StandaloneCoordinator(LocalCoordinator):
             touched.update(dict.fromkeys(places))
         return together
 
-    def _decided(self, request: _Request) -> Change | None:
+    def _decided(self, request: _Request) -> RegistryChange | None:
         """Return what a request changes; None when nobody waits for it any more, or it was told why not."""
         try:
             return None if request.done.done() else request.decide(self._registry)
@@ -153,19 +153,19 @@ class StandaloneCoordinator(LocalCoordinator):
         self.watchers.changed()
 
 
-def _refuse(requests: Sequence[tuple[_Request, Change]], error: MemqError) -> None:
+def _refuse(requests: Sequence[tuple[_Request, RegistryChange]], error: MemqError) -> None:
     for request, _ in requests:
         if not request.done.done():
             request.done.set_exception(error)
 
 
-def _hear(done: asyncio.Future[Change]) -> None:
+def _hear(done: asyncio.Future[RegistryChange]) -> None:
     """Take the error of a request whose caller went away, before asyncio complains that nobody did."""
     if not done.cancelled():
         done.exception()
 
 
-def _store(connection: sqlite3.Connection, file: SqliteFile, changes: Sequence[Change]) -> None:
+def _store(connection: sqlite3.Connection, file: SqliteFile, changes: Sequence[RegistryChange]) -> None:
     """Commit changes, all or nothing."""
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -181,7 +181,7 @@ def _store(connection: sqlite3.Connection, file: SqliteFile, changes: Sequence[C
         raise file.error(error) from error
 
 
-def _write(connection: sqlite3.Connection, change: Change) -> None:
+def _write(connection: sqlite3.Connection, change: RegistryChange) -> None:
     for topic in change.removed:
         connection.execute("DELETE FROM assignments WHERE topic_id = ?", (topic.id,))
         connection.execute("DELETE FROM topics WHERE id = ?", (topic.id,))

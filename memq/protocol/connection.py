@@ -17,7 +17,7 @@ class Side(Enum):
     BROKER = auto()
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """GREETING until both HELLOs were said, READY, DRAINING once the broker said so, CLOSED."""
 
     __hash__ = object.__hash__
@@ -46,16 +46,16 @@ _REQUESTS = frozenset(
 _ANSWERS = (_REQUESTS - {Api.WRITE}) | {Api.ACK, Api.NACK, Api.THROTTLE, Api.DRAINING, Api.REDIRECT, Api.ERROR}
 
 # state -> who speaks -> what may be said -> the state after it (the same state where none is named)
-ALLOWED: dict[State, dict[Side, frozenset[Api]]] = {
-    State.GREETING: {Side.CLIENT: frozenset({Api.HELLO}), Side.BROKER: frozenset({Api.HELLO, Api.ERROR})},
-    State.READY: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
-    State.DRAINING: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
-    State.CLOSED: {Side.CLIENT: frozenset(), Side.BROKER: frozenset()},
+ALLOWED: dict[ConnectionState, dict[Side, frozenset[Api]]] = {
+    ConnectionState.GREETING: {Side.CLIENT: frozenset({Api.HELLO}), Side.BROKER: frozenset({Api.HELLO, Api.ERROR})},
+    ConnectionState.READY: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
+    ConnectionState.DRAINING: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
+    ConnectionState.CLOSED: {Side.CLIENT: frozenset(), Side.BROKER: frozenset()},
 }
-NEXT: dict[tuple[State, Side, int], State] = {
-    (State.GREETING, Side.BROKER, Api.HELLO): State.READY,
-    (State.GREETING, Side.BROKER, Api.ERROR): State.CLOSED,
-    (State.READY, Side.BROKER, Api.DRAINING): State.DRAINING,
+NEXT: dict[tuple[ConnectionState, Side, int], ConnectionState] = {
+    (ConnectionState.GREETING, Side.BROKER, Api.HELLO): ConnectionState.READY,
+    (ConnectionState.GREETING, Side.BROKER, Api.ERROR): ConnectionState.CLOSED,
+    (ConnectionState.READY, Side.BROKER, Api.DRAINING): ConnectionState.DRAINING,
 }
 
 
@@ -66,7 +66,7 @@ class Conversation:
     """
 
     def __init__(self) -> None:
-        self.state = State.GREETING
+        self.state = ConnectionState.GREETING
         self._client_said_hello = False
 
     def said(self, side: Side, api: int) -> None:
@@ -74,7 +74,7 @@ class Conversation:
         if api not in ALLOWED[self.state][side]:
             name = Api(api).name if api in Api.__members__.values() else str(api)
             raise ProtocolError(f"{side.name.lower()} said {name} in state {self.state.name}")
-        if self.state is State.GREETING and side is Side.CLIENT:
+        if self.state is ConnectionState.GREETING and side is Side.CLIENT:
             if self._client_said_hello:
                 raise ProtocolError("client said HELLO twice")
             self._client_said_hello = True
@@ -82,4 +82,4 @@ class Conversation:
 
     def close(self) -> None:
         """Note that the connection is gone."""
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED

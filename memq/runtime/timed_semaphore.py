@@ -11,7 +11,7 @@ from memq.topic import Topic
 PARTITIONS_AT_ONCE_MAX = 1_000  # that a queue is asked for: it joins what is asked at once
 
 
-class Turns:
+class TimedSemaphore:
     """At most `at_once` works have a turn.
 
     One that takes longer than `longest_s` continues next to the following one.

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from memq.client.broker_router import AnyBroker
-from memq.client.consumer.fetch.fetcher import Fetcher
-from memq.client.consumer.offset_resolver import Places
+from memq.client.broker_router import BrokerRouter
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.compaction.files import ColdFiles
@@ -55,16 +55,16 @@ class Access:
     queue: PointerReader
     topics: Mapping[str, TopicPlace]
     urls: StoreUrls
-    fetcher: Fetcher  # reads the indexes of those few batches whose pointers don't name all their producers
+    fetcher: BatchFetcher  # reads the indexes of those few batches whose pointers don't name all their producers
     groups: Groups
     runtime: Runtime
     compactor: CompactorPlace | None = None  # brokers alone know the settings that it goes by
     pool: LinkPool | None = None  # the connections to them
 
     @property
-    def places(self) -> Places:
+    def places(self) -> OffsetResolver:
         """Answers about places in the queue."""
-        return Places(self.queue)
+        return OffsetResolver(self.queue)
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def open_access(options: ReadOptions, runtime: Runtime) -> AsyncIterator[A
 async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterator[Access]:
     pool = LinkPool(runtime, bootstrap_addresses(options.brokers), client_id="spark")
     metadata = ClusterMetadata(runtime, pool)
-    ask = AnyBroker(pool)
+    ask = BrokerRouter(pool)
     stores: TaskStores | None = None
     try:
         await pool.reach(CONNECT_TIMEOUT_MS / 1000)
@@ -96,7 +96,14 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
         place = CompactorPlace(metadata.cluster, metadata.stores[0].name, queue)
         confirmed = ConfirmedReads(EventLog(runtime.clock), missing_s=options.missing_s)
         yield Access(
-            queue, topics, urls, Fetcher("auto", ask.read, stores.open_here, confirmed), queue, runtime, place, pool
+            queue,
+            topics,
+            urls,
+            BatchFetcher("auto", ask.read, stores.open_here, confirmed),
+            queue,
+            runtime,
+            place,
+            pool,
         )
     finally:
         if stores is not None:

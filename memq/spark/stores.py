@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.errors import DeniedError, InvalidSettingError, MemqError
 from memq.format.blocks.header import Buffer
 from memq.runtime.logs import EventLog
@@ -48,10 +48,10 @@ class TaskStores:
         self._runtime = runtime
         self._opened: dict[str, StorageHandler] = {}
 
-    def fetcher(self, missing_s: float) -> Fetcher:
+    def fetcher(self, missing_s: float) -> BatchFetcher:
         """Return what brings batches straight from the stores; it asks for missing objects for `missing_s`."""
         confirmed = ConfirmedReads(EventLog(self._runtime.clock), missing_s=missing_s)
-        return Fetcher("direct", _no_broker, self.open, confirmed)
+        return BatchFetcher("direct", _no_broker, self.open, confirmed)
 
     def open(self, store: str) -> StorageHandler:
         """Return a store. Raises: DeniedError when it is not known or not here; MemqError of its settings."""

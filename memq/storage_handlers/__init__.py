@@ -106,7 +106,7 @@ class Count:
 
 
 @runtime_checkable
-class Counted(Protocol):
+class CountingStore(Protocol):
     """A store that counts what it does, for who has a registry of metrics."""
 
     def counts(self) -> Iterable[Count]:

@@ -33,7 +33,7 @@ from memq.format.pointer import (
     ProducerRanges,
     encode_pointer,
 )
-from memq.format.report import Begin, Damage, Part, Report, Span, encode_report
+from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan, encode_report
 from memq.format.spool import encode_entry, encode_head
 from memq.topic import Totals
 
@@ -149,12 +149,14 @@ def make_reports() -> dict[str, Report]:
         "host": "web-1",
     }
     minute = NOW_MS // 60_000
-    sent = Span(stage="sent", producer=42, minute=minute, ranges=((0, 9), (12, 13)), level=2, latency=((3, 9), (4, 1)))
-    acked = Span(stage="acked", producer=42, minute=minute, ranges=((0, 9),), level=2, latency=((6, 9),))
-    processed = Span(stage="processed", producer=42, minute=minute, ranges=((0, 3),), latency=((0, 3),))
-    unread = Damage(object="c/x", block=1, offset=17, records=6, cause="checksum", producer=42, first=3, next=9)
+    sent = ReportSpan(
+        stage="sent", producer=42, minute=minute, ranges=((0, 9), (12, 13)), level=2, latency=((3, 9), (4, 1))
+    )
+    acked = ReportSpan(stage="acked", producer=42, minute=minute, ranges=((0, 9),), level=2, latency=((6, 9),))
+    processed = ReportSpan(stage="processed", producer=42, minute=minute, ranges=((0, 3),), latency=((0, 3),))
+    unread = ReportedDamage(object="c/x", block=1, offset=17, records=6, cause="checksum", producer=42, first=3, next=9)
     place: dict[str, Any] = {"topic": "clicks", "topic_id": TOPIC_ID, "partition": 3}
-    read = Part(
+    read = ReportPart(
         **place,
         spans=(processed,),
         damages=(unread,),
@@ -163,7 +165,7 @@ def make_reports() -> dict[str, Report]:
     )
     return {
         "report-producer.json": Report(
-            client=1, kind="producer", number=0, parts=(Part(**place, spans=(sent, acked)),), **common
+            client=1, kind="producer", number=0, parts=(ReportPart(**place, spans=(sent, acked)),), **common
         ),
         "report-consumer.json": Report(
             client=(1 << 64) - 1, kind="consumer", number=7, name="billing", last=True, parts=(read,), **common

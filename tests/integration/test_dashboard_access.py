@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser
 
-from memq.audit.dashboard.sources import MinuteRow, TopicVerdict
+from memq.audit.dashboard.sources import PartitionMinute, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
 from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
@@ -61,9 +61,9 @@ def finding(now_ms: int) -> FindingRow:
     )
 
 
-def minute(number: int) -> MinuteRow:
+def minute(number: int) -> PartitionMinute:
     counts = {"sent": 400 + number % 90, "acked": 390, "committed": 380, "lost": 5 if number % 20 == 0 else 0}
-    return MinuteRow(0, number, "", "lost" if counts["lost"] else "ok", counts, {"acked": {2: 200, 5: 20}})
+    return PartitionMinute(0, number, "", "lost" if counts["lost"] else "ok", counts, {"acked": {2: 200, 5: 20}})
 
 
 def client(name: str, silent: bool, now_ms: int) -> ClientRow:

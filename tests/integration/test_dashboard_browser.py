@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser
 
 import memq
-from memq.audit.dashboard.sources import MinuteRow, TopicVerdict
+from memq.audit.dashboard.sources import PartitionMinute, TopicVerdict
 from memq.audit.dashboard.view import FindingRow, TopicRow
 from memq.testing import Cluster
 from tests.browsers import WAIT_MS, Tab, need_chromium
@@ -235,7 +235,7 @@ def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluste
         dark.close()
 
 
-def minutes(dashboard: object) -> list[MinuteRow]:
+def minutes(dashboard: object) -> list[PartitionMinute]:
     """Return an hour of two partitions, with a loss in it."""
     from memq.runtime.clock import SystemClock
 
@@ -247,7 +247,7 @@ def minutes(dashboard: object) -> list[MinuteRow]:
             lost = 5 if (ago, partition) == (20, 0) else 0
             counts = {"sent": sent, "acked": sent - 2, "committed": sent - lost - 2, "lost": lost}
             latency = {"acked": {2: sent // 2, 3: sent // 3, 5: 20, 6: ago % 4}}
-            rows.append(MinuteRow(partition, now - ago, "", "lost" if lost else "ok", counts, latency))
+            rows.append(PartitionMinute(partition, now - ago, "", "lost" if lost else "ok", counts, latency))
     return rows
 
 

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 import memq
 from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import ClientLimits
-from memq.broker.ingest.rate_limit import Limit
+from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.process import metrics_of
 from memq.broker.spool.files import SpoolFiles, sizes_in
 from memq.broker.store_metrics import StoreCollector
@@ -161,7 +161,7 @@ async def foreign_protocol(folder: Path) -> Values:
 
 
 async def over_a_limit(folder: Path) -> Values:
-    async with running_broker(ClientLimits(named={"loader": Limit("hard", 1, 0)})) as broker:
+    async with running_broker(ClientLimits(named={"loader": RatePerSecond("hard", 1, 0)})) as broker:
         producer = memq.aio.Producer(broker.address, client_id="loader")
         try:
             while True:

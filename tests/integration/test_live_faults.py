@@ -20,7 +20,7 @@ from localstack.servers import S3Server, Server
 from memq.audit.live.view import AuditView
 from memq.cli.audit.audit_state import database_at
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.partition_cursor import Delivery
+from memq.client.consumer.fetch.partition_cursor import ReadyRange
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC
 from memq.topic import Topic
@@ -104,7 +104,7 @@ class Reader:
     ) -> None:
         self._lost = lost
         self._twice = twice
-        self._again: list[tuple[Assigned, Delivery]] = []
+        self._again: list[tuple[Assigned, ReadyRange]] = []
         self._consumer = stack.enter_context(
             memq.Consumer(
                 *(addresses_of(brokers), [TOPIC]),
@@ -116,7 +116,7 @@ class Reader:
             )
         )
         reading: Any = self._consumer._core._reading
-        self._deliver: Callable[..., tuple[Assigned, Delivery] | None] = reading.deliver
+        self._deliver: Callable[..., tuple[Assigned, ReadyRange] | None] = reading.deliver
         reading.deliver = self._faulty
 
     def read(self) -> None:
@@ -125,7 +125,7 @@ class Reader:
             batch.values()
         self._consumer.commit()
 
-    def _faulty(self, *, whole: bool = False) -> tuple[Assigned, Delivery] | None:
+    def _faulty(self, *, whole: bool = False) -> tuple[Assigned, ReadyRange] | None:
         if self._again:
             return self._again.pop()
         found = self._deliver(whole=whole)
@@ -136,7 +136,7 @@ class Reader:
         return found
 
 
-def _place_of(found: tuple[Assigned, Delivery]) -> Place:
+def _place_of(found: tuple[Assigned, ReadyRange]) -> Place:
     first = found[1].first
     return first.read_partition, first.pointer_offset
 

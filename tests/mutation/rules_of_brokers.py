@@ -45,8 +45,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         RING,
         "a staged batch overtakes the open one",
-        "if self.open is not None:\n            self.seal()\n        slot = Slot(",
-        "slot = Slot(",
+        "if self.open is not None:\n            self.seal()\n        slot = BatchSlot(",
+        "slot = BatchSlot(",
     ),
     (RING, "two publishes of a partition are in flight", " and not self.publishing\n", "\n"),
     (

@@ -102,8 +102,8 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         LOOKBACK,
         "a block of which a part is new is dropped",
-        "return Verdict.NEW if unseen == [(first, next_)] else Verdict.PARTLY",
-        "return Verdict.NEW if unseen == [(first, next_)] else Verdict.SEEN",
+        "return Novelty.NEW if unseen == [(first, next_)] else Novelty.PARTLY",
+        "return Novelty.NEW if unseen == [(first, next_)] else Novelty.SEEN",
     ),
     (
         FLOW,

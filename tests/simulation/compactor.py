@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from memq.compaction.compaction import compact
-from memq.compaction.copying import Copier
+from memq.compaction.copying import BatchCopier
 from memq.compaction.files import ColdFiles
 from memq.errors import MemqError
 from memq.runtime.network import Runtime
@@ -23,7 +23,7 @@ async def run_compactor(node: Node, runtime: Runtime, cluster: SimCluster, doors
     """Compact all read partitions in turn; what fails is tried anew, as a job that runs every night does."""
     rule = cluster.shape.cold
     assert rule is not None
-    copier = Copier(CLUSTER, doors.queue, {STORE: doors.store}.__getitem__, (STORE, doors.store), runtime)
+    copier = BatchCopier(CLUSTER, doors.queue, {STORE: doors.store}.__getitem__, (STORE, doors.store), runtime)
     while True:
         await asyncio.sleep(node.random.uniform(0.0, PAUSE_S_MAX))
         for partition in cluster.read_partitions:

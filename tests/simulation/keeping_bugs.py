@@ -61,7 +61,7 @@ KEEPING_BUGS = (
     Planted(
         "reader passes over what retention took",
         "memq.client.consumer.fetch.partition_cursor",
-        "PartitionFlow._records_lost",
+        "PartitionCursor._records_lost",
         "return max(0, gap.before.records - self._passed_totals().records)",
         "return 0",
         aspects=("house",),
@@ -96,7 +96,7 @@ KEEPING_BUGS = (
     Planted(
         "gap of batch numbers ignored",
         "memq.broker.upkeep.log_coverage",
-        "ShownLog.accounts_for",
+        "LogCoverage.accounts_for",
         "return epoch not in self._whole and batch_sequence < numbers.least",
         "return True",
         level="calm",
@@ -159,7 +159,7 @@ KEEPING_BUGS = (
     Planted(
         "paused partition delivers",
         "memq.client.consumer.fetch.fetch_scheduler",
-        "Reading.pause",
+        "FetchScheduler.pause",
         "flow.paused = paused",
         "flow.paused = False",
         level="calm",
@@ -222,7 +222,7 @@ KEEPING_BUGS = (
     Planted(
         "shared object told stored before it is",
         "memq.broker.partition.shared_objects",
-        "Sharing._ship",
+        "SharedObjects._ship",
         "started_s = await self._put(shipment)\n"
         "    if started_s is not None:\n"
         "        shipment.stored.set_result(started_s)",
@@ -235,7 +235,7 @@ KEEPING_BUGS = (
     Planted(
         "all of a shared object told the first one's place",
         "memq.broker.partition.shared_objects",
-        "Sharing._put",
+        "SharedObjects._put",
         "body = object_of(shipment.batches, *self._next_key())",
         "body = object_of(shipment.batches, *self._next_key())\n"
         "        for batch in shipment.batches: batch.offset = 0",

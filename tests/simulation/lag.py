@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from memq.client.consumer.fetch.partition_cursor import PartitionFlow
-from memq.client.consumer.offset_resolver import Places, window_ms
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
+from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, encode_pointer
 from memq.format.totals import contended_ms
@@ -79,11 +79,11 @@ class LagCheck:
     def _check_moment(self, begin: int, here: int, end: int, tail_offsets: int) -> None:
         """Check the totals at `end` and at `here`, and of a reader that starts here and reads to the end."""
         where, settings, writers = self._partition, self._settings, self._writers
-        places = Places(PartOfLog(self._entries, begin, end), tail_offsets)
+        places = OffsetResolver(PartOfLog(self._entries, begin, end), tail_offsets)
         moment = f"of {where.partition} with {begin} to {end}"
         self._compare(f"end {moment}", end, _run(places.end_totals(where, settings, writers)))
         self._compare(f"{here} {moment}", here, _run(places.totals_before(where, here, settings, writers)))
-        flow = PartitionFlow(where, Position(where.partition, here), window_ms=window_ms(settings))
+        flow = PartitionCursor(where, Position(where.partition, here), window_ms=window_ms(settings))
         _run(places.look_back(flow, settings, writers, _no_index))
         self._compare(f"a start at {here} {moment}", here, flow.progress.totals)
         for entry in self._log[here:end]:

@@ -21,7 +21,7 @@ from memq.audit.verdict import Kind
 from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, ProducerRanges
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Begin, Damage, Part, Report, Span
+from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan
 from memq.topic import Topic
 from tests.simulation.live_play import History, Named, Unreadable, Wait
 from tests.simulation.reader import LogBlock, LogEntry, Source
@@ -29,7 +29,7 @@ from tests.simulation.reader import LogBlock, LogEntry, Source
 ALL = 2
 READ = ("fetched", "dropped", "processed")
 STRANGER = 0xDEAD  # a client that the run does not have
-Found = tuple[int, Report, Part, Span]
+Found = tuple[int, Report, ReportPart, ReportSpan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,10 +362,10 @@ class LiveFaults:
         """Return the history in which nobody reports to have read these blocks."""
         return self._map_parts(lambda part: _without(part, blocks))
 
-    def _read_badly(self, entry: LogEntry, blocks: Sequence[LogBlock], damages: list[Damage]) -> Injury:
+    def _read_badly(self, entry: LogEntry, blocks: Sequence[LogBlock], damages: list[ReportedDamage]) -> Injury:
         """Whoever fetched any of these blocks reports damage in their place."""
 
-        def read(part: Part) -> Part:
+        def read(part: ReportPart) -> ReportPart:
             without = _without(part, blocks)
             fetched = any(
                 span.stage == "fetched"
@@ -378,8 +378,8 @@ class LiveFaults:
 
         return Injury(self._map_parts(read), _named(Kind.CORRUPT, IN_OBJECT, blocks))
 
-    def _damage(self, entry: LogEntry, block: LogBlock, *, records: int = 0, **source: int) -> Damage:
-        return Damage(
+    def _damage(self, entry: LogEntry, block: LogBlock, *, records: int = 0, **source: int) -> ReportedDamage:
+        return ReportedDamage(
             object=entry.pointer.locations[0].key,
             block=entry.blocks.index(block),
             offset=entry.offset,
@@ -397,7 +397,7 @@ class LiveFaults:
         rest = [landed for landed in self._history if not isinstance(landed, tuple) or landed[1].client != client]
         return Injury([*rest, *late])
 
-    def _in_group(self, kind: Kind, change: Callable[[Span], tuple[Span, ...]]) -> Injury | None:
+    def _in_group(self, kind: Kind, change: Callable[[ReportSpan], tuple[ReportSpan, ...]]) -> Injury | None:
         """Change one span of a group that processed its records once, and never went elsewhere."""
         spans = [each for each in self._spans("processed") if each[2].committed and self._once(each)]
         if not spans:
@@ -420,12 +420,12 @@ class LiveFaults:
         )
         return not any(others.overlaps(*piece) for piece in span.ranges)
 
-    def _with(self, at: int, part: Part, span: Span, instead: tuple[Span, ...]) -> History:
+    def _with(self, at: int, part: ReportPart, span: ReportSpan, instead: tuple[ReportSpan, ...]) -> History:
         """Return the history with one span of a report replaced."""
         spans = tuple(new for old in part.spans for new in (instead if old is span else (old,)))
         return self._map_parts(lambda old: replace(old, spans=spans) if old is part else old)
 
-    def _map_parts(self, change: Callable[[Part], Part]) -> History:
+    def _map_parts(self, change: Callable[[ReportPart], ReportPart]) -> History:
         changed: History = []
         for landed in self._history:
             if isinstance(landed, tuple):
@@ -485,7 +485,7 @@ def _with_blocks(pointer: Pointer, blocks: Sequence[LogBlock]) -> Pointer:
     return replace(pointer, producers=producers, records=_records(blocks))
 
 
-def _without(part: Part, blocks: Sequence[LogBlock]) -> Part:
+def _without(part: ReportPart, blocks: Sequence[LogBlock]) -> ReportPart:
     """Return what a part says without that these blocks were read."""
     gone: dict[int, list[Range]] = {}
     for block in blocks:

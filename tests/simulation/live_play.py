@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from memq.audit.account import apart
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.partition import PartitionAudit
-from memq.audit.live.partition_state import Books
-from memq.audit.live.report_partition import Client, HomeAudit, Key
-from memq.audit.live.rows import Row
+from memq.audit.live.partition_state import PartitionState
+from memq.audit.live.report_partition import Client, Key, ReportPartitionAudit
+from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.storage.state import decode_state, encode_state
 from memq.audit.verdict import Kind
 from memq.errors import CorruptDataError
@@ -54,7 +54,7 @@ class Said:
     """All that an audit said: records that it named, rows by partition and minute, pointers that it could not read."""
 
     named: Named = field(default_factory=dict)
-    rows: dict[tuple[int, int], Row] = field(default_factory=dict)
+    rows: dict[tuple[int, int], MinuteCounts] = field(default_factory=dict)
     unreadable: dict[int, None] = field(default_factory=dict)
 
     def count(self, name: str) -> int:
@@ -67,7 +67,7 @@ class Said:
 
     def word(self, partition: int, minute: int, side: str) -> str:
         """Return the verdict on a side; one of which nothing is known has that of the queue."""
-        return self.rows.get((partition, minute), Row()).word(side)
+        return self.rows.get((partition, minute), MinuteCounts()).word(side)
 
 
 class LivePlay:
@@ -82,7 +82,7 @@ class LivePlay:
         self._fail = fail
         self._dies = dies
         self._audits: dict[Key, PartitionAudit] = {(topic.id, n): PartitionAudit(topic, n) for n in partitions}
-        self._homes: dict[int, HomeAudit] = {}
+        self._homes: dict[int, ReportPartitionAudit] = {}
         self._now_ms = 0
 
     def play(self, history: Sequence[Landed], away_from: int | None = None) -> Said:
@@ -115,7 +115,7 @@ class LivePlay:
                 audit.take_unreadable(landed.entry.offset, landed.entry.time_ms, CorruptDataError("cut"))
         else:
             home, report = landed
-            self._homes.setdefault(home, HomeAudit(self._audits.get)).take(report, self._now_ms)
+            self._homes.setdefault(home, ReportPartitionAudit(self._audits.get)).take(report, self._now_ms)
 
     def _take(self, entry: LogEntry) -> None:
         for audit in self._beside(entry):
@@ -134,7 +134,7 @@ class LivePlay:
         for (_, partition), audit in self._audits.items():
             audit.settle(self._now_ms)
             for minute, row in audit.take_rows().items():
-                self.said.rows.setdefault((partition, minute), Row()).add(row)
+                self.said.rows.setdefault((partition, minute), MinuteCounts()).add(row)
             self._note_findings(partition, audit)
         if self._dies and self._draw.random() < DEATH_RATE:
             self._restart()
@@ -152,11 +152,11 @@ class LivePlay:
     def _restart(self) -> None:
         """Go on with what is stored after a round, as another auditor does."""
         for key, audit in self._audits.items():
-            books = decode_state(Books, encode_state(audit.books))
+            books = decode_state(PartitionState, encode_state(audit.books))
             self._audits[key] = PartitionAudit(self._topic, audit.partition, books)
         for number, home in self._homes.items():
             clients = decode_state(dict[int, Client], encode_state(home.clients))
-            self._homes[number] = HomeAudit(self._audits.get, clients)
+            self._homes[number] = ReportPartitionAudit(self._audits.get, clients)
 
 
 def _is_held_otherwise(finding: LiveFinding, audit: PartitionAudit) -> bool:

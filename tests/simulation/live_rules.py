@@ -17,7 +17,7 @@ from memq.audit.live.finding import IN_OBJECT, IN_QUEUE
 from memq.audit.verdict import Kind
 from memq.format.object import open_object
 from memq.format.ranges import RangeSet
-from memq.format.report import Damage, Report
+from memq.format.report import Report, ReportedDamage
 from memq.topic import Topic
 from tests.simulation.live_faults import FAULTS, Injury, LiveFaults
 from tests.simulation.live_play import History, LivePlay, Named, Said
@@ -84,7 +84,7 @@ class LiveRules:
         )
         return replace(report, parts=parts)
 
-    def _named(self, partition: int, damage: Damage) -> list[Damage]:
+    def _named(self, partition: int, damage: ReportedDamage) -> list[ReportedDamage]:
         pointer = self._pointers.get((partition, damage.offset))
         if pointer is None or not pointer.locations:
             return [damage]

@@ -63,7 +63,7 @@ OWNERSHIP_BUGS = (
     Planted(
         "blocks of a lost epoch forwarded at once",
         "memq.broker.spool.unpublished_blocks",
-        "HeldBlocks.of_epoch",
+        "UnpublishedBlocks.of_epoch",
         "own.handed_over_s + own.stale_publish_s",
         "own.handed_over_s",
         level="breezy",

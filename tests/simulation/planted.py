@@ -194,13 +194,13 @@ BUGS = (
         "memq.client.consumer.fetch.lookback",
         "Lookback.judge",
         "verdict = self._compare(source, first, next_)",
-        "verdict = Verdict.NEW",
+        "verdict = Novelty.NEW",
         seed=1003,
     ),
     Planted(
         "reader without look-back",
         "memq.client.consumer.offset_resolver",
-        "Places.window_before",
+        "OffsetResolver.window_before",
         "if start > span.begin:",
         "if False:",
         seed=1003,
@@ -248,7 +248,7 @@ BUGS = (
     Planted(
         "a delivery at its bound passes over the block that did not fit",
         "memq.client.consumer.fetch.partition_cursor",
-        "PartitionFlow._assemble",
+        "PartitionCursor._assemble",
         "if size >= DELIVERY_BYTES:\n            found.stop = piece.first",
         "if size >= DELIVERY_BYTES:\n            slot.judged += 1\n"
         "            found.stop = piece.first + piece.records",

@@ -11,7 +11,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Part, Report, decode_report
+from memq.format.report import Report, ReportPart, decode_report
 from memq.topic import Position, ReadPartition
 from tests.simulation.live_play import History
 from tests.simulation.read_log import ReadLog
@@ -65,7 +65,7 @@ class ReportRules:
         """Return the report without what it says of topics that come and go."""
         return replace(report, parts=tuple(part for part in report.parts if part.topic_id not in self.transient))
 
-    def _check_part(self, report: Report, part: Part) -> None:
+    def _check_part(self, report: Report, part: ReportPart) -> None:
         """What a report says has happened when it lands."""
         for span in part.spans:
             for sequence in (number for first, next_ in span.ranges for number in range(first, next_)):

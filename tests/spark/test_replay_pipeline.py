@@ -18,7 +18,7 @@ from memq.errors import InvalidRequestError, PositionExpiredError
 from memq.spark.options import read_options
 from memq.spark.pipelines import __main__ as main
 from memq.spark.pipelines.inputs import options_of
-from memq.spark.pipelines.replay import Target, replay
+from memq.spark.pipelines.replay import ReplayTarget, replay
 from tests.servers import DevServer
 from tests.soak import repetitions
 from tests.spark.injured_topic import injure
@@ -96,12 +96,12 @@ def test_a_killed_replay_loses_and_doubles_nothing(spark: SparkSession, broker: 
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     options = options_of(source, broker.address, [])[1]
-    replay(spark, options, Target(target, broker.address, f"replay.{source}.{target}"))
+    replay(spark, options, ReplayTarget(target, broker.address, f"replay.{source}.{target}"))
     assert records_of(broker, target) == records_of(broker, source)
 
 
 def test_what_a_second_run_would_not_find_again_is_refused(spark: SparkSession, broker: DevServer) -> None:
-    target = Target("target", broker.address, "again")
+    target = ReplayTarget("target", broker.address, "again")
     with pytest.raises(InvalidRequestError, match="neither skips damage"):
         replay(spark, options_of("source", broker.address, ["onDamaged=skip"])[1], target)
 
@@ -109,7 +109,7 @@ def test_what_a_second_run_would_not_find_again_is_refused(spark: SparkSession, 
 def test_a_start_that_retention_moves_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     topic = injure(tmp_path, 1)
     topic.trim(0, 3)
-    target = Target("target", None, "again")
+    target = ReplayTarget("target", None, "again")
     with pytest.raises(InvalidRequestError, match="a second run would begin elsewhere") as caught:
         replay(spark, read_options(topic.options, "batch"), target)
     assert caught.value.hint == "begin at positions: -o start=0:3:0,1:0:0"

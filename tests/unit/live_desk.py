@@ -7,12 +7,12 @@ from typing import Any
 
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.partition import PartitionAudit
-from memq.audit.live.report_partition import Client, HomeAudit
-from memq.audit.live.rows import Row
+from memq.audit.live.report_partition import Client, ReportPartitionAudit
+from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.storage.state import decode_state, encode_state
 from memq.format.pointer import Pointer, ProducerEnd, decode_pointer, encode_pointer
 from memq.format.ranges import Range
-from memq.format.report import Begin, Damage, Part, Report, Span, decode_report, encode_report
+from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan, decode_report, encode_report
 from memq.topic import Totals
 from tests.unit.audited import TOPIC, Run, data_pointer, pointer
 from tests.unit.blocks import NOW_MS
@@ -21,9 +21,9 @@ MINUTE = NOW_MS // 60_000
 PRODUCER, SENDER, READER, GROUP = 5, 100, 200, "g"
 
 
-def span(stage: Any, *ranges: Range, producer: int = PRODUCER, minute: int = MINUTE, level: int = 2) -> Span:
+def span(stage: Any, *ranges: Range, producer: int = PRODUCER, minute: int = MINUTE, level: int = 2) -> ReportSpan:
     """Return what one stage of one producer and minute saw."""
-    return Span(stage=stage, producer=producer, minute=minute, ranges=tuple(ranges), level=level)
+    return ReportSpan(stage=stage, producer=producer, minute=minute, ranges=tuple(ranges), level=level)
 
 
 class Desk:
@@ -35,8 +35,8 @@ class Desk:
     def __init__(self) -> None:
         self.now_ms = NOW_MS
         self.audit = PartitionAudit(TOPIC, 0)
-        self.home = HomeAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None)
-        self.rows: dict[int, Row] = {}
+        self.home = ReportPartitionAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None)
+        self.rows: dict[int, MinuteCounts] = {}
         self.findings: dict[str, LiveFinding] = {}
         self.totals = Totals()
         self.offset = 0
@@ -66,24 +66,26 @@ class Desk:
 
     # ---- reports -------------------------------------------------------------------------------------
 
-    def sent(self, *spans: Span, client: int = SENDER, **fields: Any) -> None:
+    def sent(self, *spans: ReportSpan, client: int = SENDER, **fields: Any) -> None:
         """Report as a producer."""
-        self.report(client, "producer", "", Part(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=spans), fields)
+        self.report(
+            client, "producer", "", ReportPart(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=spans), fields
+        )
 
     def read(
         self,
-        *spans: Span,
+        *spans: ReportSpan,
         begin: str = "",
         reason: Any = "stored",
         committed: str = "",
-        damages: Sequence[Damage] = (),
+        damages: Sequence[ReportedDamage] = (),
         client: int = READER,
         group: str = GROUP,
         **fields: Any,
     ) -> None:
         """Report as a member of a group."""
         begins = (Begin(at=begin, reason=reason),) if begin else ()
-        part = Part(
+        part = ReportPart(
             topic=TOPIC.name,
             topic_id=TOPIC.id,
             partition=0,
@@ -94,7 +96,7 @@ class Desk:
         )
         self.report(client, "consumer", group, part, fields)
 
-    def report(self, client: int, kind: Any, name: str, part: Part | None, fields: dict[str, Any]) -> None:
+    def report(self, client: int, kind: Any, name: str, part: ReportPart | None, fields: dict[str, Any]) -> None:
         """Send one report; its number follows on the client's last one."""
         number = fields.pop("number", self._numbers.get(client, 0))
         self._numbers[client] = number + 1
@@ -114,13 +116,13 @@ class Desk:
         else:
             self.audit.settle(self.now_ms)
         for minute, row in self.audit.take_rows().items():
-            self.rows.setdefault(minute, Row()).add(row)
+            self.rows.setdefault(minute, MinuteCounts()).add(row)
         for finding in self.audit.take_findings():
             self.findings[finding.id] = finding
         books = decode_state(type(self.audit.books), encode_state(self.audit.books))
         self.audit = PartitionAudit(TOPIC, 0, books)
         clients = decode_state(dict[int, Client], encode_state(self.home.clients))
-        self.home = HomeAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None, clients)
+        self.home = ReportPartitionAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None, clients)
 
     def found(self, *, grave: bool = True) -> list[tuple[str, str, str, int, tuple[Range, ...]]]:
         """Return kind, stage, group, producer and ranges of the findings that hold."""
@@ -132,4 +134,4 @@ class Desk:
 
     def word(self, group: str = "", minute: int = MINUTE) -> str:
         """Return the verdict on a minute."""
-        return self.rows.get(minute, Row()).word(group)
+        return self.rows.get(minute, MinuteCounts()).word(group)

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
-from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, Quotas
 from memq.broker.ingest.rate_limit import Limiters
 from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.ingest.streams import Producer, Stream
+from memq.broker.ingest.streams import ProducerState, Stream
 from memq.broker.metrics import Counters
 from memq.broker.partition.ownership import Ownership
-from memq.broker.partition.recent_batch_cache import HotBatches
+from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.partition.ring import Ring, RingLimits
 from memq.broker.services import Services
 from memq.broker.spool.writer import Spool
@@ -125,7 +125,7 @@ class Peer:
         self.connection = Connection(house.services, house.intake, house.requests)
         self.connection.connection_made(cast(asyncio.Transport, self.wire))
         if sends_blocks:
-            producer, partition = Producer(number + 1), cast(Any, house.partition)
+            producer, partition = ProducerState(number + 1), cast(Any, house.partition)
             self.connection.bind(Stream(1, self.connection, partition, producer, AckLevel.NONE, 0))
         self.data = bytearray(HELLO)
         self.blocks: list[bytes] = []
@@ -183,7 +183,7 @@ class House:
     def __init__(self, budget_bytes: int, slab_bytes: int) -> None:
         runtime = Runtime()
         self.pool = SlabPool(budget_bytes, slab_bytes)
-        self.hot = HotBatches(budget_bytes // 4, self.pool.release)
+        self.hot = RecentBatchCache(budget_bytes // 4, self.pool.release)
         self.intake = Intake(self.pool)
         self.pool.freed = self._freed
         self.feeds = 0
@@ -200,7 +200,7 @@ class House:
             coordinator=MemoryCoordinator(MemoryCluster()),
             pool=self.pool,
             hot=self.hot,
-            limits=LimitBook(SystemClock(), NO_CLIENT_LIMITS),
+            limits=Quotas(SystemClock(), NO_CLIENT_LIMITS),
             spool=no_spool(runtime, self.pool),
             counters=Counters(),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memq.client.consumer.fetch.pieces import Piece, cut_batch
+from memq.client.consumer.fetch.pieces import BlockPiece, cut_batch
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
 from memq.format.pointer import Adopted, Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
@@ -103,7 +103,7 @@ class Log:
     def span(self) -> Span:
         return Span(self.entries[0].offset if self.entries else self.next_offset, self.next_offset)
 
-    def pieces(self, offset: int, pointer: Pointer) -> list[Piece]:
+    def pieces(self, offset: int, pointer: Pointer) -> list[BlockPiece]:
         return cut_batch(pointer, self.bodies[offset])
 
     def copies(self, claims: Sequence[Claim], before: int) -> dict[Claim, Copies]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from memq.audit.account import BURNED_RANGES_CUT, Account, Balance, Evidence, Fate, RecentRanges, Tail, apart, common
+from memq.audit.account import (
+    BURNED_RANGES_CUT,
+    Account,
+    Balance,
+    Evidence,
+    Fate,
+    RecentRanges,
+    TailKnowledge,
+    apart,
+    common,
+)
 from memq.audit.checks.contents import Contents
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import BlockHeader
@@ -42,15 +52,15 @@ def test_a_hole_below_the_proven_end_is_lost_unless_it_was_burned() -> None:
     books.close(ended(40, (12, 15)), 2)
     found = settled(books)
     assert found.lost == ((10, 12), (15, 20), (30, 40))
-    assert (found.burned, found.tail, found.clean) == (3, Tail.PROVEN, False)
+    assert (found.burned, found.tail, found.clean) == (3, TailKnowledge.PROVEN, False)
 
 
 def test_a_hole_without_a_proven_end_is_not_called_lost() -> None:
     books = account()
     books.deliver(5, 10, 1)
     found = settled(books, Evidence(active_since_ms=2))
-    assert (found.lost, found.unproven, found.tail, found.next_sequence) == ((), ((0, 5),), Tail.UNKNOWN, 10)
-    assert settled(books, Evidence(active_since_ms=1)).tail is Tail.IN_FLIGHT
+    assert (found.lost, found.unproven, found.tail, found.next_sequence) == ((), ((0, 5),), TailKnowledge.UNKNOWN, 10)
+    assert settled(books, Evidence(active_since_ms=1)).tail is TailKnowledge.IN_FLIGHT
 
 
 def test_what_comes_behind_the_end_opens_the_tail_again() -> None:
@@ -58,7 +68,7 @@ def test_what_comes_behind_the_end_opens_the_tail_again() -> None:
     books.close(ended(5), 1)
     books.deliver(8, 10, 2)
     found = settled(books, Evidence(active_since_ms=2))
-    assert (found.lost, found.unproven, found.tail) == (((0, 5),), ((5, 8),), Tail.IN_FLIGHT)
+    assert (found.lost, found.unproven, found.tail) == (((0, 5),), ((5, 8),), TailKnowledge.IN_FLIGHT)
 
 
 def test_the_higher_of_two_ends_holds() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from memq.audit.auditor import Auditor
 from memq.audit.checks.batch_check import BatchCheck, BlockCheck, missing_batch
-from memq.audit.checks.checked_entry import Checked
+from memq.audit.checks.checked_entry import CheckedEntry
 from memq.audit.minutes import COUNTS, MINUTE_MS, WORDS, MinuteRow, Minutes, watermark_ms
 from memq.errors import CorruptDataError, UnreachableError
 from memq.format.pointer import Pointer, ProducerEnd, encode_pointer
@@ -47,7 +47,7 @@ def counted(steps: list[Step], *committed: Position | None, now_minute: int = 1_
     rows: list[MinuteRow] = []
     for offset, (minute, named, check) in enumerate(steps):
         entry = Entry(offset, BEGIN_MS + minute * MINUTE_MS + 7, encode_pointer(named))
-        auditor.take(0, Checked(entry, named, check))
+        auditor.take(0, CheckedEntry(entry, named, check))
         rows += minutes.take_rows() if offset % 3 == 0 else []
     balances = auditor.balances(BEGIN_MS + now_minute * MINUTE_MS)
     rows += minutes.settle(balances)

@@ -9,7 +9,7 @@ import pytest
 
 from memq.audit.auditor import Auditor
 from memq.audit.checks.batch_check import BatchCheck, BlockCheck, check_batch, missing_batch
-from memq.audit.checks.checked_entry import Checked, decode_checked, encode_checked
+from memq.audit.checks.checked_entry import CheckedEntry, decode_checked, encode_checked
 from memq.audit.parts import merge_verdicts
 from memq.audit.verdict import Kind, Verdict
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnreachableError
@@ -59,7 +59,7 @@ def audited(events: Events, partitions: list[int]) -> Verdict:
         for offset, (named, check) in enumerate(events[partition]):
             body = b"no pointer" if named is None else encode_pointer(named)
             sizes = () if check is None else (100 + offset,)
-            checked = Checked(Entry(offset, NOW_MS, body), named, check, sizes)
+            checked = CheckedEntry(Entry(offset, NOW_MS, body), named, check, sizes)
             auditor.take(partition, decode_checked(encode_checked(checked)))
     return auditor.verdict(NOW_MS)
 
@@ -83,7 +83,7 @@ def test_checks_survive_their_way() -> None:
         missing_batch(named, location, UnreachableError("no answer")),
     ]
     for check in checks:
-        sent = Checked(Entry(7, NOW_MS, encode_pointer(named)), named, check, (len(data),))
+        sent = CheckedEntry(Entry(7, NOW_MS, encode_pointer(named)), named, check, (len(data),))
         back = decode_checked(encode_checked(sent))
         assert (back.entry, back.pointer, back.object_bytes) == (sent.entry, named, (len(data),))
         assert back.check is not None
@@ -96,10 +96,10 @@ def facts(block: BlockCheck) -> tuple[object, ...]:
 
 
 def test_entries_without_a_pointer_survive_their_way() -> None:
-    gone = Checked(Entry(3, 0, b""), error=NotFoundError("retention took pointers 3 to 4 while the audit ran"))
+    gone = CheckedEntry(Entry(3, 0, b""), error=NotFoundError("retention took pointers 3 to 4 while the audit ran"))
     back = decode_checked(encode_checked(gone))
     assert (back.expired, back.entry, str(back.error)) == (True, gone.entry, str(gone.error))
-    broken = decode_checked(encode_checked(Checked(Entry(3, 0, b""), error=CorruptDataError("cut"))))
+    broken = decode_checked(encode_checked(CheckedEntry(Entry(3, 0, b""), error=CorruptDataError("cut"))))
     assert isinstance(broken.error, CorruptDataError)
     assert not broken.expired
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.ingest.streams import AckSink, Producer, Stream
+from memq.broker.ingest.streams import AckSink, ProducerState, Stream
 from memq.broker.partition.batch import COMBINED_BYTES_MIN, Origin, SealedBatch, data_pointer, own_object, seal_batch
-from memq.broker.partition.ring import Ring, RingLimits, Slot
+from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
@@ -67,7 +67,7 @@ def test_a_table_says_what_its_headers_say(packed: list[bytes]) -> None:
     assert table.sequences() == [(h.producer_id, h.first_sequence, h.next_sequence) for h in headers]
 
 
-def filled_slot(producers: list[int], cell_bytes: int = 7) -> tuple[Slot, bytes]:
+def filled_slot(producers: list[int], cell_bytes: int = 7) -> tuple[BatchSlot, bytes]:
     """A sealed slot with one block of each producer in turn, and the bytes of all blocks."""
     slab = SlabPool(1 << 21, 1 << 20).lease(1 << 20)
     assert slab is not None
@@ -76,7 +76,7 @@ def filled_slot(producers: list[int], cell_bytes: int = 7) -> tuple[Slot, bytes]
     at, body = 0, b""
     for number, producer in enumerate(producers):
         nobody = cast(AckSink, None)
-        new = Stream(producer, nobody, cast(TopicProcessor, None), Producer(producer), AckLevel.ALL, 0)
+        new = Stream(producer, nobody, cast(TopicProcessor, None), ProducerState(producer), AckLevel.ALL, 0)
         stream, first = streams.get(producer, (new, 0))
         data, count = _block(producer, first, number, cell_bytes)
         at += 16  # where a frame's prefix would be
@@ -114,7 +114,7 @@ def test_a_batch_is_its_blocks_an_index_and_true_checksums(producers: list[int],
     check_pointer(slot, sealed, [check_block(whole[e.offset : e.offset + e.length]) for e in index.blocks])
 
 
-def check_pointer(slot: Slot, sealed: SealedBatch, headers: list[BlockHeader]) -> None:
+def check_pointer(slot: BatchSlot, sealed: SealedBatch, headers: list[BlockHeader]) -> None:
     pointer: Pointer = data_pointer(slot, sealed, ORIGIN, Totals(), (), (), 1_100)
     assert pointer.latency == latency_of([h.base_ms for h in headers], [h.count for h in headers], 1_100)
     assert pointer.records == sum(header.count for header in headers)

@@ -19,7 +19,7 @@ from memq.governor.balance import balanced
 from memq.governor.governor import CHANGES_AT_ONCE_MAX, Governor
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.planner import Planner
-from memq.governor.planning import ClusterView, Plan
+from memq.governor.planning import AssignmentPlan, ClusterView
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.protocol.messages import Redirect, decode_message
@@ -444,7 +444,7 @@ def test_what_others_changed_is_left_to_the_next_act_and_the_rest_goes_on() -> N
         await door.register(entry("one"))
         other = MemoryCoordinator(shared)
 
-        def with_a_race(view: ClusterView) -> Plan:
+        def with_a_race(view: ClusterView) -> AssignmentPlan:
             plan = balanced(view)
             first = view.assignments[0]
             if not first.version:

@@ -7,14 +7,14 @@ import logging
 
 import pytest
 
-from memq.broker.progress import INTERVAL_S, Progress
+from memq.broker.progress import INTERVAL_S, DrainProgress
 from memq.broker.services import CLOSINGS_AT_ONCE_MAX
 from memq.format.pointer import decode_pointer
 from memq.limits import MIB
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
 from memq.runtime.logs import EventLog
-from memq.runtime.timed_semaphore import Turns
+from memq.runtime.timed_semaphore import TimedSemaphore
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import run, running_broker
 from tests.contract.manual_clock import ManualClock
@@ -69,7 +69,7 @@ def test_of_many_partitions_only_some_close_at_once_and_all_do() -> None:
 
 def test_turns_are_taken_in_order_and_given_back_once() -> None:
     async def work() -> None:
-        turns, gate, order = Turns(2, 3_600.0), asyncio.Event(), list[int]()
+        turns, gate, order = TimedSemaphore(2, 3_600.0), asyncio.Event(), list[int]()
 
         async def take(number: int) -> None:
             async with turns.turn():
@@ -96,7 +96,7 @@ def test_turns_are_taken_in_order_and_given_back_once() -> None:
 
 def test_a_work_that_outlasts_its_turn_goes_on_beside_the_next() -> None:
     async def work() -> None:
-        turns, gate, running = Turns(1, 0.0), asyncio.Event(), list[int]()
+        turns, gate, running = TimedSemaphore(1, 0.0), asyncio.Event(), list[int]()
 
         async def take(number: int) -> None:
             async with turns.turn():
@@ -115,7 +115,7 @@ def test_a_work_that_outlasts_its_turn_goes_on_beside_the_next() -> None:
 
 def test_progress_is_told_only_of_what_takes_long(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    progress = Progress(clock, EventLog(clock), 10_000, "partitions are handed over")
+    progress = DrainProgress(clock, EventLog(clock), 10_000, "partitions are handed over")
     with caplog.at_level(logging.INFO, "memq"):
         progress.reached(400)
         assert not caplog.messages

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
 from memq.broker.partition.opening import open_partition, release_partition
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.publishing import Publisher
-from memq.broker.partition.recent_batch_cache import HotBatches
+from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.services import Services
 from memq.errors import DeniedError, MemqError, QueueError, StoreError
@@ -384,8 +384,8 @@ class Owner:
             queue=self.queue,
             coordinator=MemoryCoordinator(MemoryCluster()),
             pool=pool,
-            hot=HotBatches(MIB, pool.release),
-            limits=LimitBook(SystemClock(), NO_CLIENT_LIMITS),
+            hot=RecentBatchCache(MIB, pool.release),
+            limits=Quotas(SystemClock(), NO_CLIENT_LIMITS),
             spool=no_spool(runtime, pool),
             counters=Counters(),
         )

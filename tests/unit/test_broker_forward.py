@@ -14,7 +14,7 @@ from memq.broker.broker import Broker
 from memq.broker.partition.opening import _claim
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.peer import connect_peer
-from memq.broker.spool.unpublished_blocks import HeldBlocks
+from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.errors import IdentityConflictError, MovedError, NotFoundError, NotReadyError, ProtocolError, TooOldError
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entries, Publication
@@ -150,7 +150,7 @@ def test_what_is_absent_is_dated_when_the_last_read_began() -> None:
                 return await read(partition, offset, 1)  # a page of one entry
 
             one.services.queue.read = noted  # type: ignore[method-assign]  # the moments of its calls
-            held = HeldBlocks(topic, 0, 0, 0.0, one.services.pool.release)
+            held = UnpublishedBlocks(topic, 0, 0, 0.0, one.services.pool.release)
             for _ in range(3):
                 opened = Pointer(kind="opened", cluster="c", topic="clicks", topic_id=topic.id, partition=0, epoch=1)
                 body = encode_pointer(opened)

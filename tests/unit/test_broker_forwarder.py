@@ -17,7 +17,7 @@ from memq.broker.restore.rebuild import BatchPlace, Rebuilder, find_batch
 from memq.broker.spool import forwarding
 from memq.broker.spool.forwarding import BACKOFF_S_MAX, DELETED_S, READ_TIMEOUT_S, Forwarder
 from memq.broker.spool.segments import Ticket
-from memq.broker.spool.unpublished_blocks import HeldBlock, HeldBlocks
+from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import (
     CorruptDataError,
     IdentityConflictError,
@@ -104,7 +104,7 @@ class Bench:
         self.places_s: list[float] = []
         self.forwarder = Forwarder(self.services, self._place)
         self.released: list[Slab] = []
-        self.held = HeldBlocks(TOPIC, 0, 0, settled_s, self.released.append)
+        self.held = UnpublishedBlocks(TOPIC, 0, 0, settled_s, self.released.append)
         self.blocks = [block(number, [values], 5) for number in range(count)]
         for each in self.blocks:
             self.hold(each)
@@ -114,7 +114,7 @@ class Bench:
         """Hold one more block."""
         slab = Slab(len(data) + 10)
         slab.view[10:] = data
-        self.held.add(HeldBlock(parse_header(data), slab, 10, len(data) + 10))
+        self.held.add(UnpublishedBlock(parse_header(data), slab, 10, len(data) + 10))
 
     async def _place(self, topic: Topic, partition: int) -> str:
         assert (topic, partition) == (TOPIC, 0)
@@ -302,7 +302,7 @@ def test_a_copy_is_found_that_the_lost_epoch_knew_as_long_as_the_dedup_window_an
         await bench.queue.create([bench.read], 30_000)
         await bench.land(bench.blocks[0])
         await skip((TOPIC.settings.dedup_window_ms + CLOCK_ERROR_MS) / 1000 - 1.0)
-        held = HeldBlocks(TOPIC, 0, 1, 0.0, bench.released.append)
+        held = UnpublishedBlocks(TOPIC, 0, 1, 0.0, bench.released.append)
         known = RangeSet()
         known.add(0, 1)
         held.add(next(iter(bench.held.blocks)), known)
@@ -326,10 +326,10 @@ def test_a_copy_is_found_however_long_its_block_is_held() -> None:
             epoch=4,
             queue_time_ms=clock.wall_ms,
         )
-        bench.held = HeldBlocks.of_epoch(TOPIC, 0, cast(Any, lost), [], bench.released.append)
+        bench.held = UnpublishedBlocks.of_epoch(TOPIC, 0, cast(Any, lost), [], bench.released.append)
         known = RangeSet()
         known.add(0, 1)
-        block_ = HeldBlock(parse_header(bench.blocks[0]), Slab(len(bench.blocks[0])), 0, len(bench.blocks[0]))
+        block_ = UnpublishedBlock(parse_header(bench.blocks[0]), Slab(len(bench.blocks[0])), 0, len(bench.blocks[0]))
         block_.slab.view[:] = bench.blocks[0]
         bench.held.add(block_, known)
         await bench.done()
@@ -493,7 +493,7 @@ def test_who_stops_lets_go_of_all_and_takes_nothing_more() -> None:
         await skip(1.0)
         await bench.forwarder.stop()
         assert (len(bench.released), bench.forwarder.works) == (3, 0)
-        late = HeldBlocks(TOPIC, 0, 0, 0.0, bench.released.append)
+        late = UnpublishedBlocks(TOPIC, 0, 0, 0.0, bench.released.append)
         bench.held = late
         bench.hold(block(9, [b"v" * KIB]))
         bench.forwarder.take(late)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.partition.recent_batch_cache import UNREAD_BOUNDS, UNREAD_SHARE, HotBatch, HotBatches
+from memq.broker.partition.recent_batch_cache import UNREAD_BOUNDS, UNREAD_SHARE, RecentBatch, RecentBatchCache
 from memq.limits import KIB
 
 SLAB = 4 * KIB
@@ -22,7 +22,7 @@ class Memory:
     pool: SlabPool = field(default_factory=lambda: SlabPool(64 * SLAB, SLAB))
     bytes: dict[str, bytes] = field(default_factory=dict)
 
-    def batch(self, key: str, slabs: int, dice: random.Random) -> HotBatch:
+    def batch(self, key: str, slabs: int, dice: random.Random) -> RecentBatch:
         """A batch of a few blocks in each of some slabs, which it holds one reference of each."""
         leased: list[Slab] = []
         views: list[memoryview] = []
@@ -34,13 +34,13 @@ class Memory:
             cuts = sorted(dice.sample(range(SLAB), 4))
             views += [slab.view[cuts[0] : cuts[1]], slab.view[cuts[2] : cuts[3]]]
         self.bytes[key] = b"".join(views)
-        return HotBatch(key, 0, views, leased, len(self.bytes[key]))
+        return RecentBatch(key, 0, views, leased, len(self.bytes[key]))
 
 
 @given(seed=st.integers(0, 1 << 32))
 def test_any_range_is_the_bytes_of_the_object(seed: int) -> None:
     dice, memory = random.Random(seed), Memory()
-    hot = HotBatches(64 * SLAB, memory.pool.release)
+    hot = RecentBatchCache(64 * SLAB, memory.pool.release)
     hot.add(memory.batch("a", dice.randrange(1, 5), dice))
     whole = memory.bytes["a"]
     for _ in range(20):
@@ -53,7 +53,7 @@ def test_any_range_is_the_bytes_of_the_object(seed: int) -> None:
 
 def test_the_oldest_go_first_and_each_slab_comes_back() -> None:
     dice, memory = random.Random(1), Memory()
-    hot = HotBatches(8 * SLAB, memory.pool.release)
+    hot = RecentBatchCache(8 * SLAB, memory.pool.release)
     for number in range(6):
         hot.add(memory.batch(f"{number}", 2, dice))
         assert hot.pinned_bytes <= hot.bytes_max
@@ -68,7 +68,7 @@ def test_the_oldest_go_first_and_each_slab_comes_back() -> None:
 
 def test_a_batch_above_the_bound_is_not_kept() -> None:
     memory = Memory()
-    hot = HotBatches(2 * SLAB, memory.pool.release)
+    hot = RecentBatchCache(2 * SLAB, memory.pool.release)
     hot.add(memory.batch("a", 3, random.Random(1)))
     assert hot.read("a", 0, 1) is None
     assert memory.pool.leased_bytes == 0
@@ -76,7 +76,7 @@ def test_a_batch_above_the_bound_is_not_kept() -> None:
 
 def test_a_key_that_comes_again_replaces_what_was_there() -> None:
     dice, memory = random.Random(1), Memory()
-    hot = HotBatches(8 * SLAB, memory.pool.release)
+    hot = RecentBatchCache(8 * SLAB, memory.pool.release)
     hot.add(memory.batch("a", 2, dice))
     hot.add(memory.batch("a", 1, dice))
     assert hot.pinned_bytes == memory.pool.leased_bytes == SLAB
@@ -85,7 +85,7 @@ def test_a_key_that_comes_again_replaces_what_was_there() -> None:
 
 def test_what_was_read_is_a_copy() -> None:
     memory = Memory()
-    hot = HotBatches(8 * SLAB, memory.pool.release)
+    hot = RecentBatchCache(8 * SLAB, memory.pool.release)
     batch = memory.batch("a", 1, random.Random(1))
     hot.add(batch)
     read = hot.read("a", 0, 9)
@@ -95,7 +95,7 @@ def test_what_was_read_is_a_copy() -> None:
 
 def test_while_nobody_reads_little_is_kept_and_the_next_read_ends_that() -> None:
     dice, memory = random.Random(2), Memory()
-    hot = HotBatches(2 * UNREAD_SHARE * SLAB, memory.pool.release)
+    hot = RecentBatchCache(2 * UNREAD_SHARE * SLAB, memory.pool.release)
     while sum(map(len, memory.bytes.values())) <= UNREAD_BOUNDS * hot.bytes_max:
         hot.add(memory.batch(f"{len(memory.bytes)}", 1, dice))
     assert (hot.pinned_bytes, memory.pool.leased_bytes) == (2 * SLAB, 2 * SLAB)
@@ -105,17 +105,17 @@ def test_while_nobody_reads_little_is_kept_and_the_next_read_ends_that() -> None
     assert hot.pinned_bytes == hot.bytes_max
 
 
-def whole_slab(memory: Memory, key: str, offset: int = 0) -> HotBatch:
+def whole_slab(memory: Memory, key: str, offset: int = 0) -> RecentBatch:
     """A batch that is one slab."""
     slab = memory.pool.lease(SLAB)
     assert slab is not None
     slab.view[:] = random.Random(f"{key} {offset}").randbytes(SLAB)
-    return HotBatch(key, offset, [slab.view], [slab], SLAB)
+    return RecentBatch(key, offset, [slab.view], [slab], SLAB)
 
 
 def test_batches_of_one_object_are_read_each_and_go_alone() -> None:
     memory = Memory()
-    hot = HotBatches(8 * SLAB, memory.pool.release)
+    hot = RecentBatchCache(8 * SLAB, memory.pool.release)
     for offset in (0, SLAB):
         hot.add(whole_slab(memory, "a", offset))
     second = random.Random(f"a {SLAB}").randbytes(SLAB)
@@ -130,7 +130,7 @@ def test_batches_of_one_object_are_read_each_and_go_alone() -> None:
 
 def test_no_more_goes_than_was_asked_for() -> None:
     memory = Memory()
-    hot = HotBatches(8 * SLAB, memory.pool.release)
+    hot = RecentBatchCache(8 * SLAB, memory.pool.release)
     for number in range(8):
         hot.add(whole_slab(memory, f"{number}"))
     hot.reclaim(SLAB)
@@ -139,7 +139,7 @@ def test_no_more_goes_than_was_asked_for() -> None:
 
 def test_what_nobody_reads_shrinks_behind_four_times_the_bound_and_a_read_begins_anew() -> None:
     memory = Memory()
-    hot = HotBatches(8 * SLAB, memory.pool.release)
+    hot = RecentBatchCache(8 * SLAB, memory.pool.release)
     for _ in range(2):
         for number in range(UNREAD_BOUNDS * 8):
             hot.add(whole_slab(memory, f"{number}"))

@@ -8,8 +8,8 @@ import contextlib
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.ingest.quotas import ClientLimits, LimitBook
-from memq.broker.ingest.rate_limit import Limit
+from memq.broker.ingest.quotas import ClientLimits, Quotas
+from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.producer.aio_producer import AsyncProducer
@@ -121,7 +121,7 @@ def test_a_limit_that_is_altered_holds_on_open_streams() -> None:
 
 def test_a_clients_limit_is_its_own() -> None:
     async def scenario() -> None:
-        limits = ClientLimits(named={"loader": Limit("hard", bytes_s=10_000)})
+        limits = ClientLimits(named={"loader": RatePerSecond("hard", bytes_s=10_000)})
         async with (
             running_broker(limits) as broker,
             producer_of(broker, "loader") as loader,
@@ -157,7 +157,7 @@ def test_owners_share_a_limit_by_the_partitions_that_take_records(owned: list[in
 
 def share_of(topic: Topic, owned: list[int]) -> int | None:
     """Return how many requests per second a broker lets in that owns some partitions of a topic."""
-    book = LimitBook(SystemClock(), ClientLimits())
+    book = Quotas(SystemClock(), ClientLimits())
     book.follow([topic], [(topic.id, number) for number in owned])
     limiters = book.of_topic(topic.id)
     return limiters[0].room(0)[0] if limiters else None
@@ -165,7 +165,7 @@ def share_of(topic: Topic, owned: list[int]) -> int | None:
 
 def test_requests_over_a_hard_limit_are_refused_and_over_a_soft_one_answered_late() -> None:
     async def scenario() -> None:
-        limits = ClientLimits(Limit("soft", requests_s=10), {"probe": Limit("hard", requests_s=1)})
+        limits = ClientLimits(RatePerSecond("soft", requests_s=10), {"probe": RatePerSecond("hard", requests_s=1)})
         ask = encode_message(MetadataRequest(topics=[]))
         async with running_broker(limits) as broker:
             probe, other = await BareClient.connect(broker, client_id="probe"), await BareClient.connect(broker)
@@ -187,7 +187,9 @@ def test_requests_over_a_hard_limit_are_refused_and_over_a_soft_one_answered_lat
 
 def test_a_consumer_over_its_limit_reads_everything_all_the_same() -> None:
     async def scenario() -> None:
-        limits = ClientLimits(named={"slow": Limit("soft", bytes_s=50_000), "refused": Limit("hard", requests_s=20)})
+        limits = ClientLimits(
+            named={"slow": RatePerSecond("soft", bytes_s=50_000), "refused": RatePerSecond("hard", requests_s=20)}
+        )
         async with running_broker(limits) as broker:
             async with producer_of(broker) as producer:
                 for delivery in await send_all(producer):

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, LimitBook
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
 from memq.broker.partition.opening import BACKOFF_S_MAX, HELD_RETRY_S, open_partition, release_partition
 from memq.broker.partition.ownership import Ownership
-from memq.broker.partition.recent_batch_cache import HotBatches
+from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.services import Services
 from memq.errors import (
     CorruptDataError,
@@ -153,8 +153,8 @@ class Opening:
             queue=self.queue,
             coordinator=self.coordinator,
             pool=pool,
-            hot=HotBatches(MIB, pool.release),
-            limits=LimitBook(self.clock, NO_CLIENT_LIMITS),
+            hot=RecentBatchCache(MIB, pool.release),
+            limits=Quotas(self.clock, NO_CLIENT_LIMITS),
             spool=no_spool(self.runtime, pool),
             counters=Counters(),
         )

@@ -11,7 +11,7 @@ from memq.broker.ingest.slabs import Slab
 from memq.broker.ingest.streams import Stream
 from memq.broker.partition.ownership import ADOPTED_MAX, SUCCESSORS, Ownership, Phase
 from memq.broker.partition.ring import Ring, RingLimits
-from memq.broker.spool.unpublished_blocks import HeldBlock, HeldBlocks
+from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import NamedProducer, Pointer, ProducerRanges
 from memq.format.ranges import RangeSet
@@ -341,7 +341,7 @@ def test_a_lost_epoch_holds_what_it_acked_with_1_until_no_publish_of_it_can_land
             at += len(block)
     assert ring.open is not None
     ring.open.promised.append((9, 1, 2))
-    held = HeldBlocks.of_epoch(topic, 3, own, list(ring), released.append)
+    held = UnpublishedBlocks.of_epoch(topic, 3, own, list(ring), released.append)
     assert [(block.producer_id, block.first) for block in held.blocks] == [(7, 0), (7, 1), (9, 1)]
     assert (held.epoch, held.read_to, held.settled_s, held.partition) == (4, 9, 114.0, 3)
     assert held.describe()[1] == (
@@ -358,8 +358,8 @@ def test_a_held_block_is_known_by_what_the_lost_epoch_knew_and_what_is_met_since
     slab.view[: len(block)] = block
     queued = RangeSet()
     queued.add(3, 4)
-    held = HeldBlocks(topic, 0, 5, 0.0, lambda _: None)
-    held.add(HeldBlock(parse_header(slab.view, 0), slab, 0, len(block)), queued)
+    held = UnpublishedBlocks(topic, 0, 5, 0.0, lambda _: None)
+    held.add(UnpublishedBlock(parse_header(slab.view, 0), slab, 0, len(block)), queued)
     held.meet(4, pointer("data", 1, 0, 4, 5))
     held.meet(5, msgspec.structs.replace(pointer("data", 1, 0, 4, 5), partition=1))
     held.meet(6, pointer("opened", 1))
@@ -373,8 +373,8 @@ def test_a_block_next_to_what_the_queue_holds_is_held() -> None:
     topic = Topic(name="t", id=TOPIC_ID, created_ms=1, partitions=equal_slots(1))
     slab, block = Slab(1 << 16), block_of(topic, 3, [b"v"], producer=7)
     slab.view[: len(block)] = block
-    held = HeldBlocks(topic, 0, 0, 0.0, lambda _: None)
-    held.add(HeldBlock(parse_header(slab.view, 0), slab, 0, len(block)))
+    held = UnpublishedBlocks(topic, 0, 0, 0.0, lambda _: None)
+    held.add(UnpublishedBlock(parse_header(slab.view, 0), slab, 0, len(block)))
     held.meet(0, pointer("data", 1, 0, 0, 3))
     assert held.queued() == []
     held.meet(1, pointer("data", 1, 1, 3, 4))

@@ -19,7 +19,7 @@ from memq.broker.partition.publishing import BACKOFF_S_MAX, Publisher
 from memq.broker.spool.forwarding import Forwarder
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.segments import Segment
-from memq.broker.spool.unpublished_blocks import HeldBlocks
+from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
 from memq.format.blocks.header import parse_header
 from memq.format.key import ObjectKey, parse_object_key
@@ -537,9 +537,9 @@ class Taker:
     works = 0
 
     def __init__(self) -> None:
-        self.taken: list[HeldBlocks] = []
+        self.taken: list[UnpublishedBlocks] = []
 
-    def take(self, held: HeldBlocks) -> None:
+    def take(self, held: UnpublishedBlocks) -> None:
         self.taken.append(held)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.ingest.quota_settings import client_limits, parse_limit
-from memq.broker.ingest.quotas import CLIENTS_MAX, ClientLimits, LimitBook
-from memq.broker.ingest.rate_limit import Limit, Limiter, TokenBucket, refusal_of, room_of
+from memq.broker.ingest.quotas import CLIENTS_MAX, ClientLimits, Quotas
+from memq.broker.ingest.rate_limit import Limiter, RatePerSecond, TokenBucket, refusal_of, room_of
 from memq.errors import InvalidNameError, InvalidSettingError
 from memq.topic import LimitMode, Topic, TopicSettings, equal_slots
 from tests.contract.manual_clock import ManualClock
@@ -21,7 +21,7 @@ steps = st.lists(st.tuples(st.floats(0, 5), st.integers(1, 8 * MIB)), max_size=6
 def test_over_any_time_no_more_passes_than_the_rate_a_second_and_a_block(
     rate: int, arrivals: list[tuple[float, int]]
 ) -> None:
-    limiter = Limiter("topic", "t", Limit("soft", bytes_s=rate), 0.0)
+    limiter = Limiter("topic", "t", RatePerSecond("soft", bytes_s=rate), 0.0)
     now_s, taken, largest = 0.0, 0, 0
     for pause_s, size in arrivals:
         now_s += pause_s
@@ -34,7 +34,7 @@ def test_over_any_time_no_more_passes_than_the_rate_a_second_and_a_block(
 
 @given(st.integers(1, 10 * MIB), steps)
 def test_who_waits_as_long_as_it_is_told_finds_room(rate: int, arrivals: list[tuple[float, int]]) -> None:
-    limiter = Limiter("topic", "t", Limit("hard", bytes_s=rate, requests_s=100), 0.0)
+    limiter = Limiter("topic", "t", RatePerSecond("hard", bytes_s=rate, requests_s=100), 0.0)
     now_s = 0.0
     for pause_s, size in arrivals:
         now_s += pause_s
@@ -46,7 +46,7 @@ def test_who_waits_as_long_as_it_is_told_finds_room(rate: int, arrivals: list[tu
 
 
 def test_an_error_says_who_what_and_when() -> None:
-    limiter = Limiter("client", "loader", Limit("hard", bytes_s=1_000, requests_s=5), 0.0)
+    limiter = Limiter("client", "loader", RatePerSecond("hard", bytes_s=1_000, requests_s=5), 0.0)
     limiter.take(1, 3_000)
     refusal = limiter.refusal(0.0)
     assert refusal is not None
@@ -57,7 +57,7 @@ def test_an_error_says_who_what_and_when() -> None:
 
 
 def test_the_last_request_and_the_last_byte_come_in_and_an_answer_counts_as_bytes() -> None:
-    limiter = Limiter("topic", "t", Limit("hard", bytes_s=1_000, requests_s=5), 0.0)
+    limiter = Limiter("topic", "t", RatePerSecond("hard", bytes_s=1_000, requests_s=5), 0.0)
     limiter.take(4, 999)
     assert limiter.room(0.0) == (1, 1)
     assert limiter.refusal(0.0) is None
@@ -68,14 +68,14 @@ def test_the_last_request_and_the_last_byte_come_in_and_an_answer_counts_as_byte
 
 @pytest.mark.parametrize(("taken", "over"), [(999, 0), (1_000, 1)])
 def test_the_dark_counts_from_the_last_byte_on(taken: int, over: int) -> None:
-    limiter = Limiter("topic", "t", Limit("dark", bytes_s=1_000), 0.0)
+    limiter = Limiter("topic", "t", RatePerSecond("dark", bytes_s=1_000), 0.0)
     limiter.take(1, taken)
     limiter.take(1, 1)
     assert limiter.over["dark"] == over
 
 
 def test_requests_count_beside_bytes() -> None:
-    limiter = Limiter("topic", "t", Limit("soft", requests_s=3), 0.0)
+    limiter = Limiter("topic", "t", RatePerSecond("soft", requests_s=3), 0.0)
     assert limiter.room(0.0)[0] == 3
     limiter.take(3, MIB)
     assert limiter.room(0.0) == (0, 0)
@@ -83,7 +83,7 @@ def test_requests_count_beside_bytes() -> None:
 
 
 def test_the_dark_only_counts_what_would_have_been_refused() -> None:
-    dark, hard = (Limiter("topic", "t", Limit(mode, bytes_s=1_000), 0.0) for mode in ("dark", "hard"))
+    dark, hard = (Limiter("topic", "t", RatePerSecond(mode, bytes_s=1_000), 0.0) for mode in ("dark", "hard"))
     refused = 0
     for number in range(200):
         now_s = number / 100
@@ -99,7 +99,7 @@ def test_the_dark_only_counts_what_would_have_been_refused() -> None:
 
 def test_of_several_limits_the_strictest_speaks() -> None:
     modes: tuple[LimitMode, ...] = ("soft", "hard", "dark")
-    limiters = [Limiter("topic", mode, Limit(mode, bytes_s=1_000), 0.0) for mode in modes]
+    limiters = [Limiter("topic", mode, RatePerSecond(mode, bytes_s=1_000), 0.0) for mode in modes]
     assert room_of(limiters, 0.0)[1] == 1_000
     for limiter, size in zip(limiters, (9_000, 2_000, 99_000), strict=True):
         limiter.take(1, size)
@@ -115,9 +115,9 @@ def test_a_changed_limit_holds_at_once_and_debts_stay() -> None:
     bucket.change(1_000.0, 0.0)
     assert bucket.look(0.0) == -200.0
     assert bucket.look(0.2) == 0.0
-    limiter = Limiter("topic", "t", Limit("hard", bytes_s=1), 0.0)
+    limiter = Limiter("topic", "t", RatePerSecond("hard", bytes_s=1), 0.0)
     limiter.take(1, 1_000_000)
-    limiter.change(Limit("hard", requests_s=10), 1.0, 0.0)
+    limiter.change(RatePerSecond("hard", requests_s=10), 1.0, 0.0)
     assert limiter.refusal(0.0) is None
 
 
@@ -137,7 +137,7 @@ def limited(name: str, partitions: int, **settings: object) -> Topic:
 
 def test_a_topics_limit_is_shared_by_the_partitions_that_are_owned() -> None:
     clock = ManualClock()
-    book = LimitBook(clock, ClientLimits())
+    book = Quotas(clock, ClientLimits())
     topic = limited("clicks", 4, limit_mode="soft", limit_bytes_s=4_000)
     other = limited("views", 1)
     book.follow([topic, other], [(topic.id, 0), (other.id, 0)])
@@ -155,7 +155,7 @@ def test_a_topics_limit_is_shared_by_the_partitions_that_are_owned() -> None:
 
 def test_a_client_that_comes_again_meets_its_debts() -> None:
     clock = ManualClock()
-    book = LimitBook(clock, ClientLimits(Limit(), {"loader": Limit("hard", bytes_s=10)}))
+    book = Quotas(clock, ClientLimits(RatePerSecond(), {"loader": RatePerSecond("hard", bytes_s=10)}))
     assert book.come("somebody") == ()
     (limiter,) = book.come("loader")
     limiter.take(1, 1_000)
@@ -165,7 +165,7 @@ def test_a_client_that_comes_again_meets_its_debts() -> None:
 
 
 def test_clients_that_left_are_forgotten_when_there_are_too_many() -> None:
-    book = LimitBook(ManualClock(), ClientLimits(Limit("soft", requests_s=1)))
+    book = Quotas(ManualClock(), ClientLimits(RatePerSecond("soft", requests_s=1)))
     for number in range(3 * CLIENTS_MAX):
         book.come(f"client-{number}")
         if number:
@@ -180,10 +180,10 @@ def test_clients_that_left_are_forgotten_when_there_are_too_many() -> None:
 def test_limits_of_clients_are_read() -> None:
     lines = {"default": "soft 10MiB/s 500/s", "loader": "hard 1MB/s", "nightly": "off", "probe": "dark 20/s"}
     limits = client_limits({name: (line, "memq.toml") for name, line in lines.items()})
-    assert limits.of("anybody") == Limit("soft", 10 * MIB, 500)
-    assert limits.of("loader") == Limit("hard", 1_000_000)
-    assert limits.of("nightly") == Limit()
-    assert limits.of("probe") == Limit("dark", 0, 20)
+    assert limits.of("anybody") == RatePerSecond("soft", 10 * MIB, 500)
+    assert limits.of("loader") == RatePerSecond("hard", 1_000_000)
+    assert limits.of("nightly") == RatePerSecond()
+    assert limits.of("probe") == RatePerSecond("dark", 0, 20)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_a_topic_with_a_mode_needs_a_limit() -> None:
 @pytest.mark.parametrize(
     ("limit", "holds"),
     [
-        (Limit(), False),
-        (Limit("off", bytes_s=5, requests_s=5), False),
-        (Limit("dark"), False),
-        (Limit("dark", bytes_s=1), True),
-        (Limit("soft", requests_s=1), True),
-        (Limit("hard", bytes_s=1, requests_s=1), True),
+        (RatePerSecond(), False),
+        (RatePerSecond("off", bytes_s=5, requests_s=5), False),
+        (RatePerSecond("dark"), False),
+        (RatePerSecond("dark", bytes_s=1), True),
+        (RatePerSecond("soft", requests_s=1), True),
+        (RatePerSecond("hard", bytes_s=1, requests_s=1), True),
     ],
 )
-def test_a_limit_is_watched_when_it_has_a_mode_and_a_rate(limit: Limit, *, holds: bool) -> None:
+def test_a_limit_is_watched_when_it_has_a_mode_and_a_rate(limit: RatePerSecond, *, holds: bool) -> None:
     assert limit.holds is holds

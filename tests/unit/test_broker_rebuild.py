@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.restore.present_log import HeldPartition, held_in
+from memq.broker.restore.present_log import PresentLog, held_in
 from memq.broker.restore.rebuild import (
     BatchPlace,
     FoundBatch,
@@ -310,7 +310,7 @@ def said(kind: str, epoch: int, partition: int = 0, sequence: int = 0) -> Pointe
 
 
 def test_a_log_should_have_what_lies_before_its_first_opening() -> None:
-    held = HeldPartition()
+    held = PresentLog()
     for body in (b"damaged", b'{"version":99,"kind":"data"}', encode_pointer(said("closed", 3))):
         held.note(Entry(0, 0, body))
     assert (held.in_use, held.batches) == (False, set())
@@ -325,7 +325,7 @@ def test_a_log_should_have_what_lies_before_its_first_opening() -> None:
     staged = replace(there, writer=NamedProducer(producer=1, epoch=0))
     places = [there, lacking, BatchPlace(KEY, 0, 5, 0), BatchPlace(KEY, 1, 8, 0), staged]
     assert held.should_have(places) == [there, lacking, places[3]]
-    trimmed = HeldPartition(trimmed=True)
+    trimmed = PresentLog(trimmed=True)
     assert (trimmed.in_use, trimmed.should_have(places)) == (True, [])
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.ingest.streams import Producer, Stream
+from memq.broker.ingest.streams import ProducerState, Stream
 from memq.broker.partition.ring import (
     FAST_BYTES_S,
     FAST_S_MAX,
@@ -22,9 +22,9 @@ from memq.broker.partition.ring import (
     GROUP_S_MAX,
     SUCCESSORS,
     WORTH_SHARE,
+    BatchSlot,
     Ring,
     RingLimits,
-    Slot,
     SlotState,
 )
 from memq.broker.partition.topic_processor import TopicProcessor
@@ -56,7 +56,7 @@ class Nobody:
 
 def stream_of(producer_id: int = 1, acks: int = AckLevel.ALL) -> Stream:
     """A stream of a producer, without a partition behind it."""
-    return Stream(1, Nobody(), cast(TopicProcessor, None), Producer(producer_id), acks, 0)
+    return Stream(1, Nobody(), cast(TopicProcessor, None), ProducerState(producer_id), acks, 0)
 
 
 def slab() -> Slab:
@@ -68,7 +68,7 @@ def slab() -> Slab:
 
 @pytest.mark.parametrize(("old", "new"), list(product(SlotState, SlotState)))
 def test_slots_change_state_only_as_the_table_allows(old: SlotState, new: SlotState) -> None:
-    slot = Slot(0, 0.0)
+    slot = BatchSlot(0, 0.0)
     slot.state = old
     if new in SUCCESSORS[old]:
         slot.become(new)
@@ -227,7 +227,7 @@ def test_no_batch_waits_for_long_however_fast_it_fills_up() -> None:
 BEGIN_S = 100.0
 
 
-def waited_in_vain(ring: Ring, stream: Stream, burst: int) -> Slot:
+def waited_in_vain(ring: Ring, stream: Stream, burst: int) -> BatchSlot:
     """Give a ring a batch that came fast, and then no more: return it when it went."""
     fill(ring, stream, burst, BEGIN_S)
     assert ring.plan(BEGIN_S + GAP_S_MAX / 2).uploads == []
@@ -367,7 +367,7 @@ def test_giving_up_empties_the_ring_from_the_head_on() -> None:
 def test_whatever_happens_blocks_are_published_once_and_in_order(seed: int, steps: int) -> None:
     """Random appends, uploads that end in any order, and publishes: every block comes out once, in order."""
     draw, ring, stream, memory = random.Random(seed), Ring(LIMITS), stream_of(), slab()
-    storing: list[Slot] = []
+    storing: list[BatchSlot] = []
     taken, out, head = 0, 0, None
     for step in range(steps):
         now = step * 0.1

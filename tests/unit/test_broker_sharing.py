@@ -13,7 +13,7 @@ from memq.audit.collector import audit
 from memq.audit.verdict import Kind
 from memq.broker.broker import Broker
 from memq.broker.partition.batch import seal_batch
-from memq.broker.partition.shared_objects import Sharing
+from memq.broker.partition.shared_objects import SharedObjects
 from memq.broker.restore.restore import Restorer
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.consumer.aio_consumer import AsyncConsumer
@@ -136,7 +136,7 @@ def test_slabs_stay_leased_until_the_put_ended_when_nobody_waits_for_it_any_more
         async with running_broker(shared_age_ms_max=1) as broker:
             store = GatedStore()
             broker.services.stores["main"] = store
-            sharing = Sharing(broker.services, lambda error: None)
+            sharing = SharedObjects(broker.services, lambda error: None)
             slots = [filled_slot([7])[0], filled_slot([8])[0]]
             fenced, other = (asyncio.create_task(sharing.store(seal_batch(slot, ORIGIN), slot.slabs)) for slot in slots)
             await store.begun.wait()

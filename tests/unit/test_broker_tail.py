@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memq.broker.partition.tail import Tail
+from memq.broker.partition.tail import QueueTail
 from memq.format.pointer import Pointer
 from memq.format.totals import adopted_of
 from memq.topic import Totals
@@ -13,8 +13,8 @@ from tests.unit.test_format_totals import HISTORIES, LATE, pointer
 OWN = pointer("data", 2, 0, 5)
 
 
-def tail(*pointers: Pointer) -> Tail:
-    found = Tail()
+def tail(*pointers: Pointer) -> QueueTail:
+    found = QueueTail()
     for offset, each in enumerate(pointers):
         found.add(offset, 1_000 + offset, each)
     return found

@@ -14,7 +14,7 @@ from memq.cli.log_lines import JsonLines, TextLines
 from memq.cli.records.consume_start import last_offset
 from memq.cli.records.record_printer import record_printer
 from memq.client.consumer.batch import Batch, Slice
-from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.client.consumer.record import TopicPartition
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import parse_header
@@ -29,7 +29,7 @@ def batch() -> Batch:
     builder.append(b"", timestamp_ms=8)
     builder.append(None, timestamp_ms=9)
     data = builder.seal(producer_id=1, first_sequence=0, scope=0, now_ms=0, codec="none").data
-    piece = Piece(0, 0, 3, parse_header(data), memoryview(data))
+    piece = BlockPiece(0, 0, 3, parse_header(data), memoryview(data))
     return Batch(TopicPartition("clicks", 2), (Position(2, 5), Position(2, 6)), [Slice(piece, 0, 3)], [], "key")
 
 

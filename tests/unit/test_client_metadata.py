@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from memq.client.broker_router import AnyBroker
+from memq.client.broker_router import BrokerRouter
 from memq.client.metadata import ANSWER_TIMEOUT_S, ClusterMetadata
 from memq.errors import (
     DeniedError,
@@ -234,7 +234,7 @@ class Counted:
         return True
 
 
-async def ask_any(broker: AnyBroker, timeout_s: float = 5.0) -> Metadata:
+async def ask_any(broker: BrokerRouter, timeout_s: float = 5.0) -> Metadata:
     return await broker(Api.METADATA, ASK, Metadata, timeout_s=timeout_s)
 
 
@@ -244,7 +244,7 @@ def test_a_broker_that_leaves_is_replaced_by_another_and_the_question_asked_agai
             counted = Counted()
             one.script = other.script = counted
             pool = pool_of(one, other)
-            anyone = AnyBroker(pool)
+            anyone = BrokerRouter(pool)
             for _ in range(3):
                 await ask_any(anyone)
             assert sorted(counted.asked.values()) == [3], "one connection, as long as it lasts"
@@ -275,7 +275,7 @@ def test_all_questions_that_a_lost_connection_leaves_open_are_asked_again() -> N
         counted = Counted()
         broker.script = counted
         pool = pool_of(broker)
-        anyone = AnyBroker(pool)
+        anyone = BrokerRouter(pool)
         await ask_any(anyone)
         counted.silent = True
         waiting = asyncio.gather(ask_any(anyone), ask_any(anyone))
@@ -294,7 +294,7 @@ def test_a_silent_connection_is_dropped_and_the_next_question_gets_a_fresh_one()
         counted = Counted()
         broker.script = counted
         pool = pool_of(broker)
-        anyone = AnyBroker(pool)
+        anyone = BrokerRouter(pool)
         await ask_any(anyone)
         (connection,) = broker.connections
         counted.silent = True
@@ -317,7 +317,7 @@ def test_without_brokers_each_is_named() -> None:
     async def test(broker: ToyBroker) -> None:
         dead = [("127.0.0.1", port) for port in range(1, 8)]
         with pytest.raises(UnreachableError, match="no broker can be reached: ") as caught:
-            await ask_any(AnyBroker(pool_of(*dead)))
+            await ask_any(BrokerRouter(pool_of(*dead)))
         assert str(caught.value).count("can't reach") == 5
 
     run(test)
@@ -328,7 +328,7 @@ def test_a_large_range_is_read_in_pieces() -> None:
         counted = Counted()
         broker.script = counted
         pool = pool_of(broker)
-        anyone = AnyBroker(pool)
+        anyone = BrokerRouter(pool)
         assert await anyone.read("main", "k", 7, 10) == b"7:10;"
         most = READ_BYTES_MAX
         assert await anyone.read("main", "k", 0, most) == b"0:%d;" % most
@@ -358,7 +358,7 @@ def test_a_batch_is_read_from_who_may_hold_it_else_from_any_broker() -> None:
             pool = pool_of(other)
             pointer = pointer_of("clicks", 0, "writer")
             holders = [NOBODY, address_of(writer)]
-            anyone = AnyBroker(pool, lambda asked: holders if asked is pointer else [])
+            anyone = BrokerRouter(pool, lambda asked: holders if asked is pointer else [])
             read = anyone.near(pointer)
             assert await read("main", "k", 0, 1) == b"0:1;"
             assert counted.asked == {writer.address: 1}, "the first one can't be reached"
@@ -370,7 +370,7 @@ def test_a_batch_is_read_from_who_may_hold_it_else_from_any_broker() -> None:
             await pool.close()
             zoned = pool_of(other, writer, zone="y")
             zoned.learn([address_of(other), address_of(writer)], ["y", "x"])
-            far = AnyBroker(zoned, lambda asked: [address_of(writer)])
+            far = BrokerRouter(zoned, lambda asked: [address_of(writer)])
             await far.near(pointer)("main", "k", 0, 1)
             assert counted.asked == {writer.address: 1, other.address: 3}, "what is in another zone is not asked"
             await zoned.close()

@@ -11,7 +11,7 @@ import pytest
 import memq
 from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import check_point, point_of
-from memq.client.producer.fields import Fields, Many, check_fields, check_many, header_pairs
+from memq.client.producer.fields import RecordColumns, RecordFields, check_fields, check_many, header_pairs
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError
 from memq.limits import KIB, MIB, NAME_CHARS_MAX, TIME_MS_END
@@ -203,11 +203,11 @@ def test_a_record_is_as_large_as_its_parts() -> None:
 
 def test_columns_keep_their_rows_together() -> None:
     many = check_many((value for value in ("a", b"b", bytearray(b"c"))), ["x", None, b"z"], (1, 2, 3), "t")  # type: ignore[arg-type]  # an iterable will do
-    assert many == Many([b"a", b"b", b"c"], [b"x", None, b"z"], [1, 2, 3], "t")
+    assert many == RecordColumns([b"a", b"b", b"c"], [b"x", None, b"z"], [1, 2, 3], "t")
     assert many.part(1, 3) == ([b"b", b"c"], [None, b"z"], [2, 3], "t")
     assert many.pick([2, 0]) == ([b"c", b"a"], [b"z", b"x"], [3, 1], "t")
     assert check_many([], [], [], None) == ([], [], [], None)
-    assert check_fields("v", "k", [("h", "x")], 5, "t") == Fields(b"v", b"k", (("h", b"x"),), 5, "t")
+    assert check_fields("v", "k", [("h", "x")], 5, "t") == RecordFields(b"v", b"k", (("h", b"x"),), 5, "t")
 
 
 @pytest.mark.parametrize(

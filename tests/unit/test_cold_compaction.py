@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from memq.broker.restore.restore import Restorer
 from memq.broker.upkeep.cold_retention import expired_parts
 from memq.broker.upkeep.sweep import Sweep
-from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.compaction.compaction import leave_queue, manifest_of
 from memq.compaction.plan import ColdRule, following, without
 from memq.compaction.reader import ColdReader
@@ -334,7 +334,7 @@ BUGS = (
     Planted(
         "large object behind its manifest",
         "memq.compaction.copying",
-        "Copier.copy",
+        "BatchCopier.copy",
         "await self._store.put(key, large.buffers, joined_crc(large.buffers))",
         "pass",
     ),
@@ -552,7 +552,7 @@ def test_neighbours_in_a_large_object_are_fetched_by_one_request(
         world = await World.made()
         objects = await world.compact()
         await world.sweep()
-        fetcher = Fetcher("direct", no_broker, lambda name: world.store, ConfirmedReads(EventLog(SystemClock())))
+        fetcher = BatchFetcher("direct", no_broker, lambda name: world.store, ConfirmedReads(EventLog(SystemClock())))
         entries = [entry async for page in all_entries(world.reader(), PARTITION) for entry in page]
         pointers = [decode_pointer(entry.body) for entry in entries]
         batches = [pointer for pointer in pointers if pointer.kind == "data"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from memq.client.consumer.fetch.fetcher import Fetcher
-from memq.client.consumer.fetch.pieces import Piece, is_whole
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.fetch.pieces import BlockPiece, is_whole
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -74,13 +74,13 @@ class LyingShelf(Shelf):
         return answer
 
 
-def fetch_confirmed(direct: Shelf | None, broker: Shelf) -> tuple[Sequence[Piece], ConfirmedReads]:
+def fetch_confirmed(direct: Shelf | None, broker: Shelf) -> tuple[Sequence[BlockPiece], ConfirmedReads]:
     async def read(store: str, key: str, offset: int, length: int) -> Buffer:
         return await broker.get_range(key, offset, length)
 
-    async def main() -> tuple[Sequence[Piece], ConfirmedReads]:
+    async def main() -> tuple[Sequence[BlockPiece], ConfirmedReads]:
         confirmed = ConfirmedReads(EventLog(LoopClock()))
-        fetcher = Fetcher("auto" if direct else "broker", read, lambda store: direct, confirmed)
+        fetcher = BatchFetcher("auto" if direct else "broker", read, lambda store: direct, confirmed)
         return await fetcher.fetch(POINTER), confirmed
 
     return run_skipping(main())
@@ -153,7 +153,7 @@ def test_an_index_that_was_changed_on_the_way_is_fetched_again() -> None:
 
     async def main() -> int:
         shelf, confirmed = LyingIndex(stored_object()), ConfirmedReads(EventLog(LoopClock()))
-        fetcher = Fetcher("direct", no_broker, lambda store: shelf, confirmed)
+        fetcher = BatchFetcher("direct", no_broker, lambda store: shelf, confirmed)
         return len(await fetcher.index_of(POINTER))
 
     assert run_skipping(main()) == 3

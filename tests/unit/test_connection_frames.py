@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.ingest.connection import UNSENT_BYTES_MAX, Connection
-from memq.broker.ingest.rate_limit import Limit, Limiter
+from memq.broker.ingest.rate_limit import Limiter, RatePerSecond
 from memq.broker.ingest.slabs import Slab
 from memq.broker.ingest.streams import Stream
 from memq.errors import ForeignProtocolError, MemqError, MovedError, ProtocolError, SpoolError, ThrottledError
@@ -88,7 +88,7 @@ def with_bench(work: Callable[[Bench], None]) -> None:
 
 
 def limiter(**limits: int) -> Limiter:
-    return Limiter("topic 'clicks'", "clicks", Limit("soft", **limits), 0.0)
+    return Limiter("topic 'clicks'", "clicks", RatePerSecond("soft", **limits), 0.0)
 
 
 # ---- frames --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.client.consumer.batch import Batch, Damage, Slice
-from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.client.consumer.record import Record, TopicPartition
 from memq.errors import CorruptDataError
 from memq.format.blocks.header import check_block
@@ -17,9 +17,9 @@ from tests.unit.queue_model import Block
 PLACE = TopicPartition("clicks", 0)
 
 
-def piece(number: int, first: int, data: bytes) -> Piece:
+def piece(number: int, first: int, data: bytes) -> BlockPiece:
     header = check_block(data)
-    return Piece(number, first, header.count, header, memoryview(data))
+    return BlockPiece(number, first, header.count, header, memoryview(data))
 
 
 def poisoned(block: Block) -> bytes:

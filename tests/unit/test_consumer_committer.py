@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from memq.client.consumer.fetch.fetch_scheduler import Reading
-from memq.client.consumer.fetch.ready_batches import Handouts
+from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
+from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group.committer import Committer
 from memq.client.consumer.group.ledger import CommitLedger
 from memq.client.consumer.group.session import GroupSession
@@ -63,9 +63,9 @@ class Parts:
     def committer(self, chance: random.Random | None = None) -> Committer:
         clock = ManualClock()
         return Committer(
-            cast(Reading, self),
+            cast(FetchScheduler, self),
             cast(GroupSession, self),
-            cast(Handouts, self),
+            cast(ReadyBatches, self),
             Runtime(clock, chance or random.Random(1)),
             EventLog(clock),
         )

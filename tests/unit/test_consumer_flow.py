@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.fetch import partition_cursor as flow_module
-from memq.client.consumer.fetch.partition_cursor import SUCCESSORS, Delivery, FlowState, PartitionFlow
+from memq.client.consumer.fetch.partition_cursor import SUCCESSORS, CursorState, PartitionCursor, ReadyRange
 from memq.client.consumer.record import TopicPartition
 from memq.errors import CorruptDataError, PositionExpiredError, UnsupportedFormatError
 from memq.format.blocks.columns import BlockReader
@@ -30,12 +30,12 @@ def shown(log: Log) -> Entries:
     return Entries(log.entries, log.next_offset)
 
 
-def read(log: Log, flow: PartitionFlow, *, page: int = 3) -> list[Delivery]:
+def read(log: Log, flow: PartitionCursor, *, page: int = 3) -> list[ReadyRange]:
     """Poll, fetch and deliver until nothing more comes."""
-    if flow.state is FlowState.LOOKING_BACK:
+    if flow.state is CursorState.LOOKING_BACK:
         flow.look_back([entry for entry in log.entries if entry.offset < flow.position.pointer_offset])
         flow.begin()
-    found: list[Delivery] = []
+    found: list[ReadyRange] = []
     while True:
         offset = flow.poll_offset
         if offset is not None:
@@ -61,7 +61,7 @@ def read(log: Log, flow: PartitionFlow, *, page: int = 3) -> list[Delivery]:
                 return found
 
 
-def records(deliveries: list[Delivery]) -> list[tuple[Position, bytes | None]]:
+def records(deliveries: list[ReadyRange]) -> list[tuple[Position, bytes | None]]:
     """Return position and value of all that was delivered."""
     found: list[tuple[Position, bytes | None]] = []
     for delivery in deliveries:
@@ -70,15 +70,15 @@ def records(deliveries: list[Delivery]) -> list[tuple[Position, bytes | None]]:
     return found
 
 
-def flow_from(start: Position, end: Position | None = None, *, pass_damage: bool = False) -> PartitionFlow:
-    return PartitionFlow(PARTITION, start, window_ms=WINDOW_MS, end=end, pass_damage=pass_damage)
+def flow_from(start: Position, end: Position | None = None, *, pass_damage: bool = False) -> PartitionCursor:
+    return PartitionCursor(PARTITION, start, window_ms=WINDOW_MS, end=end, pass_damage=pass_damage)
 
 
-def set_paused(flow: PartitionFlow, paused: bool) -> None:
+def set_paused(flow: PartitionCursor, paused: bool) -> None:
     flow.paused = paused
 
 
-def polls_nothing(flow: PartitionFlow) -> bool:
+def polls_nothing(flow: PartitionCursor) -> bool:
     return flow.poll_offset is None
 
 
@@ -159,7 +159,7 @@ def test_a_range_ends_exactly_before_its_end(log: Log, data: st.DataObject) -> N
     end = data.draw(st.sampled_from([BEGINNING, place(log.next_offset), *[at for at, _ in whole]]))
     flow = flow_from(BEGINNING, end)
     assert records(read(log, flow)) == [(position, value) for position, value in whole if position < end]
-    assert flow.state is FlowState.ENDED
+    assert flow.state is CursorState.ENDED
 
 
 @given(logs())
@@ -337,8 +337,8 @@ def test_ranges_that_a_pointer_could_not_name_come_from_the_index() -> None:
     assert [value for _, value in records(read(log, flow))] == Block(1, 3).values()
 
 
-def retained(known: Totals | None, *, skip: bool = False) -> PartitionFlow:
-    return PartitionFlow(PARTITION, BEGINNING, window_ms=WINDOW_MS, pass_expired=skip, known=known)
+def retained(known: Totals | None, *, skip: bool = False) -> PartitionCursor:
+    return PartitionCursor(PARTITION, BEGINNING, window_ms=WINDOW_MS, pass_expired=skip, known=known)
 
 
 def test_what_retention_took_before_a_named_start_is_an_error_that_stays() -> None:
@@ -494,7 +494,7 @@ def test_an_end_in_offsets_that_were_never_used_is_reached() -> None:
     flow.fetched(slot, log.pieces(0, slot.pointer))
     flow.take_entries(Entries([], 5))
     assert flow.deliver() is not None
-    assert flow.state is FlowState.ENDED
+    assert flow.state is CursorState.ENDED
 
 
 def test_a_paused_flow_delivers_and_holds_nothing() -> None:
@@ -535,9 +535,9 @@ def test_polling_stops_at_the_bound_and_goes_on_at_half_of_it() -> None:
     assert delivered == flow_module.SLOTS_MAX // 2
 
 
-@pytest.mark.parametrize("state", list(FlowState))
-@pytest.mark.parametrize("following", list(FlowState))
-def test_the_table_of_states_is_kept(state: FlowState, following: FlowState) -> None:
+@pytest.mark.parametrize("state", list(CursorState))
+@pytest.mark.parametrize("following", list(CursorState))
+def test_the_table_of_states_is_kept(state: CursorState, following: CursorState) -> None:
     flow = flow_from(BEGINNING)
     flow.state = state
     if following in SUCCESSORS[state]:
@@ -548,8 +548,8 @@ def test_the_table_of_states_is_kept(state: FlowState, following: FlowState) -> 
             flow._become(following)
 
 
-@pytest.mark.parametrize("state", [FlowState.LOOKING_BACK, FlowState.ENDED])
-def test_outside_of_reading_nothing_is_polled_fetched_or_delivered(state: FlowState) -> None:
+@pytest.mark.parametrize("state", [CursorState.LOOKING_BACK, CursorState.ENDED])
+def test_outside_of_reading_nothing_is_polled_fetched_or_delivered(state: CursorState) -> None:
     log = Log()
     log.batch(Block(1, 0))
     flow = flow_from(BEGINNING)

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from memq.client.consumer.fetch import partition_cursor as flow_module
-from memq.client.consumer.fetch.partition_cursor import Counts, Delivery, FlowState, PartitionFlow, Slot
-from memq.client.consumer.fetch.pieces import Piece, numbered_entries
+from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, PointerSlot, ReadyRange
+from memq.client.consumer.fetch.pieces import BlockPiece, numbered_entries
 from memq.errors import CorruptDataError, PositionExpiredError
 from memq.format.blocks.header import parse_header
 from memq.format.object import BlockEntry
@@ -23,7 +23,7 @@ from tests.unit.test_consumer_flow import BEGINNING, flow_from, place, read, rec
 SIZE = len(Block(1, 0).data())
 
 
-def reading(log: Log, start: Position = BEGINNING, end: Position | None = None, **how: bool) -> PartitionFlow:
+def reading(log: Log, start: Position = BEGINNING, end: Position | None = None, **how: bool) -> PartitionCursor:
     """Return a flow that has all pointers from `start` on, and looked back at none."""
     flow = flow_from(start, end, **how)
     flow.begin()
@@ -33,7 +33,7 @@ def reading(log: Log, start: Position = BEGINNING, end: Position | None = None, 
     return flow
 
 
-def fetch(log: Log, flow: PartitionFlow) -> Slot:
+def fetch(log: Log, flow: PartitionCursor) -> PointerSlot:
     """Fetch the next batch as a whole."""
     slot = flow.next_fetch()
     assert slot is not None
@@ -43,7 +43,7 @@ def fetch(log: Log, flow: PartitionFlow) -> Slot:
     return slot
 
 
-def delivered(flow: PartitionFlow, *, whole: bool = False) -> Delivery:
+def delivered(flow: PartitionCursor, *, whole: bool = False) -> ReadyRange:
     delivery = flow.deliver(whole=whole)
     assert delivery is not None
     return delivery
@@ -78,11 +78,11 @@ def test_a_batch_is_compared_when_each_block_under_the_claim_is_known(known: lis
     log.batch(Block(1, 0), Block(1, 0, more=b"?"), Block(1, 3), Block(1, 6), skip=(1,))
     damage(log, 0, 3)
     pointer = decode_pointer(log.entries[0].body)
-    slot = Slot(0, 0, pointer, pieces=log.pieces(0, pointer))
+    slot = PointerSlot(0, 0, pointer, pieces=log.pieces(0, pointer))
     copies = Copies(tuple(stored_block(parse_header(block.data())) for block in known))
     assert slot.is_compared(claim_of(parse_header(Block(1, 0).data())), copies) is compared
     assert slot.is_compared((9, 0, 3), Copies()), "it has no block of that producer"
-    assert Slot(0, 0, pointer).is_compared((1, 0, 3), Copies()), "nothing was fetched"
+    assert PointerSlot(0, 0, pointer).is_compared((1, 0, 3), Copies()), "nothing was fetched"
 
 
 def test_a_look_back_counts_what_lies_before_the_start_and_nothing_else() -> None:
@@ -101,14 +101,18 @@ def test_a_look_back_counts_what_lies_before_the_start_and_nothing_else() -> Non
 
 
 def test_a_reader_that_begins_at_its_end_has_ended() -> None:
-    for end, state in ((place(3), FlowState.ENDED), (place(2), FlowState.ENDED), (place(3, 1), FlowState.READING)):
+    for end, state in (
+        (place(3), CursorState.ENDED),
+        (place(2), CursorState.ENDED),
+        (place(3, 1), CursorState.READING),
+    ):
         flow = flow_from(place(3), end)
         flow.begin()
         assert flow.state is state
     flow = flow_from(BEGINNING, place(3))
     flow.begin()
     flow.take_entries(Entries([], 3))
-    assert flow.state is FlowState.ENDED
+    assert flow.state is CursorState.ENDED
 
 
 def test_retention_has_passed_where_neither_log_nor_answer_has_the_next_offset() -> None:
@@ -263,7 +267,7 @@ def test_a_start_within_a_batch_stays_where_it_is() -> None:
     fetch(log, flow)
     assert delivered(flow).failure is not None
     assert flow.position == place(0, 1)
-    expired = PartitionFlow(PARTITION, place(0, 1), window_ms=WINDOW_MS, known=Totals(1))
+    expired = PartitionCursor(PARTITION, place(0, 1), window_ms=WINDOW_MS, known=Totals(1))
     expired.begin()
     expired.take_entries(shown(log))
     slot = expired.next_fetch()
@@ -314,7 +318,7 @@ def test_a_batch_that_is_cut_otherwise_the_next_time_is_judged_from_its_start(
     slot = flow.next_fetch()
     assert slot is not None
     flow.start_fetch(slot)
-    hidden = Piece(0, 0, damaged, None, memoryview(b""), CorruptDataError("its length is wrong"))
+    hidden = BlockPiece(0, 0, damaged, None, memoryview(b""), CorruptDataError("its length is wrong"))
     flow.fetched(slot, [hidden, *(piece for piece in pieces if piece.first >= damaged)])
     assert delivered(flow).failure is not None
     assert flow.position == place(0, 3)

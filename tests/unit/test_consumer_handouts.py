@@ -14,8 +14,8 @@ import memq
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.core import AHEAD_SHARE
-from memq.client.consumer.fetch.partition_cursor import PartitionFlow
-from memq.client.consumer.fetch.ready_batches import Handout, Handouts
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
+from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
 from memq.client.consumer.record import TopicPartition
 from memq.limits import MIB
 from memq.testing import Cluster
@@ -137,7 +137,7 @@ def test_batches_that_are_done_are_not_kept(cluster: Cluster) -> None:
 class Model:
     """Handouts beside a plain list of what should come out."""
 
-    handouts: Handouts = field(default_factory=Handouts)
+    handouts: ReadyBatches = field(default_factory=ReadyBatches)
     assigned: list[Assigned] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     waiting: list[tuple[int, int]] = field(default_factory=list)  # partition and offset
@@ -145,7 +145,7 @@ class Model:
 
     def __post_init__(self) -> None:
         for number in range(3):
-            flow = PartitionFlow(ReadPartition("clicks", "00" * 16, number), Position(number, 0), window_ms=1_000)
+            flow = PartitionCursor(ReadPartition("clicks", "00" * 16, number), Position(number, 0), window_ms=1_000)
             self.assigned.append(Assigned(flow, TopicSettings(), [number]))
             self.offsets.append(0)
 
@@ -155,7 +155,7 @@ class Model:
         place = TopicPartition("clicks", number)
         batch = Batch(place, (Position(number, offset), Position(number, offset + 1)), [], [], "o")
         self.assigned[number].ledger.hand(Committed(batch.next))
-        self.handouts.add(Handout(self.assigned[number], batch, Totals(offset, 0)))
+        self.handouts.add(ReadyBatch(self.assigned[number], batch, Totals(offset, 0)))
         self.waiting.append((number, offset))
 
     def take(self) -> None:

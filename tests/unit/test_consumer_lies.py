@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from memq.client.consumer.fetch.fetch_scheduler import MISSING_S, Reading
-from memq.client.consumer.fetch.fetcher import Fetcher
-from memq.client.consumer.fetch.partition_cursor import FlowState, PartitionFlow
-from memq.client.consumer.offset_resolver import END_TRIES, Places
+from memq.client.consumer.fetch.fetch_scheduler import MISSING_S, FetchScheduler
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
+from memq.client.consumer.offset_resolver import END_TRIES, OffsetResolver
 from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError
 from memq.format.blocks.header import Buffer
 from memq.notification import Entries, Span
@@ -100,9 +100,9 @@ def test_a_poll_that_lies_once_costs_no_record(lie: Tamper, end: Position | None
         async def read(store: str, key: str, offset: int, length: int) -> Buffer:
             return queue.log.bodies[int(key.removeprefix("o/"))][offset : offset + length]
 
-        fetcher = Fetcher("broker", read, lambda store: None, ConfirmedReads())
-        reading = Reading(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
-        flow = PartitionFlow(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_expired=True)
+        fetcher = BatchFetcher("broker", read, lambda store: None, ConfirmedReads())
+        reading = FetchScheduler(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
+        flow = PartitionCursor(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_expired=True)
         reading.start()
         reading.add(flow, TOPIC)
         values: list[bytes | None] = []
@@ -112,7 +112,7 @@ def test_a_poll_that_lies_once_costs_no_record(lie: Tamper, end: Position | None
                 assert found[1].failure is None
                 values += [bytes(part.piece.data) for part in found[1].slices]
         assert flow.position == position(BATCHES)
-        assert (flow.state is FlowState.ENDED) == (end is not None)
+        assert (flow.state is CursorState.ENDED) == (end is not None)
         assert (flow.counts.expired_offsets, flow.counts.gap_sequences) == (0, 0)
         await tasks.stop()
         return values
@@ -133,14 +133,14 @@ def test_an_object_that_is_missing_for_a_while_is_not_passed_over(away_s: float,
                 raise NotFoundError(f"no object '{key}'")
             return queue.log.bodies[int(key.removeprefix("o/"))][offset : offset + length]
 
-        fetcher = Fetcher("broker", read, lambda store: None, ConfirmedReads())
-        reading = Reading(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
+        fetcher = BatchFetcher("broker", read, lambda store: None, ConfirmedReads())
+        reading = FetchScheduler(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
         end = position(BATCHES)
-        flow = PartitionFlow(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_damage=True)
+        flow = PartitionCursor(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_damage=True)
         reading.start()
         reading.add(flow, TOPIC)
         values: list[bytes | None] = []
-        while flow.state is not FlowState.ENDED:
+        while flow.state is not CursorState.ENDED:
             await skip(0.5)
             while (found := reading.deliver()) is not None:
                 values += [bytes(part.piece.data) for part in found[1].slices]
@@ -153,11 +153,11 @@ def test_an_object_that_is_missing_for_a_while_is_not_passed_over(away_s: float,
     assert over_s < MISSING_S + 5, "a lost object holds nobody up for longer"
 
 
-def ask(spans: list[Span], question: Callable[[Places], Awaitable[Position]], begin: int = 0) -> Position:
+def ask(spans: list[Span], question: Callable[[OffsetResolver], Awaitable[Position]], begin: int = 0) -> Position:
     async def work() -> Position:
         queue = queue_of()
         queue.said, queue.begin = spans, begin
-        return await question(Places(queue))
+        return await question(OffsetResolver(queue))
 
     return run_skipping(work())
 

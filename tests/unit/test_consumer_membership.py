@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from memq.client.consumer.group.membership import Changes, MemberState
+from memq.client.consumer.group.membership import AssignmentEvents, MemberState
 from memq.notification import Membership
 from memq.topic import ReadPartition
 
@@ -93,7 +93,7 @@ def test_a_partition_that_came_and_went_unseen_is_given_back_at_once() -> None:
     member = MemberState()
     member.answered(Membership(1, (PARTS[0],)))
     member.answered(Membership(2, (), (PARTS[0],)))
-    assert member.changes() == Changes()
+    assert member.changes() == AssignmentEvents()
     assert list(member.released) == [PARTS[0]]
     member.answered(Membership(3, ()), (PARTS[0],))
     assert list(member.released) == []
@@ -119,7 +119,7 @@ def test_what_was_lost_is_another_grant_when_it_comes_back() -> None:
     assert not member.granted
     member.answered(Membership(5, PARTS[:1]))
     assert member.granted[PARTS[0]] > first
-    assert member.changes() == Changes(lost=PARTS[:1], assigned=PARTS[:1])
+    assert member.changes() == AssignmentEvents(lost=PARTS[:1], assigned=PARTS[:1])
 
 
 def test_what_is_lost_and_assigned_by_one_answer_is_another_grant() -> None:

@@ -10,13 +10,13 @@ import pytest
 from msgspec import Struct
 
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.fetch_scheduler import Reading
-from memq.client.consumer.fetch.fetcher import Fetcher
-from memq.client.consumer.fetch.partition_cursor import PartitionFlow
+from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.group.membership import MemberState
 from memq.client.consumer.opener import Opener
 from memq.client.consumer.settings import ConsumerSettings
-from memq.client.observers.audit_recorder import PartTally, Tally
+from memq.client.observers.audit_recorder import AuditRecorder, PartRecorder
 from memq.client.observers.reporter import Named, Reporter
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, PositionExpiredError, QueueError
 from memq.format.blocks.header import Buffer
@@ -83,12 +83,12 @@ class Reports:
     """A reporter that sends nothing: its notes are in `tally`."""
 
     def __init__(self) -> None:
-        self.tally = Tally(7, "consumer", "g", "host", 1_000, lambda: None)
+        self.tally = AuditRecorder(7, "consumer", "g", "host", 1_000, lambda: None)
 
     def wanted(self, topic: Named) -> bool:
         return True
 
-    def part(self, topic: Named, partition: int) -> PartTally:
+    def part(self, topic: Named, partition: int) -> PartRecorder:
         return self.tally.part(topic.name, topic.id, partition, 0)
 
 
@@ -100,8 +100,8 @@ class Member:
         self.answers, self.state = Answers(), MemberState()
         events = EventLog(runtime.clock)
         self.tasks = TaskOwner(lambda error: None, events)
-        fetcher = Fetcher("broker", no_read, lambda store: None, ConfirmedReads(EventLog(SystemClock())))
-        self.reading = Reading(runtime, self.answers, fetcher, self.tasks, 1 << 20, lambda: None)
+        fetcher = BatchFetcher("broker", no_read, lambda store: None, ConfirmedReads(EventLog(SystemClock())))
+        self.reading = FetchScheduler(runtime, self.answers, fetcher, self.tasks, 1 << 20, lambda: None)
         self.changes = 0
         asked_for = ConsumerSettings(topics=("t",), group="g", **settings)
         wanted: Callable[[], dict[ReadPartition, int]] = lambda: dict(self.state.granted)  # noqa: E731 - one line
@@ -187,7 +187,7 @@ def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used(run
     async def work(member: Member) -> None:
         opened, add = list[Position](), member.reading.add
 
-        def noted(flow: PartitionFlow, topic: Topic, grant: int = 0) -> Assigned:
+        def noted(flow: PartitionCursor, topic: Topic, grant: int = 0) -> Assigned:
             opened.append(flow.position)
             return add(flow, topic, grant)
 

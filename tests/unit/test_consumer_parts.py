@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from memq.client.consumer.fetch.fetch_scheduler import Reading
-from memq.client.consumer.fetch.fetcher import Fetcher
-from memq.client.consumer.fetch.partition_cursor import PART_BYTES_MIN, FlowState, PartitionFlow
-from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.fetch.partition_cursor import PART_BYTES_MIN, CursorState, PartitionCursor
+from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.errors import CorruptDataError
 from memq.format.blocks.header import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -62,13 +62,13 @@ def read(start: Position, end: Position | None, body: bytes = OBJECT) -> tuple[l
             fetched += length * (key == "o/0")
             return found[offset : offset + length]
 
-        fetcher = Fetcher("broker", get, lambda store: None, ConfirmedReads())
-        reading = Reading(runtime, queue, fetcher, tasks, 64 << 20, lambda: None)
-        flow = PartitionFlow(PARTITION, start, window_ms=WINDOW_MS, end=end)
+        fetcher = BatchFetcher("broker", get, lambda store: None, ConfirmedReads())
+        reading = FetchScheduler(runtime, queue, fetcher, tasks, 64 << 20, lambda: None)
+        flow = PartitionCursor(PARTITION, start, window_ms=WINDOW_MS, end=end)
         reading.start()
         reading.add(flow, TOPIC)
         found: list[tuple[int, int]] = []
-        while flow.state is not FlowState.ENDED:
+        while flow.state is not CursorState.ENDED:
             await skip(0.1)
             while (one := reading.deliver()) is not None:
                 assert one[1].failure is None
@@ -79,7 +79,7 @@ def read(start: Position, end: Position | None, body: bytes = OBJECT) -> tuple[l
     return run_skipping(work()), fetched
 
 
-def sequences(pieces: Sequence[Piece], slices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def sequences(pieces: Sequence[BlockPiece], slices: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [
         (piece.header.producer_id, piece.header.first_sequence + number)
         for piece, (low, high) in zip(pieces, slices, strict=True)
@@ -121,7 +121,7 @@ def test_blocks_that_are_wanted_by_their_entries_keep_their_places() -> None:
         async def get(store: str, key: str, offset: int, length: int) -> Buffer:
             return OBJECT[offset : offset + length]
 
-        fetcher = Fetcher("broker", get, lambda store: None, ConfirmedReads())
+        fetcher = BatchFetcher("broker", get, lambda store: None, ConfirmedReads())
         pointer = decode_pointer(LOG.entries[0].body)
         wanted = (RECORDS, 2 * RECORDS, 10 * RECORDS)
         pieces = await fetcher.fetch_blocks(pointer, lambda entry: entry.first_sequence in wanted)

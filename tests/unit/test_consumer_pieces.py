@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.consumer.fetch.fetcher import Fetcher, Part
-from memq.client.consumer.fetch.pieces import Piece, cut_batch, is_whole
+from memq.client.consumer.fetch.fetcher import BatchFetcher, FetchedPart
+from memq.client.consumer.fetch.pieces import BlockPiece, cut_batch, is_whole
 from memq.errors import CorruptDataError, NotFoundError, StoreError, UnsupportedFormatError
 from memq.format.blocks.header import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -72,7 +72,7 @@ def test_a_batch_that_was_cut_keeps_what_is_there(length: int) -> None:
     _check_pieces(cut_batch(POINTER, BODY[:length], ENTRIES), length)
 
 
-def _check_pieces(pieces: list[Piece], damaged_from: int) -> None:
+def _check_pieces(pieces: list[BlockPiece], damaged_from: int) -> None:
     """All before the damage is whole, something is damaged, and no record is uncounted."""
     for entry, piece in zip(ENTRIES, pieces, strict=False):
         if entry.offset + entry.length <= damaged_from:
@@ -115,12 +115,12 @@ class Shelf:
         return self.body[offset : offset + length]
 
 
-def fetch(direct: Shelf | None, broker: Shelf, pointer: Pointer = POINTER, *, times: int = 1) -> list[list[Piece]]:
+def fetch(direct: Shelf | None, broker: Shelf, pointer: Pointer = POINTER, *, times: int = 1) -> list[list[BlockPiece]]:
     async def read(store: str, key: str, offset: int, length: int) -> Buffer:
         return await broker.get_range(key, offset, length)
 
-    async def main() -> list[list[Piece]]:
-        fetcher = Fetcher("auto", read, lambda store: direct, ConfirmedReads(EventLog(LoopClock())))
+    async def main() -> list[list[BlockPiece]]:
+        fetcher = BatchFetcher("auto", read, lambda store: direct, ConfirmedReads(EventLog(LoopClock())))
         return [list(await fetcher.fetch(pointer)) for _ in range(times)]
 
     return run_skipping(main())
@@ -170,11 +170,11 @@ def test_a_part_that_is_damaged_otherwise_each_time_is_asked_for_again() -> None
 
     shelf = Noisy()
 
-    async def main() -> Part:
+    async def main() -> FetchedPart:
         async def read(store: str, key: str, offset: int, length: int) -> Buffer:
             return await shelf.get_range(key, offset, length)
 
-        fetcher = Fetcher("broker", read, lambda store: None, ConfirmedReads(EventLog(LoopClock())))
+        fetcher = BatchFetcher("broker", read, lambda store: None, ConfirmedReads(EventLog(LoopClock())))
         return await fetcher.fetch_records(POINTER, 0, 1)
 
     part = run_skipping(main())

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.consumer.fetch.partition_cursor import PartitionFlow
-from memq.client.consumer.offset_resolver import Places, late_ms, window_ms
-from memq.client.consumer.progress import Progress
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
+from memq.client.consumer.offset_resolver import OffsetResolver, late_ms, window_ms
+from memq.client.consumer.progress import ReadProgress
 from memq.errors import InvalidRequestError, QueueError
 from memq.format.pointer import Adopted, decode_pointer, encode_pointer
 from memq.format.totals import contended_ms
@@ -76,7 +76,7 @@ def logs(draw: st.DrawFn) -> Log:
 
 
 def folded(log: Log, before: int) -> Totals:
-    progress = Progress()
+    progress = ReadProgress()
     for entry in log.entries:
         if entry.offset < before:
             progress.pass_over(decode_pointer(entry.body))
@@ -89,7 +89,7 @@ def stored_before(log: Log, before: int) -> int:
 
 @given(logs(), st.integers(1, 20))
 def test_the_end_is_found_from_the_tail_alone(log: Log, tail: int) -> None:
-    end = ask(Places(LogReader(log), tail).end_totals(PARTITION, SETTINGS, [0]))
+    end = ask(OffsetResolver(LogReader(log), tail).end_totals(PARTITION, SETTINGS, [0]))
     assert end.records == stored_before(log, log.next_offset)
 
 
@@ -97,7 +97,7 @@ def test_the_end_is_found_from_the_tail_alone(log: Log, tail: int) -> None:
 def test_lag_counts_each_stored_record_once(log: Log, data: st.DataObject) -> None:
     offset = data.draw(st.integers(0, log.next_offset))
     here = folded(log, offset)
-    end = ask(Places(LogReader(log)).end_totals(PARTITION, SETTINGS, [0]))
+    end = ask(OffsetResolver(LogReader(log)).end_totals(PARTITION, SETTINGS, [0]))
     left = stored_before(log, log.next_offset) - stored_before(log, offset)
     assert end.records - here.records == left
 
@@ -107,7 +107,7 @@ def test_what_lies_before_a_place_is_found_from_the_pointers_around_it(
     log: Log, tail: int, data: st.DataObject
 ) -> None:
     offset = data.draw(st.integers(0, log.next_offset))
-    here = ask(Places(LogReader(log), tail).totals_before(PARTITION, offset, SETTINGS, [0]))
+    here = ask(OffsetResolver(LogReader(log), tail).totals_before(PARTITION, offset, SETTINGS, [0]))
     assert here.records == stored_before(log, offset)
 
 
@@ -120,7 +120,7 @@ def test_a_quiet_partition_is_read_back_to_what_came_shortly_before_its_last_poi
     last_ms = 10 * CONTENDED_MS
     log.batch(Block(2, 0), late=True, time_ms=last_ms - CONTENDED_MS // 2)  # the last one's owner had not met it
     log.batch(Block(1, 3), time_ms=last_ms)
-    found = ask(Places(LogReader(log), 1).end_totals(PARTITION, SETTINGS, [0]))
+    found = ask(OffsetResolver(LogReader(log), 1).end_totals(PARTITION, SETTINGS, [0]))
     assert found.records == 9
 
 
@@ -152,8 +152,8 @@ def test_a_look_back_that_failed_half_way_counts_nothing_twice() -> None:
                 raise QueueError("half-way")
             return await super().read(partition, offset, bytes_max)
 
-    places = Places(FailingOnce(log), 4)
-    flow = PartitionFlow(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
+    places = OffsetResolver(FailingOnce(log), 4)
+    flow = PartitionCursor(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
     with pytest.raises(QueueError):
         ask(places.look_back(flow, SETTINGS, [0], no_index))
     ask(places.look_back(flow, SETTINGS, [0], no_index))
@@ -166,11 +166,11 @@ def test_totals_are_those_of_all_writers_wherever_their_pointers_are(begin: int,
     log = two_writers()
     stored = [stored_before(log, offset) for offset in range(25)]
     del log.entries[:begin]  # retention took them
-    places = Places(LogReader(log), tail)
+    places = OffsetResolver(LogReader(log), tail)
     found = [ask(places.totals_before(PARTITION, offset, SETTINGS, [0, 1])).records for offset in range(begin, 25)]
     assert found == stored[begin:]
     for offset in range(begin, 25):
-        flow = PartitionFlow(PARTITION, Position(0, offset), window_ms=window_ms(SETTINGS))
+        flow = PartitionCursor(PARTITION, Position(0, offset), window_ms=window_ms(SETTINGS))
         ask(places.look_back(flow, SETTINGS, [0, 1], no_index))
         assert flow.behind.totals.records == stored[offset]
 
@@ -185,7 +185,7 @@ def test_a_time_is_the_first_batch_sealed_at_or_after_it() -> None:
         pointer = decode_pointer(_entry_of(Block(1, 3 * number)).body)
         fields = {name: getattr(pointer, name) for name in pointer.__struct_fields__} | {"sealed_ms": sealed_ms}
         log.add(type(pointer)(**fields), time_ms=sealed_ms - SETTINGS.stale_publish_ms)  # an old proof
-    places = Places(LogReader(log))
+    places = OffsetResolver(LogReader(log))
     for time_ms, offset in ((0, 0), (100_000, 0), (100_001, 1), (200_000, 1), (250_000, 2), (300_001, 3)):
         assert ask(places.position_of(time_ms, PARTITION, SETTINGS)) == Position(0, offset)
 
@@ -198,7 +198,7 @@ def _entry_of(block: Block) -> Entry:
 
 def test_a_position_of_another_partition_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="1:0:0"):
-        ask(Places(LogReader(Log())).position_of(Position(1, 0), PARTITION, SETTINGS))
+        ask(OffsetResolver(LogReader(Log())).position_of(Position(1, 0), PARTITION, SETTINGS))
 
 
 @pytest.mark.parametrize("start", [3, 9])  # in the middle, and at the end, where no entry lies yet
@@ -207,8 +207,8 @@ def test_a_reader_looks_back_over_the_window_and_no_further(start: int) -> None:
     window = window_ms(SETTINGS)
     for number in range(9):
         log.batch(Block(number + 1, 0), time_ms=number * window // 3)
-    flow = PartitionFlow(PARTITION, Position(0, start), window_ms=window)
-    ask(Places(LogReader(log)).look_back(flow, SETTINGS, [0], no_index))
+    flow = PartitionCursor(PARTITION, Position(0, start), window_ms=window)
+    ask(OffsetResolver(LogReader(log)).look_back(flow, SETTINGS, [0], no_index))
     remembered = [number for number in range(9) if (0, number + 1) in flow._lookback._next]
     assert remembered == list(range(max(0, start - (3 if start < 9 else 4)), start))
 
@@ -216,11 +216,11 @@ def test_a_reader_looks_back_over_the_window_and_no_further(start: int) -> None:
 def test_a_start_behind_the_end_is_refused_whoever_named_it() -> None:
     log = Log()
     log.batch(Block(1, 0), time_ms=0)
-    places = Places(LogReader(log))
+    places = OffsetResolver(LogReader(log))
     end = Position(0, log.next_offset)
     assert ask(places.start_at(end, PARTITION, SETTINGS)) == end
     behind = Position(0, log.next_offset + 1)  # where a group stands whose partition lost its log
-    flow = PartitionFlow(PARTITION, behind, window_ms=window_ms(SETTINGS))
+    flow = PartitionCursor(PARTITION, behind, window_ms=window_ms(SETTINGS))
     for work in (places.start_at(behind, PARTITION, SETTINGS), places.look_back(flow, SETTINGS, [0], no_index)):
         with pytest.raises(InvalidRequestError, match="its end") as caught:
             ask(work)
@@ -250,16 +250,16 @@ def test_the_end_of_a_long_log_is_found_from_few_pointers() -> None:
     for number in range(500):
         log.batch(Block(1, 3 * number), time_ms=number * CONTENDED_MS)
     reader = CountingReader(log)
-    assert ask(Places(reader, 16).end_totals(PARTITION, SETTINGS, [0])) == Totals(log.records, log.stored)
+    assert ask(OffsetResolver(reader, 16).end_totals(PARTITION, SETTINGS, [0])) == Totals(log.records, log.stored)
     assert reader.reads == 16
     far = msgspec.structs.replace(decode_pointer(log.entries[400].body), partition=1, totals=Totals(7, 70))
     log.entries[400] = Entry(400, 400 * CONTENDED_MS, encode_pointer(far))
     reader = CountingReader(log)
-    found = ask(Places(reader, 16).end_totals(PARTITION, SETTINGS, [0, 1]))
+    found = ask(OffsetResolver(reader, 16).end_totals(PARTITION, SETTINGS, [0, 1]))
     assert found.records == log.records + 7 + 3
     assert reader.reads == 16 + 64 + 256, "each time four times as many"
     reader = CountingReader(log)
-    nobody = ask(Places(reader, 16).end_totals(PARTITION, SETTINGS, [0, 1, 2]))
+    nobody = ask(OffsetResolver(reader, 16).end_totals(PARTITION, SETTINGS, [0, 1, 2]))
     assert nobody.records == found.records
     assert reader.reads == 16 + 64 + 256 + 500, "all of it, for a writer that was never there"
 
@@ -271,8 +271,8 @@ def test_a_look_back_after_a_stretch_without_entries_reads_little_of_it() -> Non
         log.batch(Block(number + 1, 0), time_ms=number * window // 3)
     log.next_offset = 300  # control records of the queue itself lie there
     reader = CountingReader(log)
-    flow = PartitionFlow(PARTITION, Position(0, 300), window_ms=window)
-    ask(Places(reader).look_back(flow, SETTINGS, [0], no_index))
+    flow = PartitionCursor(PARTITION, Position(0, 300), window_ms=window)
+    ask(OffsetResolver(reader).look_back(flow, SETTINGS, [0], no_index))
     assert flow.progress.totals.records == 27
     assert reader.reads < 60
 
@@ -283,8 +283,8 @@ def test_the_time_at_an_end_without_entries_is_found_from_the_last_ones_before_i
         log.batch(Block(1, 3 * number), time_ms=number * window_ms(SETTINGS))
     log.next_offset = 510
     reader = CountingReader(log)
-    flow = PartitionFlow(PARTITION, Position(0, 510), window_ms=window_ms(SETTINGS))
-    ask(Places(reader, 16).look_back(flow, SETTINGS, [0], no_index))
+    flow = PartitionCursor(PARTITION, Position(0, 510), window_ms=window_ms(SETTINGS))
+    ask(OffsetResolver(reader, 16).look_back(flow, SETTINGS, [0], no_index))
     assert flow.progress.totals.records == 1_500
     assert reader.reads < 100
 
@@ -294,7 +294,7 @@ def test_what_lies_before_a_place_of_a_whole_log_is_not_looked_for_behind_it() -
     for number in range(200):
         log.batch(Block(1, 3 * number), time_ms=number * CONTENDED_MS)
     reader = CountingReader(log)
-    assert ask(Places(reader, 16).totals_before(PARTITION, 20, SETTINGS, [0, 1])).records == 60
+    assert ask(OffsetResolver(reader, 16).totals_before(PARTITION, 20, SETTINGS, [0, 1])).records == 60
     assert reader.reads == 16 + 20, "nothing was taken, so a writer that is not there before has nothing there"
 
 
@@ -303,7 +303,7 @@ def test_totals_pass_over_a_pointer_that_can_not_be_read() -> None:
     for number in range(6):
         log.batch(Block(1, 3 * number))
     log.entries[2] = Entry(2, log.entries[2].time_ms, b"garbage")
-    assert ask(Places(LogReader(log)).end_totals(PARTITION, SETTINGS, [0])) == Totals(log.records, log.stored)
+    assert ask(OffsetResolver(LogReader(log)).end_totals(PARTITION, SETTINGS, [0])) == Totals(log.records, log.stored)
 
 
 def test_a_lag_of_which_nothing_can_be_read_has_no_age() -> None:
@@ -318,7 +318,7 @@ def test_a_lag_of_which_nothing_can_be_read_has_no_age() -> None:
         log.batch(Block(1, 3 * number))
     here = folded(log, 2)
     topic = Topic(name=PARTITION.topic, id=PARTITION.topic_id, created_ms=0, partitions=equal_slots(1))
-    found = ask(Places(Lagging(log)).lag(topic, PARTITION, Position(0, 2), here, SystemClock()))
+    found = ask(OffsetResolver(Lagging(log)).lag(topic, PARTITION, Position(0, 2), here, SystemClock()))
     assert (found.records, found.seconds) == (9, 0.0)
 
 
@@ -326,8 +326,8 @@ def test_totals_before_a_reader_that_looks_back_are_asked_of_the_queue() -> None
     log = Log()
     for number in range(5):
         log.batch(Block(1, 3 * number))
-    places = Places(LogReader(log))
-    flow = PartitionFlow(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
+    places = OffsetResolver(LogReader(log))
+    flow = PartitionCursor(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
     assert ask(places.totals_of(flow, SETTINGS, [0])).records == 9
     ask(places.look_back(flow, SETTINGS, [0], no_index))
     flow.begin()

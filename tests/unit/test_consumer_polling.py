@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.partition_cursor import PartitionFlow, Slot
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor, PointerSlot
 from memq.client.consumer.fetch.polling import LOG_BYTES, POLL_WAIT_MS, Polling
 from memq.client.consumer.fetch.retries import Retries
 from memq.errors import DeniedError, MemqError, QueueError
@@ -78,7 +78,7 @@ class Script(RemoteQueue):
         return Entries(found, found[-1].offset + 1 if found else offset)
 
 
-def next_of(flow: PartitionFlow) -> Slot | None:
+def next_of(flow: PartitionCursor) -> PointerSlot | None:
     """Start the next fetch, and return it."""
     slot = flow.next_fetch()
     if slot is not None:
@@ -119,12 +119,12 @@ class Polls:
         self.advanced += 1
         self.polling.advance()
 
-    def add(self, number: int, offset: int = 0) -> PartitionFlow:
+    def add(self, number: int, offset: int = 0) -> PartitionCursor:
         """Read a partition, in place of what was read of it before."""
         self.remove(number)
         partition = partition_of(number)
         start = Position(number, offset)
-        flow = PartitionFlow(partition, start, window_ms=WINDOW_MS, pass_expired=True, known=Totals())
+        flow = PartitionCursor(partition, start, window_ms=WINDOW_MS, pass_expired=True, known=Totals())
         flow.begin()
         self.assigned[partition] = Assigned(flow, TopicSettings(), [0])
         self.polling.advance()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, LOOK_BACKS_MAX, Reading
-from memq.client.consumer.fetch.fetcher import Fetcher
-from memq.client.consumer.fetch.partition_cursor import PartitionFlow
-from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, LOOK_BACKS_MAX, FetchScheduler
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
+from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.errors import (
     DeniedError,
     MemqError,
@@ -41,7 +41,7 @@ async def no_read(store: str, key: str, offset: int, length: int) -> Buffer:
     raise AssertionError("batches come from the script")
 
 
-class World(RemoteQueue, Fetcher):
+class World(RemoteQueue, BatchFetcher):
     """A queue and a store in one, over logs made by hand: one for each read partition, producer N + 1 in the N-th.
 
     `errors` are raised by the next fetches, `poll_errors` by the next polls; a fetch takes `fetch_s`. The logs of
@@ -50,7 +50,7 @@ class World(RemoteQueue, Fetcher):
 
     def __init__(self, *logs: Log) -> None:
         RemoteQueue.__init__(self, NoBroker())
-        Fetcher.__init__(self, "broker", no_read, lambda store: None, ConfirmedReads())
+        BatchFetcher.__init__(self, "broker", no_read, lambda store: None, ConfirmedReads())
         self.logs = list(logs)
         self.errors: list[MemqError] = []
         self.poll_errors: list[MemqError] = []
@@ -111,7 +111,7 @@ class World(RemoteQueue, Fetcher):
             entries = Entries(entries[1:], entries.next)
         return Polled(partition, self.logs[number].span(), entries)
 
-    async def fetch(self, pointer: Pointer) -> Sequence[Piece]:
+    async def fetch(self, pointer: Pointer) -> Sequence[BlockPiece]:
         self.fetching += 1
         self.fetching_most = max(self.fetching, self.fetching_most)
         try:
@@ -155,13 +155,13 @@ def partition_of(number: int) -> ReadPartition:
 
 
 class Reader:
-    """A `Reading` with its world, and what was delivered: partition and value."""
+    """A `FetchScheduler` with its world, and what was delivered: partition and value."""
 
     def __init__(self, world: World, budget: int = PLENTY) -> None:
         self.runtime = skipping_runtime()
         self.tasks = TaskOwner(self._broke, EventLog(self.runtime.clock))
         self.changes = 0
-        self.reading = Reading(self.runtime, world, world, self.tasks, budget, self._changed)
+        self.reading = FetchScheduler(self.runtime, world, world, self.tasks, budget, self._changed)
         self.reading.start()
         self.got: list[tuple[int, bytes]] = []
         self.failures: list[MemqError] = []
@@ -174,7 +174,9 @@ class Reader:
 
     def add(self, number: int, start: int = 0, end: int | None = None, **options: Any) -> Assigned:
         behind = None if end is None else Position(number, end)
-        flow = PartitionFlow(partition_of(number), Position(number, start), window_ms=WINDOW_MS, end=behind, **options)
+        flow = PartitionCursor(
+            partition_of(number), Position(number, start), window_ms=WINDOW_MS, end=behind, **options
+        )
         return self.reading.add(flow, TOPIC)
 
     def deliver(self, most: int = 1_000) -> int:

@@ -12,7 +12,7 @@ from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, MISSING_S, S
 from memq.client.consumer.fetch.partition_cursor import Copy
 from memq.client.consumer.fetch.retries import Retries
 from memq.client.consumer.offset_resolver import window_ms
-from memq.client.observers.read_recorder import ReadTally
+from memq.client.observers.read_recorder import ReadRecorder
 from memq.errors import MemqError, QueueError, StoreError
 from memq.format.report import BeginReason
 from memq.notification import Span
@@ -265,14 +265,14 @@ def test_a_delivery_of_whole_batches_stops_before_damage() -> None:
     reading(work())
 
 
-class ToldTally(ReadTally):
+class ToldTally(ReadRecorder):
     """Notes what the audit is told."""
 
     def __init__(self) -> None:
         super().__init__(lambda writer: None, [0], commits=False)
         self.told: list[tuple[Any, ...]] = []
 
-    def begin(self, at: Position, reason: BeginReason, before: ReadTally | None = None) -> None:
+    def begin(self, at: Position, reason: BeginReason, before: ReadRecorder | None = None) -> None:
         self.told.append(("begin", at, reason, before is self))
 
     def leave_out(self, copies: Iterable[Copy], now_ms: int) -> None:

@@ -10,11 +10,11 @@ import pytest
 from memq.audit.dashboard import audited
 from memq.audit.dashboard.audited import LiveSource
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.partition_state import Books
+from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
-from memq.audit.live.rows import QUEUE, Row
+from memq.audit.live.rows import QUEUE, MinuteCounts
 from memq.audit.live.storage.database import SqliteDatabase
-from memq.audit.live.storage.store import AuditStore, Changes, Step
+from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.minutes import MINUTE_MS
 from memq.errors import NotFoundError
 from memq.runtime.clock import SystemClock
@@ -22,8 +22,8 @@ from memq.runtime.clock import SystemClock
 NOW = SystemClock().wall_ms() // MINUTE_MS
 
 
-def row(records: int, **wrong: int) -> Row:
-    found = Row()
+def row(records: int, **wrong: int) -> MinuteCounts:
+    found = MinuteCounts()
     for name in ("sent", "acked", "committed"):
         found.side(QUEUE).count(name, records)
     for name, count in wrong.items():
@@ -38,8 +38,8 @@ def lost(topic: str, records: int) -> LiveFinding:
     )  # fmt: skip
 
 
-def changes(topic: str, rows: dict[int, Row], *findings: LiveFinding) -> Changes:
-    return Changes(topic, Books(), rows, list(findings))
+def changes(topic: str, rows: dict[int, MinuteCounts], *findings: LiveFinding) -> PartitionChanges:
+    return PartitionChanges(topic, PartitionState(), rows, list(findings))
 
 
 def test_topics_come_in_portions_and_findings_hold_until_they_are_over(

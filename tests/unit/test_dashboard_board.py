@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.audit.dashboard import board as board_module
-from memq.audit.dashboard.board import Board, Changes, Place
+from memq.audit.dashboard.board import Board, BoardUpdate, Place
 from memq.audit.dashboard.history import SPANS, first_minute, fold, sampled
-from memq.audit.dashboard.lag_history import MINUTES, Lags
-from memq.audit.dashboard.rates import Rates
-from memq.audit.dashboard.sources import MinuteRow
+from memq.audit.dashboard.lag_history import MINUTES, LagHistory
+from memq.audit.dashboard.rates import TopicRates
+from memq.audit.dashboard.sources import PartitionMinute
 from memq.audit.dashboard.view import About, TopicRow
 from memq.topic import Totals
 
@@ -22,7 +22,7 @@ def row(name: str, lag: int = 0) -> TopicRow:
     return TopicRow(name=name, partitions=1, lag_records=lag)
 
 
-def follow(seen: dict[Place, msgspec.Struct], changes: Changes) -> dict[Place, msgspec.Struct]:
+def follow(seen: dict[Place, msgspec.Struct], changes: BoardUpdate) -> dict[Place, msgspec.Struct]:
     """Return what a browser has after the changes."""
     seen = {} if changes.whole else dict(seen)
     for place, value in changes.values:
@@ -61,7 +61,7 @@ def test_an_update_costs_what_changed() -> None:
     version = board.version
     board.put("topic", "7", row("7", lag=1))
     board.put("topic", "8", row("8"))  # as it was
-    assert board.since(version) == Changes(version + 1, False, ((("topic", "7"), row("7", lag=1)),))
+    assert board.since(version) == BoardUpdate(version + 1, False, ((("topic", "7"), row("7", lag=1)),))
     board.put_all("topic", {"7": row("7", lag=1)})
     assert len(board.since(version + 1).values) == 999
     about = About(cluster="c", audited=False, acknowledge=False, contents=False)
@@ -76,7 +76,7 @@ def test_a_version_of_the_future_is_another_process_and_gets_everything() -> Non
 
 
 def test_a_rate_takes_two_looks_and_before_the_first_one_nothing_is_known() -> None:
-    rates, minute = Rates(), 1_000
+    rates, minute = TopicRates(), 1_000
     rates.take("t", {0: Totals(100, 1_000), 1: Totals(0, 0)}, 0, minute * MINUTE_MS)
     assert rates.records_s("t") is None
     assert rates.records_s("other") is None
@@ -95,7 +95,7 @@ def test_a_rate_takes_two_looks_and_before_the_first_one_nothing_is_known() -> N
 
 
 def test_lags_are_those_that_were_looked_at() -> None:
-    lags = Lags()
+    lags = LagHistory()
     for minute, records in ((100, 5), (100, 9), (103, 2)):
         lags.take("t", "g", minute, records)
     assert lags.columns("t", "g", 98, 8, 1) == (None, None, 9, None, None, 2, None, None)
@@ -113,11 +113,11 @@ def test_minutes_are_folded_into_columns_and_the_gravest_word_holds() -> None:
     assert first % 5 == 0
     assert first + 355 <= 10_000 < first + 360
     rows = [
-        MinuteRow(0, first, "", "ok", {"sent": 5, "committed": 5}, {"committed": {3: 5}}),
-        MinuteRow(1, first + 1, "", "lost", {"sent": 7, "committed": 6, "lost": 1}, {"committed": {4: 6}}),
-        MinuteRow(0, first, "g", "in flight", {"fetched": 5, "processed": 4}),
-        MinuteRow(0, first, "other", "ok", {"processed": 3}),
-        MinuteRow(0, first + 360, "", "ok", {"sent": 99}),
+        PartitionMinute(0, first, "", "ok", {"sent": 5, "committed": 5}, {"committed": {3: 5}}),
+        PartitionMinute(1, first + 1, "", "lost", {"sent": 7, "committed": 6, "lost": 1}, {"committed": {4: 6}}),
+        PartitionMinute(0, first, "g", "in flight", {"fetched": 5, "processed": 4}),
+        PartitionMinute(0, first, "other", "ok", {"processed": 3}),
+        PartitionMinute(0, first + 360, "", "ok", {"sent": 99}),
     ]
     history = fold(rows, first, 360, "g", [0, 1])
     counts = {name: history.counts[name][0] for name in ("sent", "committed", "lost", "fetched", "processed")}

@@ -9,7 +9,7 @@ import pytest
 
 import memq
 from memq.audit.dashboard import poller as desk_module
-from memq.audit.dashboard.poller import Desk
+from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, TopicRow
 from memq.client.admin.aio_admin import AsyncAdmin
@@ -63,7 +63,7 @@ def test_only_topics_that_have_grown_are_asked_for_their_totals(
 
     async def run() -> None:
         admin, feed = Counting(cluster.address), Feed("test")
-        desk = Desk(admin, None, feed, Runtime(), About(cluster="", audited=False, acknowledge=False, contents=False))
+        desk = Poller(admin, None, feed, Runtime(), About(cluster="", audited=False, acknowledge=False, contents=False))
 
         async def look() -> list[str]:
             await desk._look_at_topics()

@@ -16,10 +16,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import memq
-from memq.audit.live.rows import Row
+from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.view import TopicSummary
 from memq.broker.ingest.quotas import ClientLimits
-from memq.broker.ingest.rate_limit import Limit
+from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.process import metrics_of
 from memq.cli.audit.audit_export import Known, audit_metrics
 from memq.cli.cluster.lag_export import lag_metrics
@@ -80,7 +80,7 @@ NO_STATS = ConsumerStats(Counts(), retries=0, commits=0, dead_letters=0, transit
 
 def a_topic() -> TopicSummary:
     """A topic of which something is known."""
-    row = Row()
+    row = MinuteCounts()
     row.side("").time("acked", [(3, 10)])
     return TopicSummary("clicks", "id", {}, row, 0)
 
@@ -122,7 +122,7 @@ def exported() -> str:
     """Return what a broker with a store in S3 and an exporter of lag show: every metric that memq exports."""
 
     async def of_broker() -> str:
-        async with running_broker(ClientLimits(default=Limit("dark", 1, 1))) as broker:
+        async with running_broker(ClientLimits(default=RatePerSecond("dark", 1, 1))) as broker:
             keys: Section = {"access_key_id": ("key", "test"), "secret_access_key": ("secret", "test")}
             s3 = broker.services.stores["s3"] = open_store("s3://bucket/prefix?region=eu-1", Runtime(), keys)
             broker.services.limits.come("loader")[0].over["dark"] += 1

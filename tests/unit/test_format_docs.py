@@ -249,8 +249,14 @@ def test_the_meta_of_an_object_has_the_fields_of_the_page() -> None:
 
 
 def test_the_tables_of_reports_have_the_fields_of_the_code() -> None:
-    for name in ("Report", "Part", "Span", "Damage", "Begin"):
-        rows = read_table(PAGE, "Report" if name == "Report" else f"Report: {name.lower()}", "field")
-        fields = [field for row in rows for field in row["field"].split(", ")]
-        assert sorted(fields) == sorted(getattr(report, name).__struct_fields__), name
+    of_headings = {
+        "Report": report.Report,
+        "Report: part": report.ReportPart,
+        "Report: span": report.ReportSpan,
+        "Report: damage": report.ReportedDamage,
+        "Report: begin": report.Begin,
+    }
+    for heading, code in of_headings.items():
+        fields = [field for row in read_table(PAGE, heading, "field") for field in row["field"].split(", ")]
+        assert sorted(fields) == sorted(code.__struct_fields__), heading
     assert f"at most {report.REPORT_BYTES_MAX} bytes" in (ROOT / "docs" / PAGE).read_text()

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.latency import bucket_of, latency_of
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Begin, Part, Report, Span, decode_report, encode_report, fitting, home_of
+from memq.format.report import Begin, Report, ReportPart, ReportSpan, decode_report, encode_report, fitting, home_of
 from tests.golden.make import TOPIC_ID, make_reports
 from tests.unit.test_format_pointer import ranges
 
 spans = st.builds(
-    Span,
+    ReportSpan,
     stage=st.sampled_from(["sent", "acked", "gave-up", "fetched", "dropped", "processed"]),
     producer=st.integers(1, (1 << 63) - 1),
     minute=st.integers(-(1 << 40), 1 << 40),
@@ -27,13 +27,13 @@ spans = st.builds(
 )
 
 
-def report(parts: tuple[Part, ...] = (), **fields: Any) -> Report:
+def report(parts: tuple[ReportPart, ...] = (), **fields: Any) -> Report:
     base: dict[str, Any] = {"client": 5, "kind": "producer", "number": 3, "since_ms": 10, "until_ms": 20, "next_ms": 50}
     return Report(**{**base, "parts": parts, **fields})
 
 
-def part(*spans: Span, number: int = 0) -> Part:
-    return Part(topic="clicks", topic_id=TOPIC_ID, partition=number, spans=spans)
+def part(*spans: ReportSpan, number: int = 0) -> ReportPart:
+    return ReportPart(topic="clicks", topic_id=TOPIC_ID, partition=number, spans=spans)
 
 
 def sequences(reports: list[Report]) -> dict[tuple[int, str, int], RangeSet]:
@@ -49,7 +49,7 @@ def sequences(reports: list[Report]) -> dict[tuple[int, str, int], RangeSet]:
 
 
 @given(st.lists(spans, max_size=4))
-def test_what_is_written_is_read(written: list[Span]) -> None:
+def test_what_is_written_is_read(written: list[ReportSpan]) -> None:
     said = report((part(*written),))
     assert decode_report(encode_report(said)) == said
 
@@ -97,7 +97,7 @@ def test_what_is_over_the_bound_is_not_read() -> None:
 
 
 @given(st.lists(spans, max_size=6), st.integers(0, 2))
-def test_what_is_too_large_is_cut_and_says_the_same(written: list[Span], partitions: int) -> None:
+def test_what_is_too_large_is_cut_and_says_the_same(written: list[ReportSpan], partitions: int) -> None:
     said = report(tuple(part(*written, number=number) for number in range(partitions)), last=True)
     cut = fitting(said, 700)
     assert sequences(cut) == sequences([said])
@@ -110,7 +110,7 @@ def test_what_is_too_large_is_cut_and_says_the_same(written: list[Span], partiti
 
 def test_a_report_of_many_ranges_is_cut_into_records_that_fit() -> None:
     many: tuple[Range, ...] = tuple((3 * at, 3 * at + 1) for at in range(10_000))
-    said = report((part(Span(stage="sent", producer=1, minute=7, ranges=many, latency=((1, 10_000),))),))
+    said = report((part(ReportSpan(stage="sent", producer=1, minute=7, ranges=many, latency=((1, 10_000),))),))
     cut = fitting(said)
     assert 1 < len(cut) < 20
     assert all(len(encode_report(each)) <= 65_536 for each in cut)
@@ -120,7 +120,7 @@ def test_a_report_of_many_ranges_is_cut_into_records_that_fit() -> None:
 
 def test_a_cut_leaves_begins_before_what_was_processed_and_the_commit_behind_it() -> None:
     many: tuple[Range, ...] = tuple((3 * at, 3 * at + 1) for at in range(10_000))
-    spans = tuple(Span(stage="processed", producer=producer, minute=7, ranges=many) for producer in (1, 2))
+    spans = tuple(ReportSpan(stage="processed", producer=producer, minute=7, ranges=many) for producer in (1, 2))
     begins = tuple(Begin(at=f"0:{at}:0", reason="seek") for at in range(3))
     cut = [
         one

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.balance import BUSY_MIN, CAPACITY_BYTES_S, GAIN_MIN, STRATEGIES, balanced
-from memq.governor.planning import ClusterView, Plan
+from memq.governor.planning import AssignmentPlan, ClusterView
 from memq.governor.registry import Registry
 from memq.topic import Topic, equal_slots
 
@@ -57,7 +57,7 @@ def view(
     return ClusterView(topics=TOPICS, brokers=brokers, assignments=entries, loads=loads)
 
 
-def applied(before: ClusterView, plan: Plan) -> ClusterView:
+def applied(before: ClusterView, plan: AssignmentPlan) -> ClusterView:
     """The cluster with the plan carried out, through the rules of the registry."""
     registry = Registry(before.topics, before.assignments)
     for change in plan.changes:
@@ -161,12 +161,12 @@ def test_nothing_moves_between_brokers_that_have_nothing_to_gain(
 
 
 def test_a_broker_that_comes_back_to_an_idle_cluster_moves_nothing() -> None:
-    assert balanced(view(["a"] * 4 + ["b"] * 4, [broker(name) for name in "abc"], [90_000] * 8)) == Plan()
+    assert balanced(view(["a"] * 4 + ["b"] * 4, [broker(name) for name in "abc"], [90_000] * 8)) == AssignmentPlan()
 
 
 def test_between_brokers_that_all_drain_nothing_moves() -> None:
     brokers = [broker("a", draining=True), broker("b", draining=True)]
-    assert balanced(view(["a"] * 5 + ["b"] * 3, brokers, [9_000_000] * 8)) == Plan()
+    assert balanced(view(["a"] * 5 + ["b"] * 3, brokers, [9_000_000] * 8)) == AssignmentPlan()
 
 
 def test_a_hot_partition_does_not_drive_the_idle_ones_away() -> None:
@@ -256,7 +256,7 @@ def test_a_draining_broker_is_emptied_and_gets_nothing() -> None:
     assert "a" not in {change.assignment.broker for change in plan.changes}
     assert next(change.before for change in plan.changes) == "dead", "what has no owner comes first"
     alone = balanced(view(["a"] * 8, [broker("a", draining=True)]))
-    assert alone == Plan(), "nobody is there to take it"
+    assert alone == AssignmentPlan(), "nobody is there to take it"
 
 
 def test_a_partition_on_its_way_is_not_sent_elsewhere() -> None:

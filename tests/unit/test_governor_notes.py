@@ -10,7 +10,7 @@ import pytest
 from memq.governor.governor import Governor
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.planner import Planner
-from memq.governor.planning import ClusterView, Plan
+from memq.governor.planning import AssignmentPlan, ClusterView
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 from tests.contract.manual_clock import ManualClock
 from tests.unit.test_governor_balance import broker
@@ -19,8 +19,8 @@ from tests.unit.test_governor_balance import broker
 def test_a_note_whose_figures_change_is_said_once_then_every_minute(caplog: pytest.LogCaptureFixture) -> None:
     numbers, notes = count(1), ["broker 'one' is over its capacity"]
 
-    def planned(view: ClusterView) -> Plan:
-        return Plan(notes=tuple(f"{note}: {next(numbers)} bytes/s" for note in notes))
+    def planned(view: ClusterView) -> AssignmentPlan:
+        return AssignmentPlan(notes=tuple(f"{note}: {next(numbers)} bytes/s" for note in notes))
 
     async def work() -> None:
         clock, door, one = ManualClock(), MemoryCoordinator(MemoryCluster()), broker("one")

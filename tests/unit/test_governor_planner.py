@@ -9,7 +9,7 @@ from memq.governor.balance import balanced
 from memq.governor.governor import view_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.planner import AT_ONCE_PARTITIONS_MAX, Planner
-from memq.governor.planning import ClusterView, Plan
+from memq.governor.planning import AssignmentPlan, ClusterView
 from tests.unit.test_governor_balance import broker, topic
 
 
@@ -24,7 +24,7 @@ async def cluster_of(partitions: int) -> ClusterView:
 def test_the_loop_goes_on_while_many_partitions_are_planned() -> None:
     went_on = threading.Event()
 
-    def waiting(view: ClusterView) -> Plan:
+    def waiting(view: ClusterView) -> AssignmentPlan:
         assert went_on.wait(60), "the loop had no turn"
         return balanced(view)
 
@@ -41,7 +41,7 @@ def test_the_loop_goes_on_while_many_partitions_are_planned() -> None:
 def test_few_partitions_are_planned_without_a_thread() -> None:
     planned_in: list[int] = []
 
-    def noting(view: ClusterView) -> Plan:
+    def noting(view: ClusterView) -> AssignmentPlan:
         planned_in.append(threading.get_ident())
         return balanced(view)
 

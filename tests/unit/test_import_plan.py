@@ -16,11 +16,11 @@ from memq.client.bulk.import_plan import (
     encode_plan,
     producer_of,
 )
-from memq.client.producer.fields import Fields, Many
+from memq.client.producer.fields import RecordColumns, RecordFields
 from memq.client.producer.window import ProducerWindow
 from memq.client.producer.window_events import Acked, Opened, OpenStream, Room, Sealed, UnackedBlock, WriteBlock
 
-Source = list[tuple[int, Fields]]
+Source = list[tuple[int, RecordFields]]
 
 
 def source(seed: int, count: int = 3_000) -> Source:
@@ -30,7 +30,7 @@ def source(seed: int, count: int = 3_000) -> Source:
     for _ in range(count):
         offset += 1 if rng.random() < 0.995 else rng.randrange(2, 50)
         size = rng.choice((0, 10, 100, 2_000, BLOCK_BYTES_MAX // 2 if rng.random() < 0.05 else 500))
-        found.append((offset, Fields(bytes(size), None, None, None, None)))
+        found.append((offset, RecordFields(bytes(size), None, None, None, None)))
     return found
 
 
@@ -59,7 +59,7 @@ def test_many_at_once_are_cut_as_one_by_one(seed: int) -> None:
     sizes = [rng.choice((0, 0, 30, 2_000, BLOCK_BYTES_MAX // 3, BLOCK_BYTES_MAX + 1)) for _ in range(200)]
     sizes += [rng.choice((0, 1)) for _ in range(BLOCK_RECORDS_MAX * 2)]
     rng.shuffle(sizes)
-    many, cutter = Many([bytes(size) for size in sizes], None, None, None), Cutter()
+    many, cutter = RecordColumns([bytes(size) for size in sizes], None, None, None), Cutter()
     done: list[Cut | None] = []
     at = 0
     while at < len(sizes):
@@ -69,15 +69,15 @@ def test_many_at_once_are_cut_as_one_by_one(seed: int) -> None:
             done.append(cutter.end())
         at += count
     done.append(cutter.end())
-    rows = [(number, Fields(value, None, None, None, None)) for number, value in enumerate(many.values)]
+    rows = [(number, RecordFields(value, None, None, None, None)) for number, value in enumerate(many.values)]
     assert [(each.first, each.next) for each in done if each is not None] == cut(rows, 0, len(rows))
     assert [value for each in done if each is not None for value in each.columns.values] == many.values
 
 
 def test_a_block_has_its_bounds() -> None:
-    small = [(offset, Fields(b"", None, None, None, None)) for offset in range(BLOCK_RECORDS_MAX + 1)]
+    small = [(offset, RecordFields(b"", None, None, None, None)) for offset in range(BLOCK_RECORDS_MAX + 1)]
     assert cut(small, 0, 1 << 40) == [(0, BLOCK_RECORDS_MAX), (BLOCK_RECORDS_MAX, BLOCK_RECORDS_MAX + 1)]
-    large = [(offset, Fields(bytes(BLOCK_BYTES_MAX + 1), None, None, None, None)) for offset in range(2)]
+    large = [(offset, RecordFields(bytes(BLOCK_BYTES_MAX + 1), None, None, None, None)) for offset in range(2)]
     assert cut(large, 0, 1 << 40) == [(0, 1), (1, 2)]
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from memq.client.consumer.fetch.range_coalescer import JoinedReads
+from memq.client.consumer.fetch.range_coalescer import RangeCoalescer
 from memq.errors import CorruptDataError, StoreError
 from memq.format.key import cold_object_key, object_key
 from memq.limits import READ_BYTES_MAX
@@ -35,7 +35,7 @@ class Reader:
 
 
 async def read(reader: Reader, *ranges: tuple[int, int], key: str = LARGE) -> list[bytes | BaseException]:
-    joined = JoinedReads(reader)
+    joined = RangeCoalescer(reader)
     found = await asyncio.gather(*(joined.get_range(key, *each) for each in ranges), return_exceptions=True)
     return [each if isinstance(each, BaseException) else bytes(each) for each in found]
 
@@ -74,7 +74,7 @@ def test_what_fails_together_is_read_apart() -> None:
 def test_who_is_cancelled_leaves_the_others_their_own_reads() -> None:
     async def work() -> None:
         reader = Reader()
-        joined = JoinedReads(reader)
+        joined = RangeCoalescer(reader)
         for turns in (0, 1, 2):
             reader.gate = asyncio.Event()
             tasks = [asyncio.create_task(joined.get_range(LARGE, at, 10)) for at in (0, 10, 20)]

@@ -12,7 +12,7 @@ import pytest
 from memq.broker.broker import Broker
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.bulk.import_plan import decode_plan, producer_of
-from memq.client.bulk.import_progress import Held, Imported
+from memq.client.bulk.import_progress import Held, ImportProgress
 from memq.client.bulk.kafka_import import ImportedPartition, KafkaImport, import_topics
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.consumer.offset_resolver import window_ms
@@ -355,7 +355,7 @@ class LogQueue:
         raise AssertionError("nobody waits here")
 
 
-def imported_of(log: Log, producer: int = 1) -> tuple[Imported, LogQueue]:
+def imported_of(log: Log, producer: int = 1) -> tuple[ImportProgress, LogQueue]:
     queue = LogQueue(log)
 
     async def index_of(pointer: Pointer) -> list[BlockEntry]:
@@ -367,7 +367,7 @@ def imported_of(log: Log, producer: int = 1) -> tuple[Imported, LogQueue]:
             at += entries[-1].length
         return entries
 
-    return Imported(queue, index_of, PARTITION, 0, producer), queue
+    return ImportProgress(queue, index_of, PARTITION, 0, producer), queue
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -15,10 +15,10 @@ from confluent_kafka.admin import AdminClient
 
 from memq.errors import NotFoundError, QueueError
 from memq.notification.kafka import topic_metadata_cache as looks_module
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.reading.offsets import PLACES_MAX, Offsets
-from memq.notification.kafka.request_coalescer import REQUESTS_MAX, Joined, settle
-from memq.notification.kafka.topic_metadata_cache import FRESH_S, GONE_S, Looks
+from memq.notification.kafka.request_coalescer import REQUESTS_MAX, RequestCoalescer, settle
+from memq.notification.kafka.topic_metadata_cache import FRESH_S, GONE_S, TopicMetadataCache
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from tests.brokers import run, until
@@ -80,8 +80,8 @@ def over(library: Library, work: Callable[[Offsets, ManualClock], Awaitable[None
     async def whole() -> None:
         clock, failures = ManualClock(), list[BaseException]()
         tasks = TaskOwner(failures.append, EventLog(clock))
-        admin, complaints = cast(AdminClient, library), Complaints()
-        looks = Looks(admin, 1.0, complaints, clock, tasks)
+        admin, complaints = cast(AdminClient, library), LastErrors()
+        looks = TopicMetadataCache(admin, 1.0, complaints, clock, tasks)
         await work(Offsets(admin, 1.0, complaints, looks, tasks), clock)
         await tasks.stop()
         assert failures == []
@@ -203,7 +203,7 @@ def test_an_answer_is_never_of_a_request_that_went_before_the_question() -> None
                 settle(waiting, number)
 
         tasks = TaskOwner(lambda error: None, EventLog(ManualClock()))
-        joined: Joined[str, int] = Joined(request, str, 2, tasks, "test")
+        joined: RequestCoalescer[str, int] = RequestCoalescer(request, str, 2, tasks, "test")
         asks = []
         for number in range(REQUESTS_MAX):
             asks.append(asyncio.create_task(joined.ask("a")))

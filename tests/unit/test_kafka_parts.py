@@ -15,9 +15,9 @@ from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestE
 from memq.notification import Entry
 from memq.notification.kafka.groups.commit_metadata import decode_commit, encode_metadata
 from memq.notification.kafka.groups.holdings import Holdings
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.names import Names
-from memq.notification.kafka.reading.fetcher import LOOKS_MAX, Fetcher, Reader
+from memq.notification.kafka.reading.fetcher import LOOKS_MAX, AssignedConsumer, EntryFetcher
 from memq.notification.kafka.reading.tail_cache import ENTRY_BYTES, TailCache
 from memq.notification.kafka.settings import OWN, KafkaSettings, kafka_settings
 from memq.runtime.logs import EventLog
@@ -229,7 +229,7 @@ def test_a_reader_looks_at_the_few_topics_that_are_new_to_it_and_leaves_many_to_
         def list_topics(self, topic: str, timeout_s: float) -> None:
             looks.append((topic, timeout_s))
 
-    reader = Reader(cast(Consumer, Library()))
+    reader = AssignedConsumer(cast(Consumer, Library()))
     reader.look_at(["a", "b"], 3.0)
     reader.look_at(["b", "c"], 3.0)
     reader.look_at(["b", "c"], 3.0)
@@ -300,8 +300,8 @@ def test_a_read_that_hears_nothing_fails_in_time_beside_a_busy_partition_whose_r
         settings = settings_of(request_timeout_ms=5_000, fetchers_max=1)
         async with asyncio.timeout(30):
             tasks = TaskOwner(lambda error: None, EventLog(clock))
-            fetcher = Fetcher(settings, clock, Complaints(), tasks)
-            fetcher._idle.append(Reader(cast(Consumer, BusyZero(clock))))
+            fetcher = EntryFetcher(settings, clock, LastErrors(), tasks)
+            fetcher._idle.append(AssignedConsumer(cast(Consumer, BusyZero(clock))))
             busy = asyncio.create_task(fetcher.fetch("t", 0, 0, 3, ALL))
             silent = asyncio.create_task(fetcher.fetch("t", 1, 0, 3, ALL))
             assert [entry.offset for entry in await busy] == [0, 1, 2]

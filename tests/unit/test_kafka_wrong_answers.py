@@ -16,7 +16,7 @@ from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, Queue
 from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import offsets as offsets_module
@@ -452,7 +452,7 @@ SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPOR
 @pytest.mark.parametrize("complaint", [TRUST, BROKEN_OFF, LOGIN, LOGIN_BROKEN_OFF])
 @pytest.mark.parametrize("code", SILENT)
 def test_a_complaint_explains_an_outage_and_is_none(complaint: KafkaError, code: int) -> None:
-    complaints = Complaints()
+    complaints = LastErrors()
     complaints.note(complaint)
     complaints.note(KafkaError(KafkaError._TRANSPORT, "connection refused"))
     error = complaints.failure(KafkaError(code), "publishing")
@@ -465,7 +465,7 @@ def test_a_complaint_explains_an_outage_and_is_none(complaint: KafkaError, code:
     ("complaint", "judged"), [(TRUST, True), (BROKEN_OFF, False), (LOGIN, True), (LOGIN_BROKEN_OFF, False)]
 )
 def test_a_connection_is_denied_by_a_kafka_that_never_answered_alone(complaint: KafkaError, *, judged: bool) -> None:
-    complaints = Complaints()
+    complaints = LastErrors()
     complaints.note(complaint)
     found = complaints.denial("asking Kafka")
     assert isinstance(found, DeniedError) is judged
@@ -483,7 +483,7 @@ def test_a_connection_is_denied_by_a_kafka_that_never_answered_alone(complaint: 
     ],
 )
 def test_a_right_that_a_response_denies_is_denied(code: int) -> None:
-    complaints = Complaints()
+    complaints = LastErrors()
     complaints.settled()
     error: MemqError = complaints.failure(KafkaError(code), "reading")
     assert type(error) is DeniedError

@@ -11,7 +11,7 @@ from memq.audit.live import partition
 from memq.audit.live.group_readers import MEMBERS_MAX
 from memq.audit.minutes import active_ms
 from memq.errors import CorruptDataError
-from memq.format.report import Damage, Span
+from memq.format.report import ReportedDamage, ReportSpan
 from memq.limits import FORWARD_S_MAX
 from tests.unit.audited import KEY, TOPIC
 from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, READER, SENDER, Desk, span
@@ -100,7 +100,7 @@ def test_what_an_instance_gave_up_does_not_date_what_the_next_one_sends() -> Non
 @pytest.mark.parametrize("order", list(permutations(("before", "after", "reader"))), ids="-".join)
 @pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
 def test_a_sequence_that_a_later_instance_uses_again_is_counted_in_the_minute_of_the_record_in_the_queue(
-    later: int, gave_up: tuple[Span, ...], order: tuple[str, ...], apart: bool
+    later: int, gave_up: tuple[ReportSpan, ...], order: tuple[str, ...], apart: bool
 ) -> None:
     desk = Desk()
     then = MINUTE + later
@@ -294,8 +294,10 @@ def test_a_damaged_block_is_corrupt_with_its_place_and_not_lost() -> None:
     desk = Desk()
     for first in (0, 10, 20):
         desk.queue((PRODUCER, first, first + 10))
-    damage = Damage(object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20)
-    nameless = Damage(object="other", block=0, offset=2, records=10, cause="magic")
+    damage = ReportedDamage(
+        object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20
+    )
+    nameless = ReportedDamage(object="other", block=0, offset=2, records=10, cause="magic")
     desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:3:0", damages=[damage, nameless])
     desk.read(begin="0:0:0", committed="0:1:0", damages=[damage], client=201, group="other")
     desk.settle()
@@ -404,7 +406,7 @@ def test_a_member_whose_report_is_missing_may_have_gone_back() -> None:
 
 
 def test_a_block_that_nobody_dates_is_of_its_pointers_minute_whenever_it_is_found_damaged() -> None:
-    damage = Damage(object=KEY, block=0, offset=0, records=20, cause="c", producer=PRODUCER, first=0, next=20)
+    damage = ReportedDamage(object=KEY, block=0, offset=0, records=20, cause="c", producer=PRODUCER, first=0, next=20)
     minutes = []
     for later_ms in (0, 600_000):
         desk = Desk()

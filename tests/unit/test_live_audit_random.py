@@ -11,7 +11,7 @@ import pytest
 
 from memq.audit.account import apart, common
 from memq.format.ranges import RangeSet
-from memq.format.report import Damage, Span
+from memq.format.report import ReportedDamage, ReportSpan
 from tests.soak import repetitions
 from tests.unit.audited import KEY
 from tests.unit.live_desk import MINUTE, Desk, span
@@ -28,8 +28,8 @@ class Member:
     group: str
     begin: str
     read_to: int
-    processed: list[Span] = field(default_factory=list)
-    damages: list[Damage] = field(default_factory=list)
+    processed: list[ReportSpan] = field(default_factory=list)
+    damages: list[ReportedDamage] = field(default_factory=list)
     seek: bool = False
 
 
@@ -42,7 +42,7 @@ class History:
         self.desk = Desk()
         self.injected: Named = {}
         self.nexts = {5: 0, 6: 0, 7: 0}
-        self.acked: dict[int, list[Span]] = {producer: [] for producer in self.nexts}
+        self.acked: dict[int, list[ReportSpan]] = {producer: [] for producer in self.nexts}
         self.held: list[tuple[int, int, int]] = []  # blocks whose pointer is late
         self.log: list[list[tuple[int, int, int]]] = []
         self.members = {group: Member(200 + n, group, "0:0:0", 0) for n, group in enumerate(GROUPS)}
@@ -114,7 +114,7 @@ class History:
             return
         if self.fault(0.04):
             at = {"offset": member.read_to, "producer": run[0], "first": run[1], "next": run[2]}
-            member.damages.append(Damage(object=f"{KEY}{run}", block=0, records=1, cause="checksum", **at))
+            member.damages.append(ReportedDamage(object=f"{KEY}{run}", block=0, records=1, cause="checksum", **at))
             self.inject("corrupt", "object", "", run)
             return
         self.take(member, run)

@@ -13,7 +13,7 @@ import pytest
 
 import memq
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.rows import Row
+from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.service import LiveAudit, Page
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.view import AuditView, TopicSummary
@@ -21,7 +21,7 @@ from memq.cli import main
 from memq.cli.audit.audit_state import database_at
 from memq.cli.audit.live_audit import GroupReports, live_audit
 from memq.cli.cluster.embedded_services import auditor_beside
-from memq.client.broker_router import AnyBroker
+from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import FencedError, QueueError, UnreachableError
@@ -254,7 +254,7 @@ def test_a_home_that_goes_to_another_auditor_while_its_state_is_read_is_let_go()
         consumer = AsyncConsumer("127.0.0.1:1", [AUDIT_TOPIC], group=AUDIT_GROUP)
         try:
             with pytest.raises(FencedError, match="not assigned"):
-                await GroupReports(consumer, RemoteQueue(AnyBroker(pool)), TOPIC).seek(0, "")
+                await GroupReports(consumer, RemoteQueue(BrokerRouter(pool)), TOPIC).seek(0, "")
         finally:
             await consumer.close()
             await pool.close()
@@ -274,8 +274,8 @@ def test_a_log_that_fails_makes_the_minutes_of_its_partition_unknown_and_no_othe
             raise QueueError("no leader")
         return await span(queue, partition)
 
-    async def known(database: Database) -> dict[int, Row]:
-        found: dict[int, Row] = {0: Row(), 1: Row()}
+    async def known(database: Database) -> dict[int, MinuteCounts]:
+        found: dict[int, MinuteCounts] = {0: MinuteCounts(), 1: MinuteCounts()}
         for minute in await AuditView(database).minutes("clicks", 0, 1 << 40):
             found[minute.partition].add(minute.row)
         return found

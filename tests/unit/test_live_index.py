@@ -10,14 +10,14 @@ from memq.audit.checks.batch_index import named, read_entries, read_headers
 from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet
-from memq.format.report import Damage
+from memq.format.report import ReportedDamage
 from tests.unit.audited import Run, stored
 
 RUNS: list[Run] = [(5, 0, 10), (6, 0, 4), (5, 10, 20), (7, 0, 1)]
 
 
-def damage(block: int, records: int) -> Damage:
-    return Damage(object="o", block=block, offset=3, records=records, cause="cut")
+def damage(block: int, records: int) -> ReportedDamage:
+    return ReportedDamage(object="o", block=block, offset=3, records=records, cause="cut")
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -8,7 +8,7 @@ from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.partition_state import Told
 from memq.audit.live.storage.state import encode_state
 from memq.format.ranges import Range
-from memq.format.report import Part, Span
+from memq.format.report import ReportPart, ReportSpan
 from memq.limits import MIB
 from tests.soak import repetitions
 from tests.unit.audited import TOPIC, data_pointer
@@ -37,8 +37,10 @@ def in_flight(audit: PartitionAudit) -> PartitionAudit:
     """Let all producers send all blocks, and every second one come into the queue, out of order."""
     everything: Range = (0, BLOCKS * RECORDS)
     for producer in range(1, PRODUCERS + 1):
-        sent = Span(stage="sent", producer=producer, minute=MINUTE, ranges=(everything,), level=1)
-        audit.tell(Told(producer, None, Part(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=(sent,)), NOW_MS))
+        sent = ReportSpan(stage="sent", producer=producer, minute=MINUTE, ranges=(everything,), level=1)
+        audit.tell(
+            Told(producer, None, ReportPart(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=(sent,)), NOW_MS)
+        )
     for block in range(0, BLOCKS, 2):
         runs = [(producer, block * RECORDS, (block + 1) * RECORDS) for producer in range(1, PRODUCERS + 1)]
         audit.take_pointer(block, NOW_MS, data_pointer(runs, least_ms=NOW_MS, greatest_ms=NOW_MS))

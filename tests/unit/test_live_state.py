@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from memq.audit.live.partition_state import Books
+from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
-from memq.audit.live.rows import Row
+from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.storage.database import Database, SqliteDatabase
-from memq.audit.live.storage.store import AuditStore, Changes, Step
+from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.live.view import AuditView, latencies
 from memq.errors import GenerationFencedError, NotFoundError
 from tests.postgres import postgres_url
@@ -47,7 +47,7 @@ async def opened(open_database: Callable[[], Database]) -> AsyncIterator[tuple[A
 def a_step(owner: str, position: str, desk: Desk) -> Step:
     """Judge at a desk, and return what an auditor stores of that."""
     desk.audit.settle(desk.now_ms)
-    changes = Changes(TOPIC.name, desk.audit.books, desk.audit.take_rows(), desk.audit.take_findings())
+    changes = PartitionChanges(TOPIC.name, desk.audit.books, desk.audit.take_rows(), desk.audit.take_findings())
     return Step(2, owner, position, desk.home.clients, {KEY: changes})
 
 
@@ -145,7 +145,7 @@ def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_dat
 
 
 def test_latencies_come_from_the_histograms() -> None:
-    row = Row()
+    row = MinuteCounts()
     row.side("g").time("fetched", [(0, 10), (4, 80), (10, 10)])
     found = latencies([row, row])
     assert found[("g", "fetched")] == {0.5: 12.0, 0.9: 16.0, 0.99: pytest.approx(972.8)}
@@ -156,6 +156,6 @@ def test_state_that_is_no_state_is_damage() -> None:
     from memq.errors import CorruptDataError
 
     with pytest.raises(CorruptDataError, match="can't be read"):
-        decode_state(Books, b"\xc1")
+        decode_state(PartitionState, b"\xc1")
     with pytest.raises(CorruptDataError, match="can't be read"):
         decode_state(dict[int, Client], b"")

@@ -9,7 +9,7 @@ import pytest
 
 from memq.audit.live.streams import TASKS_MAX, WAIT_MS
 from memq.format.ranges import RangeSet
-from memq.format.report import Begin, Damage, Part, Span
+from memq.format.report import Begin, ReportedDamage, ReportPart, ReportSpan
 from tests.soak import repetitions
 from tests.unit.audited import KEY, TOPIC
 from tests.unit.live_desk import PRODUCER, Desk, span
@@ -28,7 +28,7 @@ class StreamDesk(Desk):
         for number in range(batches):
             self.queue((PRODUCER, number * 10, number * 10 + 10))
 
-    def task(self, read: tuple[str, str] | None, *spans: Span, **fields: object) -> int:
+    def task(self, read: tuple[str, str] | None, *spans: ReportSpan, **fields: object) -> int:
         """Report as a task that read from a place to another, and return its client."""
         self.tasks += 1
         self.report(self.tasks, "spark-task", STREAM, made(*spans, read=read), {"last": True, **fields})
@@ -43,11 +43,11 @@ class StreamDesk(Desk):
         return sum(row.side(STREAM)["processed"] for row in self.rows.values())
 
 
-def made(*spans: Span, **fields: object) -> Part:
-    return Part(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=spans, **fields)  # type: ignore[arg-type]
+def made(*spans: ReportSpan, **fields: object) -> ReportPart:
+    return ReportPart(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=spans, **fields)  # type: ignore[arg-type]
 
 
-def fetched(*ranges: tuple[int, int]) -> Span:
+def fetched(*ranges: tuple[int, int]) -> ReportSpan:
     return span("fetched", *ranges, level=0)
 
 
@@ -201,7 +201,9 @@ def test_a_batch_in_which_a_gap_ends_is_not_judged() -> None:
 
 def test_damage_is_told_by_who_failed_at_it_and_is_not_lost() -> None:
     desk = StreamDesk(3)
-    damage = Damage(object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20)
+    damage = ReportedDamage(
+        object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20
+    )
     desk.driver("0:0:0", "start")
     desk.report(400, "spark-task", STREAM, made(damages=(damage,)), {"last": True})
     desk.task(("0:0:0", "0:3:0"), fetched((0, 10), (20, 30)))

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from memq.client.consumer.fetch.partition_cursor import FlowState, PartitionFlow
-from memq.client.consumer.offset_resolver import END_TRIES, Places, window_ms
+from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
+from memq.client.consumer.offset_resolver import END_TRIES, OffsetResolver, window_ms
 from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -141,7 +141,7 @@ def test_a_start_behind_the_end_is_asked_about_for_a_while() -> None:
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
         with pytest.raises(InvalidRequestError, match="behind its end"):
-            await Places(world).start_at(Position(0, 3), partition_of(0), TOPIC.settings)
+            await OffsetResolver(world).start_at(Position(0, 3), partition_of(0), TOPIC.settings)
         assert loop.time() - begin_s == pytest.approx(0.1 * (2**END_TRIES - 1))
 
     reading(work())
@@ -153,8 +153,8 @@ def test_a_look_back_reads_the_index_of_a_pointer_that_could_not_name_all() -> N
         log.batch(Block(1, 0), named=False)
         log.batch(Block(1, 0), Block(1, 3))
         world = World(log)
-        flow = PartitionFlow(partition_of(0), Position(0, 1), window_ms=window_ms(TOPIC.settings))
-        await Places(world).look_back(flow, TOPIC.settings, [0], world.index_of)
+        flow = PartitionCursor(partition_of(0), Position(0, 1), window_ms=window_ms(TOPIC.settings))
+        await OffsetResolver(world).look_back(flow, TOPIC.settings, [0], world.index_of)
         reader = Reader(world)
         reader.add(0, start=1)
         await reader.until(3)
@@ -168,7 +168,7 @@ def test_a_lag_is_in_records_bytes_and_seconds() -> None:
     async def work() -> None:
         runtime = skipping_runtime()
         log = log_of(4, time_ms=runtime.clock.wall_ms() - 5_000)
-        places, size, stored = Places(World(log)), len(Block(1, 0).data()), log.stored
+        places, size, stored = OffsetResolver(World(log)), len(Block(1, 0).data()), log.stored
 
         async def lag(position: Position, here: Totals) -> tuple[int, int, float]:
             found = await places.lag(TOPIC, partition_of(0), position, here, runtime.clock)
@@ -186,7 +186,7 @@ def test_a_lag_is_in_records_bytes_and_seconds() -> None:
 def test_locations_are_compared_as_a_whole() -> None:
     async def work() -> None:
         world = World(log_of(1))
-        flow = PartitionFlow(partition_of(0), Position(0, 0), window_ms=WINDOW_MS)
+        flow = PartitionCursor(partition_of(0), Position(0, 0), window_ms=WINDOW_MS)
         flow.begin()
         flow.take_entries(Entries(world.logs[0].entries, 1))
         slot = flow.next_fetch()
@@ -197,6 +197,6 @@ def test_locations_are_compared_as_a_whole() -> None:
         assert slot.pointer is not None
         assert slot.pointer.locations == (Location(store="main", key="cold/0", offset=0, length=slot.bytes),)
         assert not flow.move(slot, Entry(0, 0, b"{")), "what can't be read names no place"
-        assert flow.state is FlowState.READING
+        assert flow.state is CursorState.READING
 
     reading(work())

@@ -10,7 +10,7 @@ import pytest
 from memq.client import owner_requests
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
-from memq.client.producer.fencing import BEGINNINGS_AT_ONCE_MAX, Naming
+from memq.client.producer.fencing import BEGINNINGS_AT_ONCE_MAX, InstanceFencing
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import MemqError, MovedError, NotReadyError, ProducerFencedError, ProtocolError, TimedOutError
 from memq.protocol.frames import Api, Frame
@@ -169,7 +169,7 @@ def test_an_instance_begins_in_each_partition_a_few_at_a_time() -> None:
     async def test(broker: ToyBroker) -> None:
         owner = Owner()
         owners, _ = await asked(broker, owner)
-        naming = Naming(owners, 7)
+        naming = InstanceFencing(owners, 7)
         settings = ProducerSettings(name="job", delivery_timeout_s=30.0)
         assert await naming.begin(wide, [], settings) == []
         assert await naming.begin(wide, [5, 2], settings) == [(3, 15), (3, 12)]

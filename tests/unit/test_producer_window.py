@@ -34,7 +34,7 @@ from memq.client.producer.window_events import (
     UnackedBlock,
     WriteBlock,
 )
-from memq.client.producer.window_states import TABLE, State
+from memq.client.producer.window_states import TABLE, WindowState
 from memq.errors import (
     ClosedError,
     CorruptDataError,
@@ -81,22 +81,22 @@ def opened(*blocks: UnackedBlock, wants_acks: bool = True) -> ProducerWindow:
     return window
 
 
-def in_state(state: State) -> ProducerWindow:
+def in_state(state: WindowState) -> ProducerWindow:
     """Return a window in a state, with one live block where that is possible."""
     window = new_window()
-    if state is State.RESTING:
+    if state is WindowState.RESTING:
         return window
-    if state in (State.WAITING, State.OPENING):
+    if state in (WindowState.WAITING, WindowState.OPENING):
         window.handle(Sealed(block(0)))
-        if state is State.WAITING:
+        if state is WindowState.WAITING:
             window.handle(OpenFailed(LOST, 0.0))
         return window
     window = opened()
-    steps: dict[State, list[Event]] = {
-        State.OPEN: [],
-        State.LEAVING: [Drained()],
-        State.CLOSING: [Acked(10), Finish(1.0)],
-        State.CLOSED: [Abandon(ClosedError("closed"))],
+    steps: dict[WindowState, list[Event]] = {
+        WindowState.OPEN: [],
+        WindowState.LEAVING: [Drained()],
+        WindowState.CLOSING: [Acked(10), Finish(1.0)],
+        WindowState.CLOSED: [Abandon(ClosedError("closed"))],
     }
     for event in steps[state]:
         window.handle(event)
@@ -126,8 +126,8 @@ def some_events(first: int) -> list[Event]:
     ]
 
 
-@pytest.mark.parametrize("state", State)
-def test_every_pair_of_state_and_event_does_what_the_table_says(state: State) -> None:
+@pytest.mark.parametrize("state", WindowState)
+def test_every_pair_of_state_and_event_does_what_the_table_says(state: WindowState) -> None:
     assert in_state(state).state is state
     first = in_state(state).next_sequence
     for event in some_events(first):
@@ -175,7 +175,7 @@ def test_the_window_goes_where_it_is_sent_at_once_and_backs_off_when_sent_again(
     window = opened()
     assert window.handle(Refused(moved("other:1"), 1.0)) == [OpenStream(0, "other:1", False)]
     assert window.handle(OpenFailed(moved("third:1"), 1.0)) == []
-    assert window.state is State.WAITING
+    assert window.state is WindowState.WAITING
     assert window.handle(Tick(50.0)) == [OpenStream(0, "third:1", False)]
 
 
@@ -222,11 +222,11 @@ def test_a_block_that_was_never_written_times_out_and_one_that_was_is_unknown() 
     assert all("within the delivery timeout: slow" in str(error) for error in errors), "it says what stood in the way"
     assert "10 records of topic 't' partition 0 from sequence 10 on" in str(errors[1])
     assert window.burned == [(0, 20)]
-    window = in_state(State.WAITING)
+    window = in_state(WindowState.WAITING)
     (settle,) = window.handle(Tick(D))
     assert isinstance(settle, Settle)
     assert type(settle.error) is TimedOutError
-    assert window.state is State.RESTING
+    assert window.state is WindowState.RESTING
 
 
 def test_after_a_gap_the_stream_is_opened_anew_once_all_before_it_is_acked() -> None:
@@ -294,7 +294,7 @@ def test_out_of_sequence_and_what_passes_condemn_nothing() -> None:
         window = opened()
         assert window.handle(Nacked(0, error, 1.0)) == []
         assert window.live == 1
-        assert window.state is State.WAITING
+        assert window.state is WindowState.WAITING
 
 
 def test_an_ack_that_comes_after_the_stream_was_closed_still_counts_up_to_what_it_took() -> None:
@@ -336,7 +336,7 @@ def test_a_topic_that_is_gone_fails_all_blocks() -> None:
     window.handle(Sealed(block(10)))
     settled = window.handle(OpenFailed(NotFoundError("gone"), 1.0))
     assert [type(each.error) for each in settled if isinstance(each, Settle)] == [NotFoundError] * 2
-    assert window.state is State.RESTING
+    assert window.state is WindowState.RESTING
 
 
 def test_without_acks_a_block_is_done_when_it_is_written() -> None:
@@ -464,7 +464,7 @@ class WindowAgainstBroker(RuleBasedStateMachine):
         self.opening = None
         self.feed(OpenFailed(moved(address) if address else NotReadyError("wait"), self.now_s))
 
-    @precondition(lambda self: self.window.state is State.OPEN)
+    @precondition(lambda self: self.window.state is WindowState.OPEN)
     @rule()
     def room(self) -> None:
         self.feed(Room(self.now_s))
@@ -493,14 +493,14 @@ class WindowAgainstBroker(RuleBasedStateMachine):
 
     @rule()
     def lose(self) -> None:
-        if self.window.state in (State.OPEN, State.LEAVING, State.OPENING, State.CLOSING):
+        if self.window.state in (WindowState.OPEN, WindowState.LEAVING, WindowState.OPENING, WindowState.CLOSING):
             self.stream_open = False
             self.opening = None
             self.feed(Lost(LOST, self.now_s))
 
     @rule()
     def drain(self) -> None:
-        self.feed(Drained()) if self.window.state is State.OPEN else None
+        self.feed(Drained()) if self.window.state is WindowState.OPEN else None
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 60.0]))
     def wait(self, seconds: float) -> None:
@@ -513,7 +513,7 @@ class WindowAgainstBroker(RuleBasedStateMachine):
         self.finishing = True
         self.feed(Finish(self.now_s))
 
-    @precondition(lambda self: self.window.state is State.CLOSING)
+    @precondition(lambda self: self.window.state is WindowState.CLOSING)
     @rule()
     def answer_close(self) -> None:
         assert self.closes[-1].next_sequence == self.next_sequence
@@ -538,26 +538,26 @@ class WindowAgainstBroker(RuleBasedStateMachine):
     @invariant()
     def something_will_happen(self) -> None:
         """While a block is live there is an open stream, an attempt under way, or a time to wait for."""
-        if self.window.live and self.window.state is not State.CLOSED:
+        if self.window.live and self.window.state is not WindowState.CLOSED:
             assert self.window.next_deadline_s is not None
 
     def assert_closed(self) -> None:
-        assert self.window.state is State.CLOSED
+        assert self.window.state is WindowState.CLOSED
         assert len(self.settled) == len(self.data)
 
     def teardown(self) -> None:
         """However it went: with a broker that behaves and time, all is settled, and the end is reported."""
-        if self.window.state is State.CLOSED:
+        if self.window.state is WindowState.CLOSED:
             return
         if not self.finishing:
             self.finish()
         steps: list[Callable[[], None]] = [self.answer_open, self.room, lambda: self.wait(5.0)]
         for _ in range(500):
-            if self.window.state in (State.CLOSING, State.CLOSED):
+            if self.window.state in (WindowState.CLOSING, WindowState.CLOSED):
                 break
             if self.opening is not None:
                 steps[0]()
-            elif self.window.state is State.OPEN and self.window.queued:
+            elif self.window.state is WindowState.OPEN and self.window.queued:
                 steps[1]()
                 if self.stream_open:
                     self.feed(Acked(self.expected))
@@ -565,7 +565,7 @@ class WindowAgainstBroker(RuleBasedStateMachine):
                 if self.stream_open:
                     self.feed(Acked(self.expected))
                 steps[2]()
-        if self.window.state is State.CLOSING:
+        if self.window.state is WindowState.CLOSING:
             self.answer_close()
         self.assert_closed()
 

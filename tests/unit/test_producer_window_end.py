@@ -21,7 +21,7 @@ from memq.client.producer.window_events import (
     Settle,
     Tick,
 )
-from memq.client.producer.window_states import State
+from memq.client.producer.window_states import WindowState
 from memq.errors import TimedOutError, TooLargeError
 from tests.unit.test_producer_window import LOST, D, block, moved, new_window, opened
 
@@ -88,14 +88,14 @@ def test_the_end_is_reported_with_what_was_burned() -> None:
     assert window.handle(Finish(1.0)) == []
     assert window.handle(Acked(10))[-1] == CloseStream(20, [(10, 20)])
     window.handle(Finished())
-    assert window.state is State.CLOSED
+    assert window.state is WindowState.CLOSED
 
 
 def test_the_end_of_a_lost_stream_is_reported_over_a_new_one() -> None:
     window = opened()
     window.handle(Acked(10))
     window.handle(Lost(LOST, 1.0))
-    assert window.state is State.RESTING
+    assert window.state is WindowState.RESTING
     assert window.handle(Finish(1.0)) == [OpenStream(10, "", True)]
     assert window.handle(Opened()) == [CloseStream(10, [])]
 
@@ -103,4 +103,4 @@ def test_the_end_of_a_lost_stream_is_reported_over_a_new_one() -> None:
 def test_a_window_that_never_sent_anything_has_nothing_to_report() -> None:
     window = new_window()
     assert window.handle(Finish(1.0)) == []
-    assert window.state is State.CLOSED
+    assert window.state is WindowState.CLOSED

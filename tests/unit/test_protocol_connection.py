@@ -7,18 +7,18 @@ from itertools import product
 import pytest
 
 from memq.errors import ProtocolError
-from memq.protocol.connection import ALLOWED, NEXT, Conversation, Side, State
+from memq.protocol.connection import ALLOWED, NEXT, ConnectionState, Conversation, Side
 from memq.protocol.frames import Api
 
-ROUTES: dict[State, list[tuple[Side, Api]]] = {
-    State.GREETING: [],
-    State.READY: [(Side.CLIENT, Api.HELLO), (Side.BROKER, Api.HELLO)],
-    State.DRAINING: [(Side.CLIENT, Api.HELLO), (Side.BROKER, Api.HELLO), (Side.BROKER, Api.DRAINING)],
-    State.CLOSED: [(Side.BROKER, Api.ERROR)],
+ROUTES: dict[ConnectionState, list[tuple[Side, Api]]] = {
+    ConnectionState.GREETING: [],
+    ConnectionState.READY: [(Side.CLIENT, Api.HELLO), (Side.BROKER, Api.HELLO)],
+    ConnectionState.DRAINING: [(Side.CLIENT, Api.HELLO), (Side.BROKER, Api.HELLO), (Side.BROKER, Api.DRAINING)],
+    ConnectionState.CLOSED: [(Side.BROKER, Api.ERROR)],
 }
 
 
-def conversation_in(state: State) -> Conversation:
+def conversation_in(state: ConnectionState) -> Conversation:
     conversation = Conversation()
     for side, api in ROUTES[state]:
         conversation.said(side, api)
@@ -26,8 +26,8 @@ def conversation_in(state: State) -> Conversation:
     return conversation
 
 
-@pytest.mark.parametrize(("state", "side", "api"), list(product(State, Side, range(20))))
-def test_all_that_may_be_said_and_all_that_may_not(state: State, side: Side, api: int) -> None:
+@pytest.mark.parametrize(("state", "side", "api"), list(product(ConnectionState, Side, range(20))))
+def test_all_that_may_be_said_and_all_that_may_not(state: ConnectionState, side: Side, api: int) -> None:
     conversation = conversation_in(state)
     if api in ALLOWED[state][side]:
         conversation.said(side, api)
@@ -38,8 +38,8 @@ def test_all_that_may_be_said_and_all_that_may_not(state: State, side: Side, api
         assert conversation.state is state
 
 
-@pytest.mark.parametrize("state", State)
-def test_every_state_can_close_and_then_nothing_may_be_said(state: State) -> None:
+@pytest.mark.parametrize("state", ConnectionState)
+def test_every_state_can_close_and_then_nothing_may_be_said(state: ConnectionState) -> None:
     conversation = conversation_in(state)
     conversation.close()
     for side, api in product(Side, Api):
@@ -59,11 +59,11 @@ def test_hello_is_said_once() -> None:
 
 
 def test_a_draining_broker_answers_and_never_takes_it_back() -> None:
-    conversation = conversation_in(State.DRAINING)
+    conversation = conversation_in(ConnectionState.DRAINING)
     conversation.said(Side.BROKER, Api.DRAINING)
     conversation.said(Side.CLIENT, Api.WRITE)
     conversation.said(Side.BROKER, Api.ACK)
-    assert conversation.state is State.DRAINING
+    assert conversation.state is ConnectionState.DRAINING
 
 
 def test_every_api_is_somebodys_and_every_step_of_the_table_is_allowed() -> None:
@@ -71,5 +71,5 @@ def test_every_api_is_somebodys_and_every_step_of_the_table_is_allowed() -> None
     assert said == set(Api)
     for state, side, api in NEXT:
         assert api in ALLOWED[state][side]
-    assert set(ALLOWED) == set(State)
-    assert not ALLOWED[State.CLOSED][Side.CLIENT] | ALLOWED[State.CLOSED][Side.BROKER]
+    assert set(ALLOWED) == set(ConnectionState)
+    assert not ALLOWED[ConnectionState.CLOSED][Side.CLIENT] | ALLOWED[ConnectionState.CLOSED][Side.BROKER]

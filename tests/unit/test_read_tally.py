@@ -7,9 +7,9 @@ import asyncio
 import memq.aio
 from memq.broker.broker import Broker
 from memq.client.consumer.batch import Slice
-from memq.client.consumer.fetch.partition_cursor import Delivery
-from memq.client.observers.audit_recorder import Tally
-from memq.client.observers.read_recorder import ReadTally
+from memq.client.consumer.fetch.partition_cursor import ReadyRange
+from memq.client.observers.audit_recorder import AuditRecorder
+from memq.client.observers.read_recorder import ReadRecorder
 from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -30,11 +30,11 @@ def test_a_write_partition_that_the_map_does_not_know_begins_where_reading_did()
     pointer = decode_pointer(log.entries[0].body)
     slices = tuple(Slice(piece, 0, piece.records) for piece in log.pieces(offset, pointer))
     behind = Committed(Position(0, offset + 1))
-    tally = Tally(7, "consumer", "g", "host", 1_000, lambda: None)
+    tally = AuditRecorder(7, "consumer", "g", "host", 1_000, lambda: None)
     for _ in range(2):  # the second time after a seek, by a reader whose map is as old
-        reading = ReadTally(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [9], commits=True)
+        reading = ReadRecorder(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [9], commits=True)
         reading.begin(Position(0, 0), "seek")
-        reading.give(Delivery(Position(0, offset), behind, pointer=pointer, slices=slices), 0)
+        reading.give(ReadyRange(Position(0, offset), behind, pointer=pointer, slices=slices), 0)
         reading.store(behind, 0)
     parts = [part for _, report in tally.take(0, 1) for part in report.parts if part.partition == pointer.partition]
     assert [[begin.at for begin in part.begins] for part in parts] == [["0:0:0"], ["0:0:0"]]
@@ -46,8 +46,8 @@ def test_copies_that_were_left_out_are_reported_as_dropped() -> None:
     offset = log.batch(Block(1, 6))
     (piece,) = log.pieces(offset, decode_pointer(log.entries[0].body))
     assert piece.header is not None
-    tally = Tally(7, "consumer", "g", "host", 1_000, lambda: None)
-    reading = ReadTally(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [0], commits=True)
+    tally = AuditRecorder(7, "consumer", "g", "host", 1_000, lambda: None)
+    reading = ReadRecorder(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [0], commits=True)
     reading.leave_out([(0, piece.header), (5, piece.header)], 0)
     (part,) = (part for _, report in tally.take(0, 1) for part in report.parts if part.partition == 0)
     assert [(span.stage, span.producer, span.ranges) for span in part.spans] == [("dropped", 1, ((6, 9),))]

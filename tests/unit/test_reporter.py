@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memq.client.observers.audit_recorder import HEARTBEAT_INTERVALS, NOTES_MAX, PartTally
+from memq.client.observers.audit_recorder import HEARTBEAT_INTERVALS, NOTES_MAX, PartRecorder
 from memq.client.observers.reporter import CLOSE_S_MAX, JobReporter, Reporter
 from memq.errors import BufferFullError, MemqError, UnreachableError
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
@@ -91,7 +91,7 @@ class Client:
             self.reporter = Reporter("producer", "p", self.runtime, pool, self.tasks, self.carrier.made_for)
         self._next = 0
 
-    def part(self) -> PartTally:
+    def part(self) -> PartRecorder:
         part = self.reporter.part(Named(), 0)
         assert part is not None
         return part

@@ -13,7 +13,7 @@ from memq.client.consumer.settings import OnDamaged
 from memq.client.producer.producer import Producer
 from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.ranges import RangeSet
-from memq.format.report import AUDIT_TOPIC, Kind, Part, Report, decode_report
+from memq.format.report import AUDIT_TOPIC, Kind, Report, ReportPart, decode_report
 from memq.testing import Cluster
 from memq.topic import Position
 
@@ -50,7 +50,7 @@ class Told:
             numbers.setdefault(report.client, []).append(report.number)
         assert all(sorted(found) == list(range(len(found))) for found in numbers.values()), "one topic, one home"
 
-    def parts(self, kind: Kind, topic: str = "clicks") -> list[Part]:
+    def parts(self, kind: Kind, topic: str = "clicks") -> list[ReportPart]:
         return [part for each in self.reports if each.kind == kind for part in each.parts if part.topic == topic]
 
     def stages(self, kind: Kind) -> Stages:

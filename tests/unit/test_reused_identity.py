@@ -7,12 +7,12 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.partition.named_producers import NamedProducers
 from memq.client.arguments import runtime_of
-from memq.client.bulk.copier import Copier
+from memq.client.bulk.copier import FixedIdentityWriter
 from memq.client.bulk.import_plan import Cut, Cutter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer.aio_producer import AsyncProducer
-from memq.client.producer.fields import Fields
+from memq.client.producer.fields import RecordFields
 from memq.errors import IdentityConflictError
 from memq.format.pointer import NamedProducer
 from memq.topic import TopicSettings
@@ -30,7 +30,7 @@ async def values_of(broker: Broker) -> list[bytes]:
 def cut_of(first: int, values: list[bytes]) -> Cut:
     cutter = Cutter()
     for number, value in enumerate(values):
-        fields = Fields(value, None, None, 1_000 + number, None)
+        fields = RecordFields(value, None, None, 1_000 + number, None)
         cutter.add(first + number, fields, fields.size)
     cut = cutter.end()
     assert cut is not None
@@ -38,7 +38,7 @@ def cut_of(first: int, values: list[bytes]) -> Cut:
 
 
 async def copy(broker: Broker, *cuts: Cut) -> None:
-    copier = Copier(bootstrap_addresses(broker.address), runtime_of(None), "clicks", 0, 0x77, 0)
+    copier = FixedIdentityWriter(bootstrap_addresses(broker.address), runtime_of(None), "clicks", 0, 0x77, 0)
     try:
         for cut in cuts:
             await copier.put(cut)

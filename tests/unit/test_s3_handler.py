@@ -17,7 +17,7 @@ from memq.limits import MIB
 from memq.runtime.network import Runtime
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.data_path import Found, PutOrder, let_go
+from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, let_go
 from memq.storage_handlers.s3.handler import CHECK_S, KEPT_CHECK, S3Handler
 from memq.storage_handlers.s3.settings import read_bucket
 from tests.skipping_loop import LoopClock, run_skipping, skip
@@ -74,10 +74,10 @@ class ScriptedPath:
             raise StoreAnswer(412, "PreconditionFailed")
         self.objects[order.key] = (b"".join(order.views), order.checksum)
 
-    async def get(self, key: str) -> tuple[bytes, Found]:
+    async def get(self, key: str) -> tuple[bytes, ObjectHead]:
         await self._answer("get", key)
         body, checksum = self.objects[key]
-        return self._cut(body), Found(len(body), checksum)
+        return self._cut(body), ObjectHead(len(body), checksum)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         await self._answer("range", key)
@@ -87,10 +87,10 @@ class ScriptedPath:
         short, self.short = self.short, 0
         return body[: len(body) - short]
 
-    async def head(self, key: str) -> Found:
+    async def head(self, key: str) -> ObjectHead:
         await self._answer("head", key)
         body, checksum = self.objects[key]
-        return Found(len(body), checksum)
+        return ObjectHead(len(body), checksum)
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
         keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)

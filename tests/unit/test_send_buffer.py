@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from memq.client.producer.delivery import Delivery
-from memq.client.producer.fields import Many, check_fields, check_many
+from memq.client.producer.fields import RecordColumns, check_fields, check_many
 from memq.client.producer.open_block import PendingBlock
 from memq.client.producer.send_buffer import ASIDE_BYTES_MIN, BLOCK_COST_BYTES, FIRST_LIMIT_BYTES
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
@@ -449,7 +449,7 @@ def test_a_refused_column_leaves_what_was_taken_before_it() -> None:
     hands = Hands()
     hands.send(b"before")
     with pytest.raises(TooLargeError):
-        hands.buffer.put_many(hands.route, Many([b"v"], None, None, "t" * 70_000), [])
+        hands.buffer.put_many(hands.route, RecordColumns([b"v"], None, None, "t" * 70_000), [])
     with pytest.raises((InvalidRequestError, TooLargeError)):
         hands.buffer.put(hands.route, check_fields(b"v", tag="t" * 70_000), None)
     hands.send(b"after")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from memq.broker.upkeep.log_coverage import ShownLog
+from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.format.pointer import Pointer
 from memq.topic import Totals
 
@@ -26,9 +26,9 @@ def pointer(text: str, records: int = 0) -> Pointer:
     )
 
 
-def shown(text: str, *, cut: bool = False, before: int = 0) -> ShownLog:
+def shown(text: str, *, cut: bool = False, before: int = 0) -> LogCoverage:
     """Return a log of such pointers, the first one after `before` records."""
-    log = ShownLog()
+    log = LogCoverage()
     for number, each in enumerate(text.split()):
         log.take(pointer(each, before + number if number or before else 0), cut=cut)
     return log
@@ -87,7 +87,7 @@ def test_any_batch_whose_pointer_is_lost_between_others_of_its_epoch_is_not_acco
     log = [pointer(f"{epoch}.{batch}" if batch >= 0 else f"o{epoch}") for epoch in (1, 2, 3) for batch in range(-1, 6)]
     cut = draw.randint(0, 8)
     lost = draw.choice([each for each in log[cut + 1 :] if each.kind == "data" and each.batch_sequence < 5])
-    shown = ShownLog()
+    shown = LogCoverage()
     for each in log[cut:]:
         if each is not lost:
             shown.take(each, cut=cut > 0)
@@ -118,14 +118,14 @@ def test_whatever_owners_and_retention_did_is_accounted_for_and_a_lost_end_is_no
         if late and draw.random() < 0.5:
             log.append(late.pop())
     kept = draw.randint(0, len(log) - 1)
-    sound = ShownLog()
+    sound = LogCoverage()
     for each in log[kept:]:
         sound.take(each, cut=kept > 0)
     left = [each.epoch for each in log[kept:]]
     for epoch, batch in stored:
         if epoch in left or epoch < min(left):
             assert sound.accounts_for(epoch, batch)
-    lost, begun = ShownLog(), draw.randint(1, max(left))
+    lost, begun = LogCoverage(), draw.randint(1, max(left))
     for each in log[kept:]:
         if each.epoch < begun:
             lost.take(each, cut=kept > 0)

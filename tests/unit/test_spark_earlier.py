@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.errors import CorruptDataError
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import Pointer
@@ -18,13 +18,13 @@ WINDOW_MS = 1_000
 Block = tuple[int, int, bool]  # producer, number, whether it is sound
 
 
-def pieces_of(blocks: list[Block]) -> list[Piece]:
+def pieces_of(blocks: list[Block]) -> list[BlockPiece]:
     """Return blocks of ten records, number 3 having 30 to 40."""
     found = []
     for number, (producer, at, sound) in enumerate(blocks):
         data = block(producer, at * 10, at * 10 + 10)
         header, cause = (parse_header(data), None) if sound else (None, CorruptDataError("damaged", hint="none"))
-        found.append(Piece(number, number * 10, 10, header, memoryview(data), cause))
+        found.append(BlockPiece(number, number * 10, 10, header, memoryview(data), cause))
     return found
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, InvalidSettingError
 from memq.spark.pipelines.files.file_store import FilePlace, first_of, latest, open_place, place_of_text, publish
-from memq.spark.pipelines.files.hour_files import HOURS_MAX, HourFiles, Written
-from memq.spark.pipelines.files.manifest import KEPT, File, Manifest, decode_manifest, encode_manifest
+from memq.spark.pipelines.files.hour_files import HOURS_MAX, HourFiles, WrittenFile
+from memq.spark.pipelines.files.manifest import KEPT, File, FilesManifest, decode_manifest, encode_manifest
 from memq.topic import Position
 
 SCHEMA = pyarrow.schema({"value": pyarrow.int64(), "timestamp": pyarrow.timestamp("us", "UTC")})
@@ -29,9 +29,9 @@ def batch_of(first: int, given_ms: list[int]) -> pyarrow.RecordBatch:
     return pyarrow.RecordBatch.from_arrays([numbers, stamps], schema=SCHEMA)
 
 
-def written(batches: list[list[int]], file_bytes: int) -> list[Written]:
+def written(batches: list[list[int]], file_bytes: int) -> list[WrittenFile]:
     files = HourFiles(SCHEMA, "00000-7", file_bytes=file_bytes)
-    found: list[Written] = []
+    found: list[WrittenFile] = []
     count = 0
     for given_ms in batches:
         found += files.take(batch_of(count, given_ms))
@@ -65,7 +65,7 @@ def test_open_hours_are_bounded_and_names_tell_the_content() -> None:
 
 
 def test_manifests_go_on_from_one_another() -> None:
-    before = Manifest(number=4, topic="clicks", topic_id="ab" * 16)
+    before = FilesManifest(number=4, topic="clicks", topic_id="ab" * 16)
     after = before.next({0: Position(0, 3)}, {0: Position(0, 17, 2)}, (FILE,))
     again = after.next({0: Position(0, 17, 2)}, {0: Position(0, 20)}, (FILE,))
     assert (again.number, again.records, len(again.files)) == (6, 10, 2)
@@ -74,7 +74,9 @@ def test_manifests_go_on_from_one_another() -> None:
     assert decode_manifest(encode_manifest(again), again.key) == again
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", encode_manifest(Manifest(number=3, topic="t", topic_id="x"))])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[1]", encode_manifest(FilesManifest(number=3, topic="t", topic_id="x"))]
+)
 def test_what_is_no_manifest_is_damage(data: bytes) -> None:
     with pytest.raises(CorruptDataError, match="manifest"):
         decode_manifest(data, "manifests/00000000000000000004.json")

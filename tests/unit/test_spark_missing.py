@@ -8,15 +8,15 @@ import pyarrow
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from memq.client.consumer.fetch.fetcher import Fetcher
-from memq.client.consumer.fetch.pieces import Piece, is_whole
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.fetch.pieces import BlockPiece, is_whole
 from memq.errors import CorruptDataError, InvalidSettingError, NotFoundError
 from memq.format.blocks.header import Buffer
 from memq.runtime.logs import EventLog
 from memq.spark.options import MISSING_S, read_options
 from memq.spark.read.arrow_rows import RowMaker
-from memq.spark.read.planner import Part, TaskSettings
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.planner import BatchPart, TaskSettings
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.reading import settings_of
 from memq.spark.read.task import _Ahead, _Fetched, _rows_of
 from memq.spark.stores import StoreUrls
@@ -44,7 +44,7 @@ async def no_broker(store: str, key: str, offset: int, length: int) -> Buffer:
 
 def task_settings(policy: str = "fail", **options: str) -> TaskSettings:
     given = read_options({"topics": "clicks", "brokers": "a:1", "onDamaged": policy, **options}, "batch")
-    return settings_of(given, StoreUrls({}), Wanted())
+    return settings_of(given, StoreUrls({}), ReadFilter())
 
 
 def fetched(hidden_s: float, settings: TaskSettings, *, by_index: bool = False) -> tuple[_Fetched, float]:
@@ -54,8 +54,8 @@ def fetched(hidden_s: float, settings: TaskSettings, *, by_index: bool = False) 
         confirmed = ConfirmedReads(EventLog(LoopClock()), missing_s=settings.missing_s)
         shelf = HidingShelf(hidden_s)
         ahead = _Ahead(
-            Fetcher("direct", no_broker, lambda store: shelf, confirmed),
-            [Part(0, 7, POINTER, by_index=by_index)],
+            BatchFetcher("direct", no_broker, lambda store: shelf, confirmed),
+            [BatchPart(0, 7, POINTER, by_index=by_index)],
             settings,
         )
         found = await ahead.next()
@@ -66,7 +66,7 @@ def fetched(hidden_s: float, settings: TaskSettings, *, by_index: bool = False) 
     return run_skipping(main())
 
 
-def bytes_of(pieces: Sequence[Piece]) -> bytes:
+def bytes_of(pieces: Sequence[BlockPiece]) -> bytes:
     return b"".join(bytes(piece.data) for piece in pieces)
 
 

@@ -17,15 +17,15 @@ from memq.spark.read.planner import (
     PARTS_MAX,
     SPREAD_BYTES_MIN,
     SPREAD_TASKS,
-    Part,
+    BatchPart,
     PartitionPlan,
     split_parts,
     spread_bytes,
 )
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.reading import settings_of
 from memq.spark.stores import StoreUrls
-from memq.spark.streaming.offsets import Admission, Place, decode_offsets, encode_offsets
+from memq.spark.streaming.offsets import Admission, StreamPlace, decode_offsets, encode_offsets
 from memq.spark.streaming.progress import StreamLag, lag
 from memq.topic import Position, ReadPartition
 
@@ -43,10 +43,10 @@ def pointer_of(first: int, next_: int, *, size: int = 100) -> Pointer:
 
 
 def plan_of(offset: int = 0, *, dedup: bool = True) -> PartitionPlan:
-    return PartitionPlan(Position(0, offset), END, 60_000, Wanted(), dedup=dedup)
+    return PartitionPlan(Position(0, offset), END, 60_000, ReadFilter(), dedup=dedup)
 
 
-def take(plan: PartitionPlan, offset: int, pointer: Pointer, time_ms: int = 0) -> Part:
+def take(plan: PartitionPlan, offset: int, pointer: Pointer, time_ms: int = 0) -> BatchPart:
     part = plan.take(Entry(offset, time_ms, b""), pointer)
     assert part is not None
     return part
@@ -77,7 +77,7 @@ def test_a_plan_that_goes_on_remembers() -> None:
 
 
 def test_edges_inside_of_batches() -> None:
-    plan = PartitionPlan(Position(0, 3, 4), Position(0, 5, 2), 60_000, Wanted(), dedup=True)
+    plan = PartitionPlan(Position(0, 3, 4), Position(0, 5, 2), 60_000, ReadFilter(), dedup=True)
     edges = [(part.low, part.high) for part in (take(plan, offset, pointer_of(0, 10)) for offset in (3, 4, 5))]
     assert edges == [(4, None), (0, None), (0, 2)]
 
@@ -94,20 +94,20 @@ def test_control_pointers_and_unreadable_ones() -> None:
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 100))
 def test_splits_keep_order_and_size(sizes: list[int], bytes_max: int) -> None:
-    parts = [Part(0, offset, pointer_of(0, 1, size=size)) for offset, size in enumerate(sizes)]
-    settings = settings_of(ReadOptions(), StoreUrls({}), Wanted())
+    parts = [BatchPart(0, offset, pointer_of(0, 1, size=size)) for offset, size in enumerate(sizes)]
+    settings = settings_of(ReadOptions(), StoreUrls({}), ReadFilter())
     splits = split_parts(parts, bytes_max, settings)
     assert [part for split in splits for part in split.parts] == parts
     for split in splits:
         assert len(split.parts) == 1 or sum(part.bytes for part in split.parts) <= bytes_max
-    many = split_parts([Part(0, 0, None)] * (PARTS_MAX + 1), bytes_max, settings)
+    many = split_parts([BatchPart(0, 0, None)] * (PARTS_MAX + 1), bytes_max, settings)
     assert [len(split.parts) for split in many] == [PARTS_MAX, 1]
 
 
 @given(st.lists(st.integers(1, 16 * MIB), max_size=60))
 def test_small_reads_are_shared_evenly(sizes: list[int]) -> None:
-    parts = [Part(0, offset, pointer_of(0, 1, size=size)) for offset, size in enumerate(sizes)]
-    settings = settings_of(ReadOptions(), StoreUrls({}), Wanted())
+    parts = [BatchPart(0, offset, pointer_of(0, 1, size=size)) for offset, size in enumerate(sizes)]
+    settings = settings_of(ReadOptions(), StoreUrls({}), ReadFilter())
     bytes_max = spread_bytes(parts, 128 * MIB)
     splits = split_parts(parts, bytes_max, settings)
     assert len(splits) <= SPREAD_TASKS
@@ -120,8 +120,8 @@ def test_small_reads_are_shared_evenly(sizes: list[int]) -> None:
 
 def test_splits_travel_to_tasks() -> None:
     cause = CorruptDataError("pointer can't be read", hint="look")
-    parts = [Part(0, 0, pointer_of(0, 10), seen=((PRODUCER, (0, 5)),)), Part(0, 1, None, cause=cause)]
-    (split,) = split_parts(parts, 1 << 30, settings_of(ReadOptions(), StoreUrls({"main": "file:/x"}), Wanted()))
+    parts = [BatchPart(0, 0, pointer_of(0, 10), seen=((PRODUCER, (0, 5)),)), BatchPart(0, 1, None, cause=cause)]
+    (split,) = split_parts(parts, 1 << 30, settings_of(ReadOptions(), StoreUrls({"main": "file:/x"}), ReadFilter()))
     came = pickle.loads(pickle.dumps(split))
     assert came.parts[0] == split.parts[0]
     assert came.settings == split.settings
@@ -131,7 +131,7 @@ def test_splits_travel_to_tasks() -> None:
 
 @given(st.lists(st.integers(1, 40), min_size=1), st.integers(1, 60))
 def test_micro_batches_take_each_record_once_and_as_many_as_allowed(counts: list[int], records_max: int) -> None:
-    place, taken = Place(0), []
+    place, taken = StreamPlace(0), []
     while place.offset < len(counts):
         admission = Admission(records_max, None, {PARTITION: place})
         for offset in range(place.offset, len(counts)):
@@ -148,7 +148,7 @@ def test_micro_batches_take_each_record_once_and_as_many_as_allowed(counts: list
 
 @given(st.lists(st.integers(1, 40), min_size=1), st.integers(1, 60))
 def test_micro_batches_have_whole_batches_of_as_many_bytes(sizes: list[int], bytes_max: int) -> None:
-    place = Place(0)
+    place = StreamPlace(0)
     while place.offset < len(sizes):
         admission = Admission(None, bytes_max, {PARTITION: place})
         for offset in range(place.offset, len(sizes)):
@@ -163,7 +163,7 @@ def test_micro_batches_have_whole_batches_of_as_many_bytes(sizes: list[int], byt
 
 
 def test_offsets_go_through_json_and_name_what_they_are_not_of() -> None:
-    places = {PARTITION: Place(17, 3, 100, 2_000), ReadPartition("clicks", "0" * 32, 1): Place(0)}
+    places = {PARTITION: StreamPlace(17, 3, 100, 2_000), ReadPartition("clicks", "0" * 32, 1): StreamPlace(0)}
     encoded = encode_offsets(places)
     assert decode_offsets(encoded, list(places)) == places
     assert encode_offsets(decode_offsets(encoded, list(places))) == encoded, "Spark compares text"
@@ -175,6 +175,8 @@ def test_offsets_go_through_json_and_name_what_they_are_not_of() -> None:
 
 
 def test_lag_is_the_difference_of_offsets_and_nothing_for_other_sources() -> None:
-    here, end = (encode_offsets({PARTITION: place}) for place in (Place(1, 0, 10, 100), Place(5, 0, 25, 700)))
+    here, end = (
+        encode_offsets({PARTITION: place}) for place in (StreamPlace(1, 0, 10, 100), StreamPlace(5, 0, 25, 700))
+    )
     ours = {"endOffset": here, "latestOffset": end}
     assert lag({"sources": [ours, {"endOffset": "5", "latestOffset": None}]}) == StreamLag(15, 600)

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from memq.format.blocks.header import tag_bit
 from memq.format.pointer import Location, Pointer
 from memq.spark.columns import DEFAULT_COLUMNS
-from memq.spark.read.pruning import Wanted, take_filters
+from memq.spark.read.pruning import ReadFilter, take_filters
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 COMPARED: dict[type[Any], Callable[[Any, Any], bool]] = {
@@ -106,4 +106,4 @@ def test_what_is_not_understood_is_left_to_spark() -> None:
 
 def test_a_field_of_the_values_prunes_nothing_by_its_name() -> None:
     filters = [EqualTo(("tag",), "red"), EqualTo(("partition",), 5), EqualTo(("topic",), "x"), EqualTo(("a", "b"), 1)]
-    assert take_filters(filters, ("value", "object")) == (Wanted(), filters)
+    assert take_filters(filters, ("value", "object")) == (ReadFilter(), filters)

@@ -10,7 +10,7 @@ import pytest
 from memq.errors import DeniedError, NotFoundError
 from memq.runtime.network import Runtime
 from memq.spark.options import read_options
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.raw import plan_raw, split_path
 
 
@@ -39,6 +39,6 @@ def test_a_path_without_objects_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not memq's")
     for name, error in (("", NotFoundError), ("c-1/topics/clicks", NotFoundError)):
         with pytest.raises(error, match=f"no objects of memq below '{tmp_path}"):
-            asyncio.run(plan_raw(read_options({"path": str(tmp_path / name)}), Wanted(), Runtime()))
+            asyncio.run(plan_raw(read_options({"path": str(tmp_path / name)}), ReadFilter(), Runtime()))
     with pytest.raises(DeniedError, match=r"folder '.*/nowhere' is not on this machine"):
-        asyncio.run(plan_raw(read_options({"path": str(tmp_path / "nowhere")}), Wanted(), Runtime()))
+        asyncio.run(plan_raw(read_options({"path": str(tmp_path / "nowhere")}), ReadFilter(), Runtime()))

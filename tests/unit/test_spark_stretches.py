@@ -9,7 +9,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
@@ -17,13 +17,13 @@ from memq.runtime.network import Runtime
 from memq.spark.access import Access, TopicPlace
 from memq.spark.options import read_options
 from memq.spark.read import planning
-from memq.spark.read.planner import Part, Split, TaskSettings, split_parts
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.planner import BatchPart, Split, TaskSettings, split_parts
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.stores import StoreUrls
 from memq.spark.streaming.task_ranges import ReadPlace, stretches_of
 from memq.topic import Position, ReadPartition, TopicSettings
 
-SETTINGS = TaskSettings(StoreUrls({}), Wanted(), 0, skip_damaged=False, dedup=True, missing_s=0.0)
+SETTINGS = TaskSettings(StoreUrls({}), ReadFilter(), 0, skip_damaged=False, dedup=True, missing_s=0.0)
 
 
 def place_of(number: int, topic: str) -> ReadPlace:
@@ -35,13 +35,13 @@ def place_of(number: int, topic: str) -> ReadPlace:
 def test_stretches_cover_all_once(shapes: list[tuple[int, int]]) -> None:
     """`shapes`: for each read partition how many batches, and after how many of all of them a new task begins."""
     places = {place.partition: place for place in (place_of(at % 2, "ab"[at // 2]) for at in range(len(shapes)))}
-    parts: list[Part] = []
+    parts: list[BatchPart] = []
     homes: list[ReadPartition] = []
     splits: list[Split] = []
     for place, (batches, step) in zip(places.values(), shapes, strict=True):
         for batch in range(batches):
             low = 3 if batch == 0 else 0
-            parts.append(Part(place.begin.read_partition, 2 + 5 * batch, None, low=low))
+            parts.append(BatchPart(place.begin.read_partition, 2 + 5 * batch, None, low=low))
             homes.append(place.partition)
             if len(parts) >= step:
                 splits.append(Split(parts, SETTINGS))
@@ -88,10 +88,10 @@ def test_a_batch_read_covers_all_though_a_replica_lags() -> None:
         partition = ReadPartition("t", "ab" * 16, 0)
         topic = TopicPlace("t", partition.topic_id, TopicSettings(), {partition: [0]})
         queue: Any = LaggingQueue()
-        access = Access(queue, {"t": topic}, StoreUrls({}), cast(Fetcher, None), queue, Runtime())
+        access = Access(queue, {"t": topic}, StoreUrls({}), cast(BatchFetcher, None), queue, Runtime())
         options = read_options({"brokers": "localhost", "topics": "t"})
         for _ in range(3):
-            (stretch,) = await planning.stretches(access, options, Wanted())
+            (stretch,) = await planning.stretches(access, options, ReadFilter())
             assert (stretch.start, stretch.end) == (Position(0, 0), Position(0, 10))
 
     asyncio.run(work())

@@ -7,14 +7,14 @@ import asyncio
 from memq.broker.broker import Broker
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.consumer.aio_consumer import AsyncConsumer
-from memq.client.observers.audit_recorder import Tally
+from memq.client.observers.audit_recorder import AuditRecorder
 from memq.client.observers.report_carrier import ReportCarrier
-from memq.client.observers.staged_recorder import StagedTally
+from memq.client.observers.staged_recorder import StagedRecorder
 from memq.format.manifest import StagedObject, decode_manifest
 from memq.format.object import parse_index, parse_trailer
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
-from memq.format.report import AUDIT_TOPIC, MINUTE_MS, Part, Report, decode_report
+from memq.format.report import AUDIT_TOPIC, MINUTE_MS, Report, ReportPart, decode_report
 from memq.limits import TRAILER_BYTES
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime
@@ -37,7 +37,7 @@ class Later(SystemClock):
         return super().wall_ms() + WINDOW_MS
 
 
-def told(parts: list[Part]) -> Told:
+def told(parts: list[ReportPart]) -> Told:
     found: Told = {}
     for part in parts:
         for span in part.spans:
@@ -73,10 +73,10 @@ def test_a_batch_is_told_as_the_indexes_of_its_objects_have_it() -> None:
         store = MemoryHandler(Runtime().clock)
         objects = await staged(store, TOPIC, 300)
         assert len(objects) > 2
-        tally = Tally(1, "spark-writer", WRITER, "", 100, lambda: None)
+        tally = AuditRecorder(1, "spark-writer", WRITER, "", 100, lambda: None)
         for partition in range(2):
             pieces = [(each, piece) for each in objects for piece in each.pieces if piece.partition == partition]
-            notes = StagedTally(tally.part(TOPIC.name, TOPIC.id, partition, NOW_MS), pieces)
+            notes = StagedRecorder(tally.part(TOPIC.name, TOPIC.id, partition, NOW_MS), pieces)
             notes.send(NOW_MS)
             for published in (1, 1, len(pieces) - 1, len(pieces)):
                 notes.ack(published, NOW_MS)
@@ -99,12 +99,12 @@ def test_a_manifest_of_before_tells_nothing() -> None:
         b'"records":1,"raw_bytes":5}]}]}' % (b"0" * 32)
     )
     (pieces,) = decode_manifest(body).places().values()
-    tally = Tally(1, "spark-writer", WRITER, "", 100, lambda: None)
-    notes = StagedTally(tally.part("clicks", "0" * 32, 0, 0), pieces)
+    tally = AuditRecorder(1, "spark-writer", WRITER, "", 100, lambda: None)
+    notes = StagedRecorder(tally.part("clicks", "0" * 32, 0, 0), pieces)
     notes.send(0)
     notes.ack(1, 0)
     assert tally.take(0, 1) == []
-    StagedTally(None, pieces).send(0)  # nobody asks
+    StagedRecorder(None, pieces).send(0)  # nobody asks
 
 
 async def heard(broker: Broker, enough: int) -> list[Report]:

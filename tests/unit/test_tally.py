@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.observers.audit_recorder import HEARTBEAT_INTERVALS, NOTES_MAX, PartTally, Tally
-from memq.client.observers.read_recorder import ReadTally
+from memq.client.observers.audit_recorder import HEARTBEAT_INTERVALS, NOTES_MAX, AuditRecorder, PartRecorder
+from memq.client.observers.read_recorder import ReadRecorder
 from memq.format.ranges import RangeSet
-from memq.format.report import Damage, Report, home_of
+from memq.format.report import Report, ReportedDamage, home_of
 from memq.topic import Committed, Position
 from tests.golden.make import TOPIC_ID
 
@@ -22,13 +22,13 @@ class Told:
 
     def __init__(self) -> None:
         self.early = 0
-        self.tally = Tally(5, "producer", "billing", "web-1", 100, self._full)
+        self.tally = AuditRecorder(5, "producer", "billing", "web-1", 100, self._full)
         self.reports: dict[int, list[Report]] = {}
 
     def _full(self) -> None:
         self.early += 1
 
-    def part(self, number: int, now_ms: int = 0) -> PartTally:
+    def part(self, number: int, now_ms: int = 0) -> PartRecorder:
         return self.tally.part("clicks", TOPIC_ID, number, now_ms)
 
     def take(self, now_ms: int, *, last: bool = False) -> list[Report]:
@@ -81,7 +81,7 @@ def test_all_that_was_noted_is_said_once(rounds: list[list[tuple[int, str, int, 
 
 def test_what_a_consumer_says_beside_sequences() -> None:
     told = Told()
-    damage = Damage(object="c/x", block=1, offset=17, records=6, cause="checksum")
+    damage = ReportedDamage(object="c/x", block=1, offset=17, records=6, cause="checksum")
     part = told.part(3)
     part.begin("0:17:0", "seek")
     part.damage(damage)
@@ -125,7 +125,7 @@ def test_what_was_processed_twice_is_said_twice() -> None:
 
 def test_a_seek_while_a_commit_is_under_way_is_said_behind_it() -> None:
     told = Told()
-    readings = [ReadTally(told.part, (3,), commits=True) for _ in range(3)]
+    readings = [ReadRecorder(told.part, (3,), commits=True) for _ in range(3)]
     readings[0].begin(Position(0, 9), "stored")
     readings[0].begin_storing()
     readings[1].begin(Position(0, 4), "seek", readings[0])

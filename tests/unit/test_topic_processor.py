@@ -13,7 +13,7 @@ import pytest
 from memq.broker.ingest.streams import Stream
 from memq.broker.partition.ownership import Phase
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.spool.unpublished_blocks import HeldBlocks
+from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.broker.spool.writer import Spool
 from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import (
@@ -572,7 +572,7 @@ def test_only_the_streams_of_one_producer_are_redirected_and_forgotten_by_none_b
 def test_an_opening_that_another_broker_won_ends_the_partition_and_others_are_tried_again() -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):
-            left: list[HeldBlocks] = []
+            left: list[UnpublishedBlocks] = []
             processor = TopicProcessor(
                 broker.services, processor_of(broker, topic)._sharing, left.append, gone(topic), 0
             )

@@ -13,7 +13,7 @@ from memq.format.blocks.header import parse_header
 from memq.format.object import BlockEntry, index_bytes, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer
 from memq.format.ranges import RangeSet
-from memq.format.report import Damage
+from memq.format.report import ReportedDamage
 from memq.limits import BLOCK_HEADER_BYTES, INDEX_HEAD_BYTES, TRAILER_BYTES
 
 HEADERS_MAX = 10_000  # of one batch that are read one by one
@@ -53,7 +53,7 @@ async def read_headers(read: ReadRange, location: Location, count: int) -> Seque
     return found
 
 
-def named(damage: Damage, pointer: Pointer, entries: Sequence[BlockEntry]) -> list[Damage]:
+def named(damage: ReportedDamage, pointer: Pointer, entries: Sequence[BlockEntry]) -> list[ReportedDamage]:
     """Return a damage that does not say whose records it is about as one, or several, that do.
 
     `entries` are the blocks of the batch that `pointer` names, as the index has them; without an index those before the
@@ -75,7 +75,7 @@ def named(damage: Damage, pointer: Pointer, entries: Sequence[BlockEntry]) -> li
     ]
 
 
-def _from_block(damage: Damage, pointer: Pointer, entries: Sequence[BlockEntry]) -> list[Run]:
+def _from_block(damage: ReportedDamage, pointer: Pointer, entries: Sequence[BlockEntry]) -> list[Run]:
     """Return the content of the blocks with a damage's records: several if an object ends too soon."""
     pieces: list[Run] = []
     records, skipped = 0, frozenset(pointer.skip)

@@ -14,7 +14,7 @@ from memq.notification import Entry
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckedEntry:
     """An entry of the queue, and what its batch holds; a pointer without a batch has no check.
 
     With an `error` instead of a pointer it is an entry that can't be read, or, without a body, what retention took
@@ -58,7 +58,7 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Row)
 
 
-def encode_checked(checked: Checked) -> bytes:
+def encode_checked(checked: CheckedEntry) -> bytes:
     """Return the entry as bytes for another process of the same version."""
     entry, check = checked.entry, checked.check
     row = _Row(entry.offset, entry.time_ms, bytes(entry.body), checked.object_bytes)
@@ -70,20 +70,20 @@ def encode_checked(checked: Checked) -> bytes:
     return _ENCODER.encode(row)
 
 
-def decode_checked(data: bytes) -> Checked:
+def decode_checked(data: bytes) -> CheckedEntry:
     """Return the entry; of a block's cause are left its text, and whether it is damage."""
     row = _DECODER.decode(data)
     entry = Entry(row.offset, row.time_ms, row.body)
     if row.expired:
-        return Checked(entry, error=NotFoundError(row.expired))
+        return CheckedEntry(entry, error=NotFoundError(row.expired))
     try:
         pointer = decode_pointer(row.body)
     except MemqError as error:
-        return Checked(entry, error=error)
+        return CheckedEntry(entry, error=error)
     check = None
     if row.blocks is not None:
         check = BatchCheck(row.key, tuple(map(_block_check, row.blocks)), row.faults, row.complete)
-    return Checked(entry, pointer, check, row.object_bytes)
+    return CheckedEntry(entry, pointer, check, row.object_bytes)
 
 
 def _block_row(block: BlockCheck) -> _BlockRow:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from memq.audit.checks.batch_check import BatchCheck, check_batch, check_part, merge_copies, missing_batch
-from memq.audit.checks.checked_entry import Checked
+from memq.audit.checks.checked_entry import CheckedEntry
 from memq.audit.checks.whole_object import ReadObject
 from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.blocks.header import Buffer
@@ -42,9 +42,9 @@ class Checker:
         """Return what the queue holds of a partition. Raises: as `PointerReader.span`, after some tries."""
         return await self._patiently(lambda: self._queue.span(partition))
 
-    async def check(self, partition: ReadPartition, piece: Span) -> AsyncIterator[Checked]:
+    async def check(self, partition: ReadPartition, piece: Span) -> AsyncIterator[CheckedEntry]:
         """Yield all entries of a piece, in order. Raises: as `PointerReader.read`, after some tries."""
-        group: list[Checked] = []
+        group: list[CheckedEntry] = []
         async for checked in self._entries(partition, piece):
             full = len(group) == READS_MAX or sum(map(_bytes_of, group)) + _bytes_of(checked) > READ_BYTES_MAX
             if full or checked.error is not None:
@@ -59,7 +59,7 @@ class Checker:
 
     # ---- pointers ----------------------------------------------------------------------------------
 
-    async def _entries(self, partition: ReadPartition, piece: Span) -> AsyncIterator[Checked]:
+    async def _entries(self, partition: ReadPartition, piece: Span) -> AsyncIterator[CheckedEntry]:
         """Yield what `piece` holds, read in pages; say so when retention was faster."""
         first = piece.begin
         while first < piece.end:
@@ -69,7 +69,7 @@ class Checker:
             if behind > first and (await self._queue.span(partition)).begin > first:
                 # Offsets need not be dense; but this is a hole that was none when the audit began.
                 error = NotFoundError(f"retention took pointers {first} to {behind - 1} while the audit ran")
-                yield Checked(Entry(first, 0, b""), error=error)
+                yield CheckedEntry(Entry(first, 0, b""), error=error)
             for entry in entries:
                 yield _decoded(entry)
             first = page.next if page.next > first else piece.end
@@ -87,7 +87,7 @@ class Checker:
 
     # ---- objects -----------------------------------------------------------------------------------
 
-    async def _fill(self, partition: ReadPartition, group: Sequence[Checked]) -> None:
+    async def _fill(self, partition: ReadPartition, group: Sequence[CheckedEntry]) -> None:
         """Read and check the batches of a few pointers at once."""
         await asyncio.gather(
             *(
@@ -97,12 +97,12 @@ class Checker:
             )
         )
 
-    async def _check(self, partition: ReadPartition, checked: Checked, pointer: Pointer) -> None:
+    async def _check(self, partition: ReadPartition, checked: CheckedEntry, pointer: Pointer) -> None:
         copies = [await self._check_copy(partition, checked, pointer, copy) for copy in pointer.locations]
         checked.check = merge_copies(copies)
 
     async def _check_copy(
-        self, partition: ReadPartition, checked: Checked, pointer: Pointer, location: Location
+        self, partition: ReadPartition, checked: CheckedEntry, pointer: Pointer, location: Location
     ) -> BatchCheck:
         cause: MemqError
         try:
@@ -135,7 +135,7 @@ class Checker:
             lambda one, other: one[0] == other[0],
         )
 
-    async def _check_part(self, checked: Checked, pointer: Pointer, location: Location) -> BatchCheck | None:
+    async def _check_part(self, checked: CheckedEntry, pointer: Pointer, location: Location) -> BatchCheck | None:
         """Check one batch of an object of many by its own bytes.
 
         The result is None when it is damaged: only the index tells how.
@@ -167,7 +167,7 @@ class Checker:
         raise AssertionError("the last try returns or raises")
 
 
-async def check_one(topic: Topic, queue: PointerReader, read: ReadObject, partition: int, offset: int) -> Checked:
+async def check_one(topic: Topic, queue: PointerReader, read: ReadObject, partition: int, offset: int) -> CheckedEntry:
     """Fetch and check the batch of one pointer of a write partition again.
 
     An entry with an error when there is none.
@@ -176,15 +176,15 @@ async def check_one(topic: Topic, queue: PointerReader, read: ReadObject, partit
     """
     async for checked in Checker(queue, read).check(topic.read_partition_of(partition), Span(offset, offset + 1)):
         return checked
-    return Checked(Entry(offset, 0, b""), error=NotFoundError(f"no pointer lies at {offset} any more"))
+    return CheckedEntry(Entry(offset, 0, b""), error=NotFoundError(f"no pointer lies at {offset} any more"))
 
 
-def _decoded(entry: Entry) -> Checked:
+def _decoded(entry: Entry) -> CheckedEntry:
     try:
-        return Checked(entry, decode_pointer(entry.body))
+        return CheckedEntry(entry, decode_pointer(entry.body))
     except MemqError as error:
-        return Checked(entry, error=error)
+        return CheckedEntry(entry, error=error)
 
 
-def _bytes_of(checked: Checked) -> int:
+def _bytes_of(checked: CheckedEntry) -> int:
     return sum(location.length for location in checked.pointer.locations) if checked.pointer is not None else 0

@@ -23,7 +23,7 @@ _PACKED: dict[int, Callable[[bytes], object]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ObjectFinding:
     """What is wrong at a byte of an object. `code` is the error's: corrupt-data or unsupported-format."""
 
     offset: int
@@ -32,22 +32,22 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Verdict:
+class ObjectVerdict:
     """The checks of one object and their findings."""
 
     index: ObjectIndex | None = None
     blocks: int = 0
     records: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ObjectFinding] = field(default_factory=list)
 
     def add(self, offset: int, error: MemqError) -> None:
         """Note what is wrong at `offset`."""
-        self.findings.append(Finding(offset, error.code, str(error)))
+        self.findings.append(ObjectFinding(offset, error.code, str(error)))
 
 
-def check_object(data: memoryview) -> Verdict:
+def check_object(data: memoryview) -> ObjectVerdict:
     """Check a whole object. Nothing is raised: what is wrong is in the verdict, block by block."""
-    verdict = Verdict()
+    verdict = ObjectVerdict()
     try:
         verdict.index = open_object(data)
     except MemqError as error:
@@ -67,7 +67,7 @@ def check_object(data: memoryview) -> Verdict:
     return verdict
 
 
-def check_file(name: str, data: memoryview) -> Verdict:
+def check_file(name: str, data: memoryview) -> ObjectVerdict:
     """Check one file of a store: an object, or another file, by its first bytes or its name.
 
     Nothing is raised: what is wrong is in the verdict.
@@ -78,7 +78,7 @@ def check_file(name: str, data: memoryview) -> Verdict:
         decode = decode_manifest
     else:
         return check_object(data)
-    verdict = Verdict()
+    verdict = ObjectVerdict()
     try:
         decode(bytes(data))
     except MemqError as error:
@@ -102,7 +102,7 @@ def readable_blocks(data: memoryview) -> Iterator[tuple[int, BlockReader | MemqE
             yield at, error
 
 
-def _check_without_index(data: memoryview, verdict: Verdict) -> None:
+def _check_without_index(data: memoryview, verdict: ObjectVerdict) -> None:
     for at, found in scan_object(data):
         try:
             if isinstance(found, MemqError):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memq.audit.dashboard.sources import AuditNews, MinuteRow, TopicVerdict
+from memq.audit.dashboard.sources import AuditNews, PartitionMinute, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
 from memq.audit.live.evidence import EVIDENCE_MAX
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.rows import OK, QUEUE, Row, quantile_ms
+from memq.audit.live.rows import OK, QUEUE, MinuteCounts, quantile_ms
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView, Heard
@@ -45,10 +45,10 @@ class LiveSource:
             verdicts[topic] = await self._verdict(topic)
         return AuditNews(changed.version, verdicts, [_row_of(finding) for finding in changed.findings])
 
-    async def minutes(self, topic: str, first: int, end: int) -> list[MinuteRow]:
+    async def minutes(self, topic: str, first: int, end: int) -> list[PartitionMinute]:
         """See `AuditSource.minutes`."""
         return [
-            MinuteRow(minute.partition, minute.minute, name, minute.word(name), side.counts, side.latency)
+            PartitionMinute(minute.partition, minute.minute, name, minute.word(name), side.counts, side.latency)
             for minute in await self._view.minutes(topic, first, end)
             for name, side in minute.row.sides.items()
         ]
@@ -79,7 +79,7 @@ class LiveSource:
 
     async def _verdict(self, topic: str) -> TopicVerdict:
         now = self._clock.wall_ms() // MINUTE_MS
-        total, committed = Row(), dict[int, int]()
+        total, committed = MinuteCounts(), dict[int, int]()
         for minute in await self._view.minutes(topic, now - VERDICT_MINUTES, now + 1):
             total.add(minute.row)
             committed[minute.minute] = committed.get(minute.minute, 0) + minute.row.side(QUEUE)["committed"]

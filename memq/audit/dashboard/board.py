@@ -17,7 +17,7 @@ GONE_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class BoardUpdate:
     """The changes since `version` for a browser.
 
     `whole`: drop everything shown before. None: removed from the board.
@@ -68,19 +68,19 @@ class Board:
         """Return a value, None when there is none."""
         return self._values.get((kind, key))
 
-    def since(self, version: int) -> Changes:
+    def since(self, version: int) -> BoardUpdate:
         """Return what changed since a version, in the order of the changes.
 
         A version that is too old gets everything.
         """
         if not self._forgotten <= version <= self.version or version == 0:
-            return Changes(self.version, True, tuple(self._values.items()))
+            return BoardUpdate(self.version, True, tuple(self._values.items()))
         found = []
         for place in reversed(self._changed):
             if self._changed[place] <= version:
                 break
             found.append((place, self._values.get(place)))
-        return Changes(self.version, False, tuple(reversed(found)))
+        return BoardUpdate(self.version, False, tuple(reversed(found)))
 
     def _forget(self) -> None:
         """Forget the older half of what was taken off."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memq.audit.dashboard.sources import MinuteRow
+from memq.audit.dashboard.sources import PartitionMinute
 from memq.audit.dashboard.view import History
 from memq.audit.live.rows import OK, QUANTILES, QUEUE, quantile_ms
 from memq.audit.minutes import WORDS
@@ -28,7 +28,7 @@ class _Column:
     marks: dict[int, str] = field(default_factory=dict)
     word: str | None = None
 
-    def take(self, row: MinuteRow) -> None:
+    def take(self, row: PartitionMinute) -> None:
         names = QUEUE_COUNTS if row.side == QUEUE else (*GROUP_COUNTS, *GROUP_VERDICTS)
         for name in names:
             self.counts[name] = self.counts.get(name, 0) + row.counts.get(name, 0)
@@ -51,7 +51,7 @@ def first_minute(now_minute: int, span: int) -> int:
     return now_minute // width * width - span + width
 
 
-def fold(rows: Iterable[MinuteRow], first: int, span: int, group: str, partitions: Sequence[int]) -> History:
+def fold(rows: Iterable[PartitionMinute], first: int, span: int, group: str, partitions: Sequence[int]) -> History:
     """Return the columns of `span` minutes from `first` on, of the queue's side and of one group's."""
     width = SPANS[span]
     columns = [_Column() for _ in range(span // width)]

@@ -9,7 +9,7 @@ SERIES_MAX = 1_000  # groups times topics, 11.5 KB each; of more than that the o
 _NOT_KNOWN = -1
 
 
-class Lags:
+class LagHistory:
     """Takes lags, in records or in ms, and returns the greatest of each column of minutes."""
 
     def __init__(self) -> None:

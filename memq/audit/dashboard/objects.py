@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from memq.audit.checks.object_check import Verdict, check_object
+from memq.audit.checks.object_check import ObjectVerdict, check_object
 from memq.audit.checks.whole_object import read_by_ranges
 from memq.audit.dashboard.records import RecordReader
 from memq.audit.dashboard.view import BlockPage, BlockRow, ObjectPage
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.verification import Verification, verify_finding
-from memq.client.broker_router import AnyBroker
+from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.record import Record, block_records
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
@@ -32,7 +32,7 @@ RECORDS_PAGE = 100
 KEY_CHARS_MAX = 2_000
 
 
-class ObjectReader:
+class ObjectInspector:
     """Reads objects through any broker; `records` shows what is in blocks."""
 
     def __init__(self, brokers: str, runtime: Runtime, records: RecordReader) -> None:
@@ -40,7 +40,7 @@ class ObjectReader:
         self._runtime = runtime
         self._pool = LinkPool(runtime, bootstrap_addresses(brokers))
         self._metadata = ClusterMetadata(runtime, self._pool)
-        self._any_broker = AnyBroker(self._pool)
+        self._any_broker = BrokerRouter(self._pool)
         self._records = records
 
     async def close(self) -> None:
@@ -117,7 +117,7 @@ async def _aside(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         await threads.close()
 
 
-def _blocks(index: ObjectIndex, verdict: Verdict) -> tuple[BlockRow, ...]:
+def _blocks(index: ObjectIndex, verdict: ObjectVerdict) -> tuple[BlockRow, ...]:
     errors = {finding.offset: finding.text for finding in verdict.findings}
     places = [
         (index.meta.topics[batch.topic].name, batch.partition) for batch in index.batches for _ in range(batch.blocks)

@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from memq.audit.dashboard.door.guard import user_of
 from memq.audit.dashboard.history import SPANS
-from memq.audit.dashboard.objects import ObjectReader
-from memq.audit.dashboard.poller import Desk
+from memq.audit.dashboard.objects import ObjectInspector
+from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.records import TAIL_RECORDS_S_MAX, Query, RecordReader
 from memq.audit.dashboard.stream import Feed, Seats, tail_events
 from memq.audit.live.evidence import csv_of
@@ -47,7 +47,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 class Pages:
     """Answers requests out of the desk, its feed, and what reads records and objects."""
 
-    def __init__(self, desk: Desk, feed: Feed, records: RecordReader, objects: ObjectReader) -> None:
+    def __init__(self, desk: Poller, feed: Feed, records: RecordReader, objects: ObjectInspector) -> None:
         self._desk = desk
         self._feed = feed
         self._records = records

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from memq.audit.dashboard.history import SPANS, first_minute, fold, sampled
-from memq.audit.dashboard.lag_history import Lags
-from memq.audit.dashboard.rates import Rates
+from memq.audit.dashboard.lag_history import LagHistory
+from memq.audit.dashboard.rates import TopicRates
 from memq.audit.dashboard.sources import AuditSource, TopicVerdict
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import (
@@ -21,8 +21,8 @@ from memq.audit.dashboard.view import (
     Clients,
     GroupRow,
     PartitionRow,
-    Plan,
     PlanRow,
+    PlanView,
     TopicPage,
     TopicRow,
 )
@@ -55,7 +55,7 @@ class _Known:
     verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
 
 
-class Desk:
+class Poller:
     """Asks `admin` and, where there is one, `audit`. `start` begins the rounds, `stop` ends them."""
 
     def __init__(
@@ -69,9 +69,9 @@ class Desk:
         self._events = EventLog(runtime.clock)
         self._tasks = TaskOwner(lambda error: self._events.error("dashboard.died", repr(error), error), self._events)
         self._known = _Known()
-        self._rates = Rates()
-        self._lags = Lags()  # in records
-        self._delays = Lags()  # in ms
+        self._rates = TopicRates()
+        self._lags = LagHistory()  # in records
+        self._delays = LagHistory()  # in ms
         self._next_topic = ""
         self._ends: dict[str, tuple[str, tuple[int, ...]]] = {}  # id and ends of a topic when it was asked for totals
         self._audit_version = 0
@@ -326,7 +326,7 @@ class Desk:
             )
             for each in plan.changes
         )
-        self._feed.board.put("plan", "", Plan(changes=changes, notes=plan.notes))
+        self._feed.board.put("plan", "", PlanView(changes=changes, notes=plan.notes))
 
     async def _load(self, broker: str) -> dict[str, Any]:
         """Return how full a broker is; nothing of one that does not say, as an older one."""

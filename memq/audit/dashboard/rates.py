@@ -25,7 +25,7 @@ class _Sampled:
     spark: tuple[int, tuple[int | None, ...]] | None = None  # of which minute; None when records came since
 
 
-class Rates:
+class TopicRates:
     """Takes totals by topic, and says how fast they grow. A topic that was looked at once has no rate."""
 
     def __init__(self) -> None:

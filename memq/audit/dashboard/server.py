@@ -14,9 +14,9 @@ from uvicorn.server import ServerState
 
 from memq.audit.dashboard.door.exposure import check_exposure, is_loopback, read_token, tls_of
 from memq.audit.dashboard.door.guard import Guard
-from memq.audit.dashboard.objects import ObjectReader
+from memq.audit.dashboard.objects import ObjectInspector
 from memq.audit.dashboard.pages import Pages
-from memq.audit.dashboard.poller import Desk
+from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.records import RecordReader
 from memq.audit.dashboard.sources import AuditSource
 from memq.audit.dashboard.stream import Feed
@@ -62,8 +62,8 @@ class Dashboard:
         self.feed = Feed(f"{runtime.random.getrandbits(48):012x}")
         self._admin = AsyncAdmin(brokers, runtime=runtime)
         records = RecordReader(brokers, runtime, contents=settings.dashboard_contents)
-        self._objects = ObjectReader(brokers, runtime, records)
-        self._desk = Desk(self._admin, audit, self.feed, runtime, about)
+        self._objects = ObjectInspector(brokers, runtime, records)
+        self._desk = Poller(self._admin, audit, self.feed, runtime, about)
         self._pages = Pages(self._desk, self.feed, records, self._objects)
         self._state = ServerState()
         self._listener: Listener | None = None

@@ -30,7 +30,7 @@ class TopicVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class MinuteRow:
+class PartitionMinute:
     """One minute (Unix minutes of event time) of a write partition.
 
     `side` is "" for the queue's, else a group's name.
@@ -64,7 +64,7 @@ class AuditSource(Protocol):
         """Return what changed since a version."""
         ...
 
-    async def minutes(self, topic: str, first: int, end: int) -> list[MinuteRow]:
+    async def minutes(self, topic: str, first: int, end: int) -> list[PartitionMinute]:
         """Return the rows of a topic from minute `first` up to, not with, `end`."""
         ...
 

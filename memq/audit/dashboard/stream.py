@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager
 
 import msgspec
 
-from memq.audit.dashboard.board import Board, Changes
+from memq.audit.dashboard.board import Board, BoardUpdate
 from memq.audit.dashboard.records import TailPart
 from memq.errors import MemqError, ThrottledError
 
@@ -100,7 +100,7 @@ class Feed:
             except TimeoutError:
                 yield b": nothing new\n\n"
 
-    def _event(self, changes: Changes) -> bytes:
+    def _event(self, changes: BoardUpdate) -> bytes:
         body = {"whole": changes.whole, "values": [(kind, key, value) for (kind, key), value in changes.values]}
         return event(body, f"{self.run}-{changes.version}")
 

@@ -142,7 +142,7 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     """Changes that the governor would make now, with its notes to the operator."""
 
     changes: tuple[PlanRow, ...]

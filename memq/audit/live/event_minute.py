@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from memq.audit.account import apart, common
-from memq.audit.live.partition_state import Stream
-from memq.audit.live.rows import QUEUE, Row
+from memq.audit.live.partition_state import AuditedProducer
+from memq.audit.live.rows import QUEUE, MinuteCounts
 from memq.format.ranges import Range, RangeSet
 
 WAIT_MS = 60_000  # for a report that names the minute of what the queue shows
@@ -23,12 +23,12 @@ PIECES_MAX = 4_096  # that wait for their minute
 Dated = tuple[int, int, int]  # minute, first, next
 
 
-class Dating:
+class EventMinutes:
     """Dates the sequences of one stream."""
 
     __slots__ = ("_stream",)
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: AuditedProducer) -> None:
         self._stream = stream
 
     def wait(self, pieces: Sequence[Range], minute: int, time_ms: int, *, late: bool) -> None:
@@ -40,7 +40,7 @@ class Dating:
             else:
                 waiting.append((due_ms, first, next_, minute, late))
 
-    def tell(self, minute: int, pieces: Sequence[Range], row: Callable[[int], Row], *, sure: bool) -> None:
+    def tell(self, minute: int, pieces: Sequence[Range], row: Callable[[int], MinuteCounts], *, sure: bool) -> None:
         """Take a report on a minute; `sure` when it is of the record in the queue. Move what is counted in another."""
         told = RangeSet(pieces if sure else self._told(pieces)[1])
         if sure:
@@ -59,7 +59,7 @@ class Dating:
         for piece in told:
             known.add(*piece)
 
-    def place(self, row: Callable[[int], Row], now_ms: int) -> None:
+    def place(self, row: Callable[[int], MinuteCounts], now_ms: int) -> None:
         """Count what waits and can be dated, or has waited long enough."""
         left: list[tuple[int, int, int, int, bool]] = []
         room = len(self._stream.unplaced) - PIECES_MAX
@@ -95,7 +95,7 @@ class Dating:
         """Return what of `pieces` has a minute that is known, and what is left."""
         return _dated_by(self._stream.minutes.items(), pieces)
 
-    def _move(self, minute: int, told: RangeSet, row: Callable[[int], Row]) -> None:
+    def _move(self, minute: int, told: RangeSet, row: Callable[[int], MinuteCounts]) -> None:
         """Take what is `told` of a minute from all others, with the counts of what was sent."""
         for other, ranges in list(self._stream.minutes.items()):
             moved = common(told, ranges) if other != minute else []
@@ -132,7 +132,7 @@ class Dating:
                 left -= 1
 
 
-def _count(row: Row, piece: Range, times: int, *, late: bool) -> None:
+def _count(row: MinuteCounts, piece: Range, times: int, *, late: bool) -> None:
     """Count what the queue has, or take it back with -1 for `times`."""
     records = times * (piece[1] - piece[0])
     row.side(QUEUE).count("committed", records)

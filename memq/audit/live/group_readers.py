@@ -16,19 +16,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memq.audit.account import apart, common
-from memq.audit.live.partition_state import Books, Group, Progress, Reading, Stream
+from memq.audit.live.partition_state import AuditedGroup, AuditedProducer, GroupProgress, MemberReading, PartitionState
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Part
+from memq.format.report import ReportPart
 from memq.topic import Position
 
 MEMBERS_MAX = 1_024  # of a group in a write partition; those that began longest ago are forgotten
 
 
-def take_reading(books: Books, group: Group, client: int, part: Part) -> Iterator[int]:
+def take_reading(books: PartitionState, group: AuditedGroup, client: int, part: ReportPart) -> Iterator[int]:
     """Take what a member says about the write partition, and yield the producers whose verdict may change."""
     if part.begins:  # the one that began last is the last in the dictionary
-        group.members[client] = group.members.pop(client, Reading())
-    reading = group.members.setdefault(client, Reading())
+        group.members[client] = group.members.pop(client, MemberReading())
+    reading = group.members.setdefault(client, MemberReading())
     while len(group.members) > MEMBERS_MAX:
         del group.members[next(iter(group.members))]
     for begin in part.begins:
@@ -42,7 +42,7 @@ def take_reading(books: Books, group: Group, client: int, part: Part) -> Iterato
         yield from hold(books, group, reading, Position.parse(part.committed).pointer_offset)
 
 
-def begin_reading(reading: Reading, at: str) -> None:
+def begin_reading(reading: MemberReading, at: str) -> None:
     """Let a member begin at a position, "" when it is not known which: it may process all from there on."""
     position = Position.parse(at) if at else None
     reading.sure = True
@@ -52,7 +52,7 @@ def begin_reading(reading: Reading, at: str) -> None:
     reading.now.clear()
 
 
-def distrust_reading(group: Group, client: int) -> None:
+def distrust_reading(group: AuditedGroup, client: int) -> None:
     """Note that a report of a member is missing: it may have passed over nothing, and may have gone back."""
     if client in group.members:
         reading = group.members[client]
@@ -61,13 +61,19 @@ def distrust_reading(group: Group, client: int) -> None:
 
 
 def take_processed(
-    books: Books, group: Group, reading: Reading, producer: int, ranges: Iterable[Range], *, repeats: bool = False
+    books: PartitionState,
+    group: AuditedGroup,
+    reading: MemberReading,
+    producer: int,
+    ranges: Iterable[Range],
+    *,
+    repeats: bool = False,
 ) -> int:
     """Take what a member processed; return how many records are new to the group.
 
     Work that `repeats` a try that failed doubles nothing.
     """
-    progress = group.progress.setdefault(producer, Progress())
+    progress = group.progress.setdefault(producer, GroupProgress())
     now = reading.now.setdefault(producer, RangeSet())
     stream, new = books.streams.get(producer), 0
     for piece in ranges:
@@ -85,14 +91,14 @@ def first_judged(begin: Position) -> int:
     return begin.pointer_offset + (begin.record_index > 0)
 
 
-def _before(stream: Stream, piece: Range, begin: int) -> list[Range]:
+def _before(stream: AuditedProducer, piece: Range, begin: int) -> list[Range]:
     """Return the part of a piece that is known to lie in pointers below the offset `begin`."""
     first, next_ = piece[0], min(piece[1], stream.marks.reach(begin, sure=False))
     behind = RangeSet((low, high) for at, low, high in stream.marks.behind if at >= begin)
     return apart([(first, next_)], behind) if first < next_ else []
 
 
-def hold(books: Books, group: Group, reading: Reading, offset: int) -> Iterator[int]:
+def hold(books: PartitionState, group: AuditedGroup, reading: MemberReading, offset: int) -> Iterator[int]:
     """Hold a member to its word up to a pointer, and let it answer for what comes from there on."""
     begin, sure = reading.at, reading.sure
     reading.at, reading.sure = max(offset, begin), True
@@ -110,19 +116,19 @@ def hold(books: Books, group: Group, reading: Reading, offset: int) -> Iterator[
         if progress is not None:
             missing = apart(missing, progress.ever)
         if missing:
-            progress = group.progress.setdefault(producer, Progress())
+            progress = group.progress.setdefault(producer, GroupProgress())
             for piece in missing:
                 (progress.lost if sure else progress.unproven).add(*piece)
             yield producer
 
 
-def _excuse(stream: Stream, progress: Progress | None, pieces: list[Range]) -> None:
+def _excuse(stream: AuditedProducer, progress: GroupProgress | None, pieces: list[Range]) -> None:
     """Count as damaged the unprocessed part of a pointer with a damaged block of unknown producer."""
     for piece in apart(pieces, progress.ever if progress is not None else RangeSet()):
         stream.corrupt.add(*piece)
 
 
-def _between(stream: Stream, inside: Range, begin: int, end: int) -> list[Range]:
+def _between(stream: AuditedProducer, inside: Range, begin: int, end: int) -> list[Range]:
     """Return the queue's sequences of a producer in `inside`, out of order in pointers `begin` to `end`."""
     behind = stream.marks.behind
     wanted = RangeSet([inside, *((first, next_) for at, first, next_ in behind if begin <= at < end)])

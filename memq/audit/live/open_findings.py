@@ -14,10 +14,10 @@ import msgspec
 from memq.audit.account import apart, common
 from memq.audit.live.event_minute import Dated
 from memq.audit.live.finding import LiveFinding, finding_id
-from memq.audit.live.rows import Row
+from memq.audit.live.rows import MinuteCounts
 from memq.audit.verdict import Kind
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Damage
+from memq.format.report import ReportedDamage
 
 FINDINGS_MAX = 10_000  # that hold in one write partition; more are not named until some have ended
 COLUMNS = {Kind.LOST: "lost", Kind.DOUBLED: "doubled", Kind.CORRUPT: "corrupt", Kind.HOLE: "unknown"}
@@ -46,7 +46,7 @@ class OpenFindings:
     """
 
     def __init__(
-        self, place: tuple[str, str, int], findings: dict[str, LiveFinding], rows: Callable[[int], Row]
+        self, place: tuple[str, str, int], findings: dict[str, LiveFinding], rows: Callable[[int], MinuteCounts]
     ) -> None:
         self._topic, self._topic_id, self._partition = place
         self._findings = findings
@@ -89,7 +89,7 @@ class OpenFindings:
                 ranges = tuple(RangeSet([*finding_or_none.ranges, (first, next_)]))
                 self._change(finding_or_none, wrong.kind, ranges, now_ms)
 
-    def damaged(self, damage: Damage, minute: int, now_ms: int) -> None:
+    def damaged(self, damage: ReportedDamage, minute: int, now_ms: int) -> None:
         """Take a damaged block, which stays so; whoever reports it next says nothing new."""
         id_ = finding_id(self._topic_id, self._partition, damage.object, damage.block, damage.producer, damage.first)
         if id_ in self._findings or len(self._findings) >= FINDINGS_MAX:

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, apart, common
-from memq.audit.live.event_minute import Dating
+from memq.audit.live.event_minute import EventMinutes
 from memq.audit.live.finding import IN_GROUP, IN_QUEUE, LiveFinding
 from memq.audit.live.group_readers import distrust_reading, take_reading
 from memq.audit.live.open_findings import OpenFindings, Wrong
-from memq.audit.live.partition_state import NO_END_MS, Books, Group, Stream, Told
-from memq.audit.live.rows import QUEUE, Row
+from memq.audit.live.partition_state import NO_END_MS, AuditedGroup, AuditedProducer, PartitionState, Told
+from memq.audit.live.rows import QUEUE, MinuteCounts
 from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, active_ms, late_ms, watermark_ms, window_ms
 from memq.audit.totals import RunningTotals
@@ -27,7 +27,7 @@ from memq.audit.verdict import Kind
 from memq.errors import MemqError
 from memq.format.pointer import Pointer
 from memq.format.ranges import Range, RangeSet
-from memq.format.report import Damage, Part, Span
+from memq.format.report import ReportedDamage, ReportPart, ReportSpan
 from memq.limits import FORWARD_S_MAX
 from memq.topic import Topic
 
@@ -51,12 +51,12 @@ _UNPROVEN_MEMBER = "committed beyond it, and the report of that time is missing"
 class PartitionAudit:
     """Audits one write partition. `books` is what an earlier one remembered."""
 
-    def __init__(self, topic: Topic, partition: int, books: Books | None = None) -> None:
+    def __init__(self, topic: Topic, partition: int, books: PartitionState | None = None) -> None:
         self.topic = topic
         self.partition = partition
-        self.books = books or Books()
+        self.books = books or PartitionState()
         self._dirty: dict[int, None] = dict.fromkeys(self.books.streams)
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, MinuteCounts] = {}
         self._changed = False
         self._next_offset = self.books.next_offset
         self._findings = OpenFindings((topic.name, topic.id, partition), self.books.findings, self._row)
@@ -162,14 +162,14 @@ class PartitionAudit:
             for hole in (known[entry.producer].account.delivered.holes(*piece) if entry.producer in known else [piece])
         ]
 
-    def take_damage(self, damage: Damage, now_ms: int) -> None:
+    def take_damage(self, damage: ReportedDamage, now_ms: int) -> None:
         """Take a block that a reader found damaged."""
         stream = self.books.streams.get(damage.producer)
         known = stream is not None and damage.first < damage.next
         if stream is not None and known:
             stream.corrupt.add(damage.first, damage.next)
             self._dirty[damage.producer] = None
-            minute = Dating(stream).minute_of(damage.first, now_ms // MINUTE_MS)
+            minute = EventMinutes(stream).minute_of(damage.first, now_ms // MINUTE_MS)
         else:
             self.books.damaged[damage.offset] = True
             while len(self.books.damaged) > DAMAGED_MAX:
@@ -184,7 +184,7 @@ class PartitionAudit:
 
     def distrust(self, client: int, group: str, kind: str = "") -> None:
         """Hold nothing against a member up to its next commit: a report of it is missing."""
-        self.tell(Told(client, group, Part(topic="", topic_id="", partition=-1), 0, kind))
+        self.tell(Told(client, group, ReportPart(topic="", topic_id="", partition=-1), 0, kind))
 
     @property
     def waits(self) -> bool:
@@ -221,7 +221,7 @@ class PartitionAudit:
         self.books.told.clear()
         for producer, stream in self.books.streams.items():
             if producer in self._dirty or stream.waiting or stream.unplaced:
-                Dating(stream).place(self._row, now_ms)
+                EventMinutes(stream).place(self._row, now_ms)
                 self._judge(producer, stream, now_ms)
         for group, books in self.books.groups.items():
             if books.stream is not None:
@@ -235,7 +235,7 @@ class PartitionAudit:
 
     # ---- what comes out ------------------------------------------------------------------------------
 
-    def take_rows(self) -> dict[int, Row]:
+    def take_rows(self) -> dict[int, MinuteCounts]:
         """Return what is to be added to the rows of minutes since the last call, by Unix minute."""
         rows, self._rows = {minute: row for minute, row in self._rows.items() if row.sides}, {}
         return rows
@@ -258,7 +258,7 @@ class PartitionAudit:
 
     def _apply(self, told: Told) -> None:
         part, books = told.part, self.books
-        group = books.groups.setdefault(told.group, Group()) if told.group is not None else None
+        group = books.groups.setdefault(told.group, AuditedGroup()) if told.group is not None else None
         if part.partition != self.partition:  # see `distrust`
             if group is not None and told.kind == SPARK_TASK:
                 self._stream_of(told.group or "", group).distrust(told.client)
@@ -272,7 +272,7 @@ class PartitionAudit:
         if group is not None:
             self._dirty.update(dict.fromkeys(self._take_reading(group, told)))
 
-    def _take_reading(self, group: Group, told: Told) -> Iterable[int]:
+    def _take_reading(self, group: AuditedGroup, told: Told) -> Iterable[int]:
         """Take what a reader says; return the producers whose verdict may change."""
         if told.kind == SPARK_TASK:
             return self._stream_of(told.group or "", group).take_task(told.client, told.part, told.time_ms)
@@ -280,17 +280,17 @@ class PartitionAudit:
             return self._stream_of(told.group or "", group).take_driver(told.part, told.time_ms)
         return take_reading(self.books, group, told.client, told.part)
 
-    def _stream_of(self, name: str, group: Group) -> StreamAudit:
+    def _stream_of(self, name: str, group: AuditedGroup) -> StreamAudit:
         def count(minute: int, records: int) -> None:
             self._row(minute).side(name).count("processed", records)
 
         return StreamAudit(self.books, group, count)
 
-    def _take_span(self, span: Span, told: Told) -> None:
+    def _take_span(self, span: ReportSpan, told: Told) -> None:
         stream = self._stream(span.producer)
         if span.stage != "gave-up":  # a name's next instance may use the sequences again, for other records
             sure = span.stage in _GROUP_STAGES or (span.stage == "acked" and span.level == ALL)
-            Dating(stream).tell(span.minute, span.ranges, self._row, sure=sure)
+            EventMinutes(stream).tell(span.minute, span.ranges, self._row, sure=sure)
         records = sum(next_ - first for first, next_ in span.ranges)
         name = QUEUE
         if span.stage in _GROUP_STAGES:
@@ -299,7 +299,7 @@ class PartitionAudit:
                 return  # a reader without a group: its damages count, nobody asks what it has read
         elif span.stage == "sent":
             new = [hole for piece in span.ranges for hole in stream.sent.holes(*piece)]
-            for minute, first, next_ in Dating(stream).dated(new, span.minute):
+            for minute, first, next_ in EventMinutes(stream).dated(new, span.minute):
                 self._row(minute).side(QUEUE).count("sent", stream.sent.add(first, next_))
             records = 0
             self._await(stream, span, told.time_ms)
@@ -316,7 +316,7 @@ class PartitionAudit:
         side.count(span.stage, records)
         side.time(span.stage, span.latency)
 
-    def _await(self, stream: Stream, span: Span, time_ms: int) -> None:
+    def _await(self, stream: AuditedProducer, span: ReportSpan, time_ms: int) -> None:
         """Wait for sequences that brokers took with 1 or without acks: the next owner may still get them."""
         held_ms = 0 if span.level == ALL else _HELD_MS
         due_ms = time_ms + active_ms(self.topic.settings) + held_ms
@@ -337,33 +337,33 @@ class PartitionAudit:
             stream.doubled_at = offset
         for piece in new:
             stream.marks.add(offset, *piece)
-        Dating(stream).wait(new, minute, time_ms, late=late)
+        EventMinutes(stream).wait(new, minute, time_ms, late=late)
         return True
 
-    def _stream(self, producer: int) -> Stream:
+    def _stream(self, producer: int) -> AuditedProducer:
         self._dirty[producer] = None
         stream = self.books.streams.get(producer)
         if stream is None:
             recent = RecentRanges(window_ms(self.topic.settings))
-            stream = self.books.streams[producer] = Stream(Account(recent, self.books.copies_ms))
+            stream = self.books.streams[producer] = AuditedProducer(Account(recent, self.books.copies_ms))
         return stream
 
-    def _row(self, minute: int) -> Row:
-        return self._rows.setdefault(minute, Row())
+    def _row(self, minute: int) -> MinuteCounts:
+        return self._rows.setdefault(minute, MinuteCounts())
 
     # ---- the verdict ---------------------------------------------------------------------------------
 
-    def _balance(self, producer: int, stream: Stream, now_ms: int) -> Balance:
+    def _balance(self, producer: int, stream: AuditedProducer, now_ms: int) -> Balance:
         active_since_ms = watermark_ms(self.topic.settings, now_ms)
         evidence = Evidence(expired=self.books.expired, active_since_ms=active_since_ms)
         return stream.account.settle(self.partition, producer, evidence)
 
-    def _undecided(self, stream: Stream, now_ms: int) -> bool:
+    def _undecided(self, stream: AuditedProducer, now_ms: int) -> bool:
         """Whether time alone may change the verdict: an end is known, and late pointers may still land."""
         account = stream.account
         return account.end is not None and account.end_ms >= watermark_ms(self.topic.settings, now_ms)
 
-    def _judge(self, producer: int, stream: Stream, now_ms: int) -> None:
+    def _judge(self, producer: int, stream: AuditedProducer, now_ms: int) -> None:
         """Say which sequences of a producer are lost, doubled or unproven in the queue."""
         _ripen(stream, now_ms)
         there = [stream.account.delivered, stream.gave_up, stream.account.burned]
@@ -382,7 +382,7 @@ class PartitionAudit:
         ):
             self._hold(Wrong(kind, IN_QUEUE, producer, cause), pieces, stream, now_ms)
 
-    def _below_end(self, producer: int, stream: Stream, now_ms: int) -> list[Range]:
+    def _below_end(self, producer: int, stream: AuditedProducer, now_ms: int) -> list[Range]:
         """Return what lies below the end that a producer told, and is in no pointer.
 
         What was sent for less than `all`, acked or not, or at a level that no report has told yet, may be held for the
@@ -396,15 +396,15 @@ class PartitionAudit:
             return common(_apart_from(missing, [stream.weak]), stream.overdue)
         return missing
 
-    def _seen(self, stream: Stream, missing: list[Range]) -> tuple[list[Range], list[Range]]:
+    def _seen(self, stream: AuditedProducer, missing: list[Range]) -> tuple[list[Range], list[Range]]:
         """Part what is missing into what is lost, and what may have been in pointers that were not read."""
         if not missing or self.books.blind_ms < 0:
             return missing, []
-        dated = Dating(stream).dated(missing, 0)
+        dated = EventMinutes(stream).dated(missing, 0)
         blind = RangeSet((first, next_) for minute, first, next_ in dated if minute * MINUTE_MS <= self.books.blind_ms)
         return apart(missing, blind), common(missing, blind)
 
-    def _judge_group(self, group: str, books: Group, now_ms: int) -> None:
+    def _judge_group(self, group: str, books: AuditedGroup, now_ms: int) -> None:
         for producer in list(self._dirty):
             progress, stream = books.progress.get(producer), self.books.streams.get(producer)
             if progress is None or stream is None:
@@ -416,9 +416,9 @@ class PartitionAudit:
             ):
                 self._hold(Wrong(kind, IN_GROUP, producer, cause, group), found, stream, now_ms)
 
-    def _hold(self, wrong: Wrong, pieces: list[Range], stream: Stream, now_ms: int) -> None:
+    def _hold(self, wrong: Wrong, pieces: list[Range], stream: AuditedProducer, now_ms: int) -> None:
         fallback = (stream.account.seen_ms or now_ms) // MINUTE_MS
-        dating = Dating(stream)
+        dating = EventMinutes(stream)
 
         def locate(sequence: int) -> tuple[int, str]:
             offset = stream.marks.offset_of(sequence) if sequence in stream.account.delivered else -1
@@ -459,7 +459,7 @@ def _apart_from(pieces: Iterable[Range], known: Sequence[RangeSet]) -> list[Rang
     return left
 
 
-def _ripen(stream: Stream, now_ms: int) -> None:
+def _ripen(stream: AuditedProducer, now_ms: int) -> None:
     """Let what has waited long enough be overdue."""
     left = []
     for due_ms, first, next_ in stream.waiting:

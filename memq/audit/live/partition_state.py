@@ -13,13 +13,13 @@ from memq.audit.live.finding import LiveFinding
 from memq.audit.live.marks import Marks
 from memq.audit.totals import RunningTotals
 from memq.format.ranges import RangeSet
-from memq.format.report import Part
+from memq.format.report import ReportPart
 
 NO_END_MS = 1 << 62
 
 
 @dataclass(slots=True)
-class Stream:
+class AuditedProducer:
     """One producer in the write partition: its account with the queue, and what it reported itself.
 
     `acked` are sequences acked with `all`; `weak` those acked with 1 or sent with 0. `waiting` has what was sent, with
@@ -46,7 +46,7 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Progress:
+class GroupProgress:
     """A group's work on one producer: `ever` is all that it processed.
 
     `lost` are those that a member passed over: it stood before them, committed a position behind them, and reported
@@ -60,7 +60,7 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Reading:
+class MemberReading:
     """One member of a group.
 
     It answers for all pointers from offset `at` on, once it commits a position behind them.
@@ -105,23 +105,23 @@ class StreamRead:
     counted: str = ""
     covered: str = ""
     due_ms: int = 0
-    reading: Reading = field(default_factory=Reading)
+    reading: MemberReading = field(default_factory=MemberReading)
     tasks: dict[int, TaskRead] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Group:
+class AuditedGroup:
     """A consumer group in the write partition: by producer what it did, by client who reads for it.
 
     A stream of Spark is a group, too, with `stream` in place of members: whoever drives it goes on with its checkpoint.
     """
 
-    progress: dict[int, Progress] = field(default_factory=dict)
-    members: dict[int, Reading] = field(default_factory=dict)
+    progress: dict[int, GroupProgress] = field(default_factory=dict)
+    members: dict[int, MemberReading] = field(default_factory=dict)
     committed: str = ""  # the last position that a member reported
     stream: StreamRead | None = None
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[MemberReading]:
         """Return those of all members, or of the stream."""
         return [*self.members.values(), *([] if self.stream is None else [self.stream.reading])]
 
@@ -136,13 +136,13 @@ class Told:
 
     client: int
     group: str | None
-    part: Part
+    part: ReportPart
     time_ms: int
     kind: str = ""
 
 
 @dataclass(slots=True)
-class Books:
+class PartitionState:
     """All that is known of one write partition.
 
     `next_offset` is the next pointer to read of its read partition.
@@ -160,8 +160,8 @@ class Books:
     copies_ms: int = -1
     epoch: int = 0
     totals: RunningTotals | None = None
-    streams: dict[int, Stream] = field(default_factory=dict)
-    groups: dict[str, Group] = field(default_factory=dict)
+    streams: dict[int, AuditedProducer] = field(default_factory=dict)
+    groups: dict[str, AuditedGroup] = field(default_factory=dict)
     damaged: dict[int, bool] = field(default_factory=dict)
     findings: dict[str, LiveFinding] = field(default_factory=dict)
     objects: dict[int, str] = field(default_factory=dict)

@@ -52,7 +52,7 @@ class Client:
         return range(max(first, last - SILENT_MINUTES_MAX), last + 1)
 
 
-class HomeAudit:
+class ReportPartitionAudit:
     """Takes the reports of one partition of `_memq_audit` and passes them to write partitions' audits.
 
     `audit_of` returns the audit of a topic id and write partition, None when there is no such topic any more.

@@ -17,7 +17,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 @dataclass(slots=True)
-class Side:
+class CountSide:
     """Counts of records by name, and a histogram for each stage: records by bucket, as reports have them.
 
     Names on the queue's side: sent, acked, gave-up, committed, copies, and `WORDS`; on a group's side: fetched,
@@ -43,16 +43,16 @@ class Side:
 
 
 @dataclass(slots=True)
-class Row:
+class MinuteCounts:
     """One minute: the sides of the queue and of each group."""
 
-    sides: dict[str, Side] = field(default_factory=dict)
+    sides: dict[str, CountSide] = field(default_factory=dict)
 
-    def side(self, name: str) -> Side:
+    def side(self, name: str) -> CountSide:
         """Return a side, made when it is new."""
-        return self.sides.setdefault(name, Side())
+        return self.sides.setdefault(name, CountSide())
 
-    def add(self, other: Row) -> None:
+    def add(self, other: MinuteCounts) -> None:
         """Add another row of the same minute."""
         for name, theirs in other.sides.items():
             mine = self.side(name)

@@ -17,13 +17,13 @@ import msgspec
 from memq.audit.checks.batch_index import named, read_entries, read_headers
 from memq.audit.live.log_follower import LogFollower
 from memq.audit.live.partition import PartitionAudit
-from memq.audit.live.report_partition import HomeAudit, Key
-from memq.audit.live.storage.store import AuditStore, Changes, Step
+from memq.audit.live.report_partition import Key, ReportPartitionAudit
+from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import FencedError, MemqError, RetryableError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
-from memq.format.report import Damage, Part, Report, decode_report, home_of
+from memq.format.report import Report, ReportedDamage, ReportPart, decode_report, home_of
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
@@ -75,7 +75,7 @@ class Reports(Protocol):
         ...
 
 
-class Topics(Protocol):
+class TopicLister(Protocol):
     """Lists topics. Raises: RetryableError."""
 
     async def __call__(self) -> Sequence[Topic]:
@@ -85,7 +85,7 @@ class Topics(Protocol):
 
 @dataclass(slots=True)
 class _Home:
-    audit: HomeAudit
+    audit: ReportPartitionAudit
     position: str
     partitions: dict[Key, PartitionAudit] = field(default_factory=dict)
     saved: str = ""
@@ -99,7 +99,7 @@ class LiveAudit:
     def __init__(
         self,
         reports: Reports,
-        topics: Topics,
+        topics: TopicLister,
         queue: RemoteQueue,
         read: ReadRange,
         store: AuditStore,
@@ -213,7 +213,7 @@ class LiveAudit:
             await self._reports.seek(number, position)
             if self._page is not None and self._page.home == number:
                 self._page = None  # it goes on with what was stored, not with this
-            self._homes[number] = _Home(HomeAudit(partitions.get, clients), position, partitions)
+            self._homes[number] = _Home(ReportPartitionAudit(partitions.get, clients), position, partitions)
         if new:
             await self._load_partitions()
 
@@ -240,9 +240,9 @@ class LiveAudit:
         parts = tuple([await self._named_part(part) for part in report.parts])
         return msgspec.structs.replace(report, parts=parts)
 
-    async def _named_part(self, part: Part) -> Part:
+    async def _named_part(self, part: ReportPart) -> ReportPart:
         topic = self._topics.get(part.topic_id)
-        found: list[Damage] = []
+        found: list[ReportedDamage] = []
         for damage in part.damages:
             found += (
                 [damage]
@@ -251,7 +251,7 @@ class LiveAudit:
             )
         return msgspec.structs.replace(part, damages=tuple(found))
 
-    async def _named_damage(self, topic: Topic, partition: int, damage: Damage) -> list[Damage]:
+    async def _named_damage(self, topic: Topic, partition: int, damage: ReportedDamage) -> list[ReportedDamage]:
         pointer = await self._pointer_at(topic, partition, damage.offset)
         if pointer is None:
             return [damage]
@@ -330,7 +330,7 @@ class LiveAudit:
         for key, audit in home.partitions.items():
             rows, findings = audit.take_rows(), audit.take_findings()
             if rows or findings or audit.changed():
-                step.changes[key] = Changes(audit.topic.name, audit.books, rows, findings)
+                step.changes[key] = PartitionChanges(audit.topic.name, audit.books, rows, findings)
         return step
 
     async def _save(self, home: _Home) -> None:

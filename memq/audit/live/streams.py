@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from memq.audit.live.group_readers import begin_reading, first_judged, hold, take_processed
-from memq.audit.live.partition_state import Books, Group, StreamRead, TaskRead
+from memq.audit.live.partition_state import AuditedGroup, PartitionState, StreamRead, TaskRead
 from memq.format.ranges import RangeSet
-from memq.format.report import Part
+from memq.format.report import ReportPart
 from memq.topic import Position
 
 TASKS_MAX = 4_096  # of a stream in a write partition that wait for its checkpoint; the oldest are forgotten
@@ -29,13 +29,13 @@ class StreamAudit:
     All methods yield the producers whose verdict may change.
     """
 
-    def __init__(self, books: Books, group: Group, count: Callable[[int, int], None]) -> None:
+    def __init__(self, books: PartitionState, group: AuditedGroup, count: Callable[[int, int], None]) -> None:
         self._books = books
         self._group = group
         self._count = count
         self._read = group.stream = group.stream or StreamRead()
 
-    def take_task(self, client: int, part: Part, now_ms: int) -> Iterator[int]:
+    def take_task(self, client: int, part: ReportPart, now_ms: int) -> Iterator[int]:
         """Take what a task says."""
         tasks = self._read.tasks
         task = tasks.setdefault(client, TaskRead())
@@ -50,7 +50,7 @@ class StreamAudit:
             del tasks[next(iter(tasks))]
         yield from self.settle(now_ms)
 
-    def take_driver(self, part: Part, now_ms: int) -> Iterator[int]:
+    def take_driver(self, part: ReportPart, now_ms: int) -> Iterator[int]:
         """Take what the driver says: where it began, then how far its checkpoint has come."""
         for begin in part.begins:
             if begin.reason == "stored" and begin.at and not self._is_behind(begin.at):

@@ -6,7 +6,7 @@ import msgspec
 
 from memq.audit.account import common
 from memq.audit.checks.batch_check import BatchCheck, BlockCheck
-from memq.audit.checks.checked_entry import Checked
+from memq.audit.checks.checked_entry import CheckedEntry
 from memq.audit.checks.checker import check_one
 from memq.audit.live.finding import LiveFinding
 from memq.audit.opened_topic import opened_topic
@@ -76,7 +76,7 @@ async def verify_finding(brokers: str, finding: LiveFinding, runtime: Runtime | 
         return verification_of(finding, checked, opened.through)
 
 
-def verification_of(finding: LiveFinding, checked: Checked, through: str) -> Verification:
+def verification_of(finding: LiveFinding, checked: CheckedEntry, through: str) -> Verification:
     """Return what a check of the finding's pointer says of its records. Pure."""
     told = Verification(
         topic=finding.topic, partition=finding.partition, offset=finding.offset, through=through, says=""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from memq.broker.ingest.rate_limit import Limit
+from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import MovedError, NotFoundError, TimedOutError
 from memq.governor.governor import view_of
-from memq.governor.planning import Change, ClusterView
+from memq.governor.planning import AssignmentChange, ClusterView
 from memq.protocol.messages import (
     AdminAnswer,
     DescribeClients,
@@ -21,7 +21,7 @@ from memq.protocol.messages import (
     WireClient,
     WireLoad,
 )
-from memq.storage_handlers import Counted
+from memq.storage_handlers import CountingStore
 
 
 class ClusterRequests:
@@ -55,7 +55,9 @@ class ClusterRequests:
 
     def _load(self) -> WireLoad:
         services, at_work = self._services, self._partitions.at_work()
-        counted = {name: handler.counts() for name, handler in services.stores.items() if isinstance(handler, Counted)}
+        counted = {
+            name: handler.counts() for name, handler in services.stores.items() if isinstance(handler, CountingStore)
+        }
         return WireLoad(
             memory_bytes=services.pool.leased_bytes,
             memory_bytes_max=services.pool.budget_bytes,
@@ -113,7 +115,7 @@ def _brokers(view: ClusterView, governor: str) -> list[WireBroker]:
     ]
 
 
-def _wire_client(name: str, limit: Limit, connections: int, over: int) -> WireClient:
+def _wire_client(name: str, limit: RatePerSecond, connections: int, over: int) -> WireClient:
     return WireClient(
         client=name,
         mode=limit.mode,
@@ -124,7 +126,7 @@ def _wire_client(name: str, limit: Limit, connections: int, over: int) -> WireCl
     )
 
 
-def _wire_change(names: Mapping[str, str], change: Change) -> WireChange:
+def _wire_change(names: Mapping[str, str], change: AssignmentChange) -> WireChange:
     after = change.assignment
     topic = names.get(after.topic_id, after.topic_id)
     return WireChange(

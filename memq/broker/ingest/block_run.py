@@ -51,7 +51,7 @@ _KINDS = frozenset(
 _FIRST_END = SEQUENCE_END - 65_536 * BLOCK_RECORDS_MAX
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Checked blocks: their place, the sequence after the last, and the start of the next block."""
 
     extents: list[Extent]
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 def sound_run(
     stream: Stream, slab: Slab, at: int, end: int, *, oldest_ms: float, blocks_max: int, bytes_max: int
-) -> Run:
+) -> BlockRun:
     """Check the frames from `at` on; return the sound ones up to the first that is not.
 
     `oldest_ms` is the least first-sent time that is taken. At most `blocks_max` blocks; the run ends with the
@@ -70,7 +70,7 @@ def sound_run(
     extents: list[Extent] = []
     next_ = stream.expected
     if next_ < stream.producer.next or next_ >= _FIRST_END:
-        return Run(extents, next_, at)  # it may hold duplicates, or the last sequences of all
+        return BlockRun(extents, next_, at)  # it may hold duplicates, or the last sequences of all
     view, producer_id, scope = slab.view, stream.producer_id, stream.processor.scope
     kind, producer_epoch = Api.WRITE | stream.number << 16, stream.producer_epoch
     last = min(end - _HEAD_BYTES, at + bytes_max - 1)
@@ -104,4 +104,4 @@ def sound_run(
         extents.append((slab, at + FRAME_PREFIX_BYTES, stop))
         next_ += count
         at = stop
-    return Run(extents, next_, at)
+    return BlockRun(extents, next_, at)

@@ -27,7 +27,7 @@ from memq.errors import (
 )
 from memq.format.blocks.header import BlockHeader, check_block
 from memq.limits import FRAME_PREFIX_BYTES, MIB
-from memq.protocol.connection import Conversation, Side, State
+from memq.protocol.connection import ConnectionState, Conversation, Side
 from memq.protocol.frames import (
     PREFIX,
     WRITE_PREFIX,
@@ -173,12 +173,12 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def ready(self) -> bool:
         """Whether HELLO was said and answered, and the connection is open."""
-        return self.conversation.state in (State.READY, State.DRAINING)
+        return self.conversation.state in (ConnectionState.READY, ConnectionState.DRAINING)
 
     @property
     def closed(self) -> bool:
         """Whether nothing can be sent any more."""
-        return self.conversation.state is State.CLOSED
+        return self.conversation.state is ConnectionState.CLOSED
 
     @property
     def reads_on(self) -> bool:

@@ -29,7 +29,7 @@ class Region:
         self.end = end
 
 
-class Reader(Protocol):
+class SlabReader(Protocol):
     """A connection, as the intake sees it."""
 
     def pause(self) -> None:
@@ -62,8 +62,8 @@ class Intake:
     def __init__(self, pool: SlabPool) -> None:
         self.pool = pool
         self.starved = False
-        self.readers: dict[Reader, None] = {}
-        self.waiting: dict[Reader, None] = {}  # with a frame that has begun and found no place
+        self.readers: dict[SlabReader, None] = {}
+        self.waiting: dict[SlabReader, None] = {}  # with a frame that has begun and found no place
         self.aside = Slab(ASIDE_BYTES)
         self.starving: Callable[[], None] = lambda: None  # called when memory has become short
         self._leave_bytes = max(pool.budget_bytes // 8, 2 * pool.slab_bytes)
@@ -101,7 +101,7 @@ class Intake:
         """Whether `buffer` returned the end of the current slab for this region."""
         return not self.starved and (region is None or (region.slab is self.slab and region.end == self.cursor))
 
-    def begin(self, reader: Reader) -> tuple[Slab, int]:
+    def begin(self, reader: SlabReader) -> tuple[Slab, int]:
         """Return where the bytes are that were read without a region."""
         if not self.starved:
             return self.slab, self.cursor
@@ -146,7 +146,7 @@ class Intake:
         self.slab, self.cursor = slab, 0
         return True
 
-    def after_read(self, reader: Reader) -> None:
+    def after_read(self, reader: SlabReader) -> None:
         """See that there is room for the next read; stop all reading that would begin something new if not."""
         if self.starved:
             if not reader.reads_on:
@@ -154,7 +154,7 @@ class Intake:
         elif self.slab.size - self.cursor < READ_BYTES_MIN and not self._renew(self._leave_bytes):
             self._starve()
 
-    def wait(self, reader: Reader) -> None:
+    def wait(self, reader: SlabReader) -> None:
         """A frame has begun and finds no place: it gets one before anything new begins."""
         self.waiting[reader] = None
         reader.pause()
@@ -180,7 +180,7 @@ class Intake:
             for reader in list(self.readers):
                 reader.resume()
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: SlabReader) -> None:
         """Forget a connection that is closed; what it waited for may go to the next."""
         self.readers.pop(reader, None)
         if reader in self.waiting:

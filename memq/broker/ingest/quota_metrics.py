@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from memq.broker.ingest.quotas import LimitBook
+from memq.broker.ingest.quotas import Quotas
 from memq.observe.metrics import lines_of
 
 
-class LimitCollector:
+class QuotaCollector:
     """Yields one counter, with a line for each topic or client that was over its limit."""
 
-    def __init__(self, book: LimitBook) -> None:
+    def __init__(self, book: Quotas) -> None:
         self._book = book
 
     def collect(self) -> Iterable[Metric]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from memq.broker.ingest.quotas import DEFAULT, ClientLimits
-from memq.broker.ingest.rate_limit import Limit
+from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.errors import InvalidSettingError
 from memq.settings import Section, did_you_mean, parse_size
 from memq.topic import LimitMode, check_name
@@ -15,15 +15,15 @@ _EXAMPLE = "write it as 'soft 10MiB/s 500/s': a mode, then bytes or requests per
 
 def client_limits(section: Section) -> ClientLimits:
     """Return the limits of a section `[clients]`. Raises: InvalidSettingError, InvalidNameError."""
-    named: dict[str, Limit] = {}
+    named: dict[str, RatePerSecond] = {}
     for name, (raw, origin) in section.items():
         if name != DEFAULT:
             check_name(name, "client")
         named[name] = parse_limit(str(raw), f"{name} from {origin} [clients]")
-    return ClientLimits(named.pop(DEFAULT, Limit()), named)
+    return ClientLimits(named.pop(DEFAULT, RatePerSecond()), named)
 
 
-def parse_limit(text: str, what: str = "limit") -> Limit:
+def parse_limit(text: str, what: str = "limit") -> RatePerSecond:
     """Return the limit of a line: `off`, `dark 1MiB/s`, `hard 10MiB/s 500/s`. Raises: InvalidSettingError."""
     mode, *rates = text.split() or [""]
     if mode not in get_args(LimitMode):
@@ -39,4 +39,4 @@ def parse_limit(text: str, what: str = "limit") -> Limit:
         found[unit] = count
     if bool(found) != (mode != "off"):
         raise InvalidSettingError(f"{what} = '{text[:60]}' limits nothing", hint=f"{_EXAMPLE}; or 'off' alone")
-    return Limit(cast(LimitMode, mode), **found)
+    return RatePerSecond(cast(LimitMode, mode), **found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from memq.broker.ingest.rate_limit import Limit, Limiter, Limiters
+from memq.broker.ingest.rate_limit import Limiter, Limiters, RatePerSecond
 from memq.runtime.clock import Clock
 from memq.topic import Topic
 
@@ -17,10 +17,10 @@ CLIENTS_MAX = 10_000  # that are remembered; those that are connected are bounde
 class ClientLimits:
     """The limits of clients at one broker: named clients, and the default for all others."""
 
-    default: Limit = field(default_factory=Limit)
-    named: Mapping[str, Limit] = field(default_factory=dict)
+    default: RatePerSecond = field(default_factory=RatePerSecond)
+    named: Mapping[str, RatePerSecond] = field(default_factory=dict)
 
-    def of(self, client: str) -> Limit:
+    def of(self, client: str) -> RatePerSecond:
         """Return the limit of a client."""
         return self.named.get(client, self.default)
 
@@ -34,7 +34,7 @@ class _Known:
     connections: int = 0
 
 
-class LimitBook:
+class Quotas:
     """Finds limiters.
 
     Those of a topic share its limit by how many of its partitions that take records each one has.
@@ -57,7 +57,7 @@ class LimitBook:
         now_s = self._clock.monotonic()
         for topic in topics:
             settings = topic.settings
-            limit = Limit(settings.limit_mode, settings.limit_bytes_s, settings.limit_requests_s)
+            limit = RatePerSecond(settings.limit_mode, settings.limit_bytes_s, settings.limit_requests_s)
             if not limit.holds:
                 continue
             taking = topic.taking
@@ -94,7 +94,7 @@ class LimitBook:
         """Return all limiters there are."""
         return [*self._topics.values(), *(known.limiter for known in self._clients.values())]
 
-    def clients(self) -> list[tuple[str, Limit, int, int]]:
+    def clients(self) -> list[tuple[str, RatePerSecond, int, int]]:
         """Return who has a limit: name, limit, connections, and how often it was over.
 
         `default`: all others, each.

@@ -19,7 +19,7 @@ ROUND_S = 0.1  # who was slowed comes back for at least so much: each time costs
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class RatePerSecond:
     """A limit per second, 0 for none.
 
     `mode` says what happens beyond it.
@@ -73,7 +73,7 @@ class Limiter:
 
     __slots__ = ("_bytes", "_requests", "limit", "name", "over", "subject")
 
-    def __init__(self, subject: str, name: str, limit: Limit, now_s: float) -> None:
+    def __init__(self, subject: str, name: str, limit: RatePerSecond, now_s: float) -> None:
         self.subject = subject
         self.name = name
         self.over = {"dark": 0, "soft": 0, "hard": 0}
@@ -82,7 +82,7 @@ class Limiter:
         self._requests: TokenBucket | None = None
         self.change(limit, 1.0, now_s)
 
-    def change(self, limit: Limit, share: float, now_s: float) -> None:
+    def change(self, limit: RatePerSecond, share: float, now_s: float) -> None:
         """Hold another limit from now on, of which `share` is to be had here."""
         self.limit = limit
         self._bytes = _changed(self._bytes, limit.bytes_s * share, now_s)

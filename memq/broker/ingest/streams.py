@@ -8,7 +8,7 @@ from memq.errors import MemqError
 from memq.format.ranges import RangeSet
 
 if TYPE_CHECKING:
-    from memq.broker.partition.ring import Run, Slot
+    from memq.broker.partition.ring import BatchSlot, SlotRun
     from memq.broker.partition.topic_processor import TopicProcessor
 
 
@@ -28,7 +28,7 @@ class AckSink(Protocol):
         ...
 
 
-class Producer:
+class ProducerState:
     """One producer in one partition: which of its sequences the queue holds, and how far it came.
 
     `next` is above every sequence that the queue or the ring has seen: a block that starts there or
@@ -69,7 +69,7 @@ class Stream:
         number: int,
         sink: AckSink,
         processor: TopicProcessor,
-        producer: Producer,
+        producer: ProducerState,
         acks: int,
         sequence: int,
         producer_epoch: int = 0,
@@ -83,5 +83,5 @@ class Stream:
         self.acks = acks
         self.expected = sequence
         self.open = True
-        self.run: Run | None = None
-        self.run_slot: Slot | None = None
+        self.run: SlotRun | None = None
+        self.run_slot: BatchSlot | None = None

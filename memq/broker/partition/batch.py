@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from awscrt.checksums import combine_crc32c, crc32c
 
-from memq.broker.partition.ring import Slot
+from memq.broker.partition.ring import BatchSlot
 from memq.format.blocks.header import CHECKED_FROM
 from memq.format.blocks.header_table import HeaderTable
 from memq.format.key import object_key
@@ -71,7 +71,7 @@ class ObjectBody:
     bytes: int
 
 
-def seal_batch(slot: Slot, origin: Origin) -> SealedBatch:
+def seal_batch(slot: BatchSlot, origin: Origin) -> SealedBatch:
     """Lay out a sealed slot: its blocks as received."""
     views = slot.views()
     headers = HeaderTable([slab.view[start : start + BLOCK_HEADER_BYTES] for slab, start, _ in slot.extents])
@@ -150,7 +150,7 @@ def _body_checksum(views: list[memoryview], headers: HeaderTable) -> int:
 
 
 def data_pointer(
-    slot: Slot,
+    slot: BatchSlot,
     sealed: SealedBatch,
     origin: Origin,
     totals: Totals,
@@ -190,7 +190,7 @@ def data_pointer(
 
 
 def staged_pointer(
-    slot: Slot,
+    slot: BatchSlot,
     origin: Origin,
     totals: Totals,
     adopted: tuple[Adopted, ...],
@@ -261,7 +261,7 @@ def ended_pointer(
     return control_pointer("ended", origin, totals, adopted, now_ms, ended=ends, named_ms=named_ms)
 
 
-def named_of(slot: Slot) -> tuple[NamedProducer, ...]:
+def named_of(slot: BatchSlot) -> tuple[NamedProducer, ...]:
     """Return how far the named producers of a batch come with it."""
     found: dict[int, NamedProducer] = {}
     for run in slot.runs:
@@ -273,7 +273,7 @@ def named_of(slot: Slot) -> tuple[NamedProducer, ...]:
     return tuple(found.values())
 
 
-def sequences_of(slot: Slot) -> list[tuple[int, int, int]]:
+def sequences_of(slot: BatchSlot) -> list[tuple[int, int, int]]:
     """Return whose sequences a batch holds: producer id, first and next of each run."""
     return [(run.stream.producer_id, run.first, run.next) for run in slot.runs]
 

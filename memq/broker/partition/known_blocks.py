@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from memq.broker.ingest.streams import Producer
+from memq.broker.ingest.streams import ProducerState
 from memq.broker.partition.pointer_resolver import search_of
-from memq.broker.partition.ring import Slot
+from memq.broker.partition.ring import BatchSlot
 from memq.errors import IdentityConflictError, MemqError, RetryableError, ThrottledError
 from memq.format.blocks.header import BlockHeader, StoredBlock, parse_header
 from memq.limits import BLOCK_HEADER_BYTES
@@ -57,7 +57,7 @@ class KnownBlocks:
 
     # ---- a block comes in ------------------------------------------------------------------------
 
-    def holds(self, producer: Producer, header: BlockHeader) -> tuple[bool, Slot | None]:
+    def holds(self, producer: ProducerState, header: BlockHeader) -> tuple[bool, BatchSlot | None]:
         """Whether a block is here or in the queue already, and the slot that has it, None when the queue does.
 
         Raises: IdentityConflictError when something else is there; ThrottledError while that is looked up.
@@ -77,7 +77,7 @@ class KnownBlocks:
             raise self.conflict(header, ())
         return False, None
 
-    def _queued(self, producer: Producer, header: BlockHeader) -> bool:
+    def _queued(self, producer: ProducerState, header: BlockHeader) -> bool:
         """Whether the queue holds a block, some of whose sequences it shows.
 
         The result is False when that copy can't be read.

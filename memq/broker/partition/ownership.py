@@ -13,9 +13,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from memq.broker.ingest.streams import Producer
+from memq.broker.ingest.streams import ProducerState
 from memq.broker.partition.named_producers import NamedProducers
-from memq.broker.partition.tail import Tail
+from memq.broker.partition.tail import QueueTail
 from memq.format.pointer import Adopted, NamedProducer, Pointer, ProducerRanges
 from memq.format.totals import adopted_of
 from memq.topic import Totals
@@ -56,7 +56,7 @@ class Ownership:
     proof_s: float = 0.0
     stated: bool = False  # the opening's totals are stated: what is met from here on is adopted
     totals: Totals = field(default_factory=Totals)  # all that is known in the queue but `adopted` and `landed`
-    producers: dict[int, Producer] = field(default_factory=dict)
+    producers: dict[int, ProducerState] = field(default_factory=dict)
     adopted: list[Adopted] = field(default_factory=list)  # late pointers that the next own ones list and count
     landed: dict[int, Pointer] = field(default_factory=dict)  # own batches met by reading, by batch sequence
     highest_epoch: int = 0
@@ -67,7 +67,7 @@ class Ownership:
     handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, whatever came of it
     _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
     _published: int = -1  # highest own batch sequence that is counted
-    tail: Tail = field(default_factory=Tail)  # while opening: what earlier owners counted
+    tail: QueueTail = field(default_factory=QueueTail)  # while opening: what earlier owners counted
 
     def become(self, phase: Phase) -> None:
         """Change phase; only what the table allows."""
@@ -90,11 +90,11 @@ class Ownership:
 
     # ---- what the queue shows ----------------------------------------------------------------
 
-    def producer(self, producer_id: int) -> Producer:
+    def producer(self, producer_id: int) -> ProducerState:
         """Return what is known of a producer; a new one starts empty."""
         found = self.producers.get(producer_id)
         if found is None:
-            found = self.producers[producer_id] = Producer(producer_id)
+            found = self.producers[producer_id] = ProducerState(producer_id)
         return found
 
     def meet(self, offset: int, time_ms: int, pointer: Pointer) -> None:
@@ -120,7 +120,7 @@ class Ownership:
         self.read_to = offset
         self.producers.clear()
         self.named = NamedProducers()
-        self.tail = Tail()
+        self.tail = QueueTail()
 
     def join(self, producers: Iterable[ProducerRanges], time_ms: int) -> None:
         """Note sequences that the queue holds since `time_ms`."""
@@ -156,7 +156,7 @@ class Ownership:
         self.stated = True
         self.totals = self.tail.counted()
         self.adopted = self.tail.uncounted()
-        self.tail = Tail()
+        self.tail = QueueTail()
 
     def named_since_ms(self) -> int:
         """Return from when on an opening must read for all names, as pointers say it; 0 when there are none."""

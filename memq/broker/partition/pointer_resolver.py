@@ -21,7 +21,7 @@ from memq.topic import ReadPartition
 READ_BYTES = 1 << 20
 
 
-class WholePointers:
+class PointerResolver:
     """One read partition; `name` is what the log calls it.
 
     What a pointer has no room for comes from its object.

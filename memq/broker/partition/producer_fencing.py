@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from memq.broker.ingest.streams import Producer
+from memq.broker.ingest.streams import ProducerState
 from memq.broker.partition.ownership import Ownership
 from memq.errors import NotReadyError, OutOfSequenceError, ProducerFencedError, TooLargeError
 from memq.limits import NAMED_PRODUCERS_MAX
@@ -14,7 +14,7 @@ from memq.topic import CLOCK_ERROR_MS
 RETRY_MS_MAX = 5_000
 
 
-def next_instance(own: Ownership, producer: Producer, epoch: int, now_s: float, *, by_age: bool) -> int:
+def next_instance(own: Ownership, producer: ProducerState, epoch: int, now_s: float, *, by_age: bool) -> int:
     """Return the epoch of an instance that begins: the one it asks for, for 0 the next.
 
     `now_s` is monotonic.
@@ -40,7 +40,7 @@ def next_instance(own: Ownership, producer: Producer, epoch: int, now_s: float, 
     return begun
 
 
-def check_instance(producer: Producer, epoch: int, sequence: int = 0) -> None:
+def check_instance(producer: ProducerState, epoch: int, sequence: int = 0) -> None:
     """Refuse an instance that a newer one has followed, or one that leaves sequences out.
 
     Raises: ProducerFencedError, OutOfSequenceError.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable
 
 from memq.broker.partition.ownership import Ownership, Phase
-from memq.broker.partition.pointer_resolver import WholePointers
+from memq.broker.partition.pointer_resolver import PointerResolver
 from memq.broker.services import Services
 from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
 from memq.format.pointer import Pointer, encode_pointer
@@ -34,7 +34,7 @@ class Publisher:
         self._passing = DOUBTFUL if patient else PASSING
         self._refused: tuple[type[Exception], ...] = (EpochFencedError, *self._passing)
         self._services = services
-        self._log = WholePointers(services, partition, self._name())
+        self._log = PointerResolver(services, partition, self._name())
 
     async def publish(
         self,

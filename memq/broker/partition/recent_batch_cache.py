@@ -14,7 +14,7 @@ UNREAD_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class HotBatch:
+class RecentBatch:
     """The blocks of one published batch: views of leased slabs, `offset` bytes into its object."""
 
     key: str
@@ -24,7 +24,7 @@ class HotBatch:
     length: int
 
 
-class HotBatches:
+class RecentBatchCache:
     """The youngest published batches, by key, within a byte bound; the first to go when memory is short.
 
     While nobody reads them (consumers that open the store themselves never do) only a 16th of the bound is used:
@@ -37,10 +37,10 @@ class HotBatches:
         self.pinned_bytes = 0
         self._unread_bytes = 0  # published since the last READ
         self._release = release
-        self._batches: OrderedDict[tuple[str, int], HotBatch] = OrderedDict()  # by key and offset
+        self._batches: OrderedDict[tuple[str, int], RecentBatch] = OrderedDict()  # by key and offset
         self._offsets: dict[str, list[int]] = {}  # of the batches of each object, ascending
 
-    def add(self, batch: HotBatch) -> None:
+    def add(self, batch: RecentBatch) -> None:
         """Take over the batch's references on its slabs."""
         place = (batch.key, batch.offset)
         if place in self._batches:
@@ -99,5 +99,5 @@ class HotBatches:
             self._release(slab)
 
 
-def _pinned(batch: HotBatch) -> int:
+def _pinned(batch: RecentBatch) -> int:
     return sum(slab.size for slab in batch.slabs)

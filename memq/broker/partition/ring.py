@@ -52,7 +52,7 @@ SUCCESSORS: dict[SlotState, frozenset[SlotState]] = {
 }
 
 
-class Run:
+class SlotRun:
     """Blocks of one stream in one batch, in order and without a gap: sequences `first` up to `next`."""
 
     __slots__ = ("first", "next", "stream")
@@ -63,7 +63,7 @@ class Run:
         self.next = first
 
 
-class Slot:
+class BatchSlot:
     """One batch, from its first block to its published pointer."""
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Slot:
         self.extents: list[Extent] = []
         self.slabs: list[Slab] = []
         self.sought = 0  # the extent behind the last one that was asked for
-        self.runs: list[Run] = []
+        self.runs: list[SlotRun] = []
         self.later_acks: list[tuple[Stream, int]] = []  # duplicates that wait for what they duplicate
         self.bytes = 0
         self.records = 0
@@ -161,11 +161,11 @@ class RingLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RingOrders:
     """The shell's next steps: uploads, the batch to publish, and when to ask again (monotonic s)."""
 
-    uploads: list[Slot]
-    publish: Slot | None
+    uploads: list[BatchSlot]
+    publish: BatchSlot | None
     wake_s: float | None
 
 
@@ -174,8 +174,8 @@ class Ring:
 
     def __init__(self, limits: RingLimits) -> None:
         self.limits = limits
-        self.open: Slot | None = None
-        self.batches: deque[Slot] = deque()  # sealed and later, the head is the oldest
+        self.open: BatchSlot | None = None
+        self.batches: deque[BatchSlot] = deque()  # sealed and later, the head is the oldest
         self.publishing = False
         self.flushing = False
         self._next_number = 0
@@ -192,7 +192,7 @@ class Ring:
         """How many batches are being uploaded."""
         return [slot.state for slot in self.batches].count(SlotState.STORING)
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[BatchSlot]:
         """Yield the slots that are not free, oldest first."""
         yield from self.batches
         if self.open is not None:
@@ -224,7 +224,7 @@ class Ring:
         if slot is None:
             assert len(self.batches) < self.limits.slots, "appended to a full ring"
             self._learn(now_s)
-            slot = self.open = Slot(self._next_number, now_s)
+            slot = self.open = BatchSlot(self._next_number, now_s)
             self._next_number += 1
         slot.extents += extents
         slot.last_s = now_s
@@ -234,7 +234,7 @@ class Ring:
             slab.references += 1
         run = stream.run
         if run is None or stream.run_slot is not slot or run.next != first:  # burned sequences, or a duplicate between
-            run = stream.run = Run(stream, first)
+            run = stream.run = SlotRun(stream, first)
             stream.run_slot = slot
             slot.runs.append(run)
         run.next = next_
@@ -249,7 +249,7 @@ class Ring:
             return False
         if self.open is not None:
             self.seal()
-        slot = Slot(self._next_number, now_s)
+        slot = BatchSlot(self._next_number, now_s)
         self._next_number += 1
         slot.state, slot.staged, slot.sealed_ms, slot.put_s = SlotState.STORED, staged, now_ms, now_s
         slot.bytes, slot.records = staged.location.length, staged.records
@@ -267,7 +267,7 @@ class Ring:
         if self.open is not None and self._is_full(self.open):
             self.seal()
 
-    def _is_full(self, slot: Slot) -> bool:
+    def _is_full(self, slot: BatchSlot) -> bool:
         return slot.bytes >= self.limits.batch_bytes_max or len(slot.extents) >= self.limits.batch_blocks_max
 
     def seal(self) -> None:
@@ -285,7 +285,7 @@ class Ring:
         if self.open is not None:
             self.open.hurried = True
 
-    def find(self, producer_id: int, first: int, next_: int) -> Slot | None:
+    def find(self, producer_id: int, first: int, next_: int) -> BatchSlot | None:
         """Return the slot that holds these sequences of a producer, the youngest one when several do."""
         for slot in reversed(tuple(self)):
             for run in slot.runs:
@@ -301,7 +301,7 @@ class Ring:
             for run in slot.runs
         )
 
-    def plan(self, now_s: float, *, may_publish: bool = True, growing: bool = False) -> Plan:
+    def plan(self, now_s: float, *, may_publish: bool = True, growing: bool = False) -> RingOrders:
         """Seal what is due, and return what to do now; the head is named only when the caller can publish it.
 
         `growing` says that blocks came in a moment ago, and that the caller will ask again in the next one.
@@ -320,7 +320,7 @@ class Ring:
         ready = may_publish and head is not None and head.state is SlotState.STORED and not self.publishing
         if ready:
             self.publishing = True
-        return Plan(uploads, head if ready else None, wake_s)
+        return RingOrders(uploads, head if ready else None, wake_s)
 
     def _seal_due(self, now_s: float, growing: bool) -> float | None:
         """Seal by age, or because an upload slot is free; return when the open batch comes of age.
@@ -351,13 +351,13 @@ class Ring:
             return None
         return due_s if now_s < due_s else None
 
-    def _fast_until_s(self, slot: Slot) -> float:
+    def _fast_until_s(self, slot: BatchSlot) -> float:
         """Return until when a batch waits that fills up fast."""
         if slot.bytes >= self._goal_bytes:
             return slot.opened_s
         return min(slot.opened_s + min(slot.bytes / FAST_BYTES_S, FAST_S_MAX), slot.last_s + GAP_S_MAX)
 
-    def _in_vain(self, slot: Slot, now_s: float) -> bool:
+    def _in_vain(self, slot: BatchSlot, now_s: float) -> bool:
         """Whether a batch came fast, and then no more.
 
         A batch that is too small for an upload of its own proves nothing.
@@ -376,25 +376,25 @@ class Ring:
             self._goal_bytes = max(self._vain_bytes / 4, self.limits.batch_bytes_max / WORTH_SHARE)
         self._vain_bytes = 0
 
-    def stored(self, slot: Slot, started_s: float) -> None:
+    def stored(self, slot: BatchSlot, started_s: float) -> None:
         """The batch lies in the store, under a key whose first put began at `started_s`."""
         slot.become(SlotState.STORED)
         slot.put_s = started_s
 
-    def store_again(self, slot: Slot) -> None:
+    def store_again(self, slot: BatchSlot) -> None:
         """The stored batch waited so long that the time of its key is over: it uploads again, under another."""
         slot.become(SlotState.SEALED)
         slot.late = True
         self.publishing = False
 
-    def published(self, now_s: float) -> Slot:
+    def published(self, now_s: float) -> BatchSlot:
         """The head's pointer is in the queue: take it out of the ring and return it."""
         slot, self._published_s = self.batches.popleft(), now_s
         slot.become(SlotState.PUBLISHED)
         self.publishing = False
         return slot
 
-    def give_up(self) -> list[Slot]:
+    def give_up(self) -> list[BatchSlot]:
         """Empty the ring, from the head on; the epoch is over. Return what it held."""
         slots = list(self)
         for slot in slots:

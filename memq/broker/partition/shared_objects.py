@@ -27,7 +27,7 @@ SHARED_BATCHES_MAX = 2_048  # of as many topics with the longest names the objec
 UPLOADS_IN_FLIGHT_MAX = 4
 
 
-class _Shipment:
+class GatheringObject:
     """Batches that go into one object, the slabs that they lie in, and how many wait for it."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _Shipment:
         self.blocks += batch.entry.blocks
 
 
-class Sharing:
+class SharedObjects:
     """Gathers and stores the shared objects of one broker.
 
     `start_epoch` tells this run of it from all earlier ones.
@@ -68,10 +68,10 @@ class Sharing:
         self._tasks = TaskOwner(failed, services.events)
         self._start_epoch = 0
         self._sequence = 0
-        self._open: _Shipment | None = None
+        self._open: GatheringObject | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._leaving: deque[_Shipment] = deque()
-        self._in_flight: dict[_Shipment, None] = {}
+        self._leaving: deque[GatheringObject] = deque()
+        self._in_flight: dict[GatheringObject, None] = {}
 
     async def store(self, batch: SealedBatch, slabs: list[Slab]) -> float:
         """Store a batch, which says where it lies then; return when the put of its object began (monotonic s).
@@ -88,11 +88,11 @@ class Sharing:
         finally:
             shipment.waiting -= 1
 
-    def _gathering(self, batch: SealedBatch) -> _Shipment:
+    def _gathering(self, batch: SealedBatch) -> GatheringObject:
         if self._open is not None and not self._open.takes(batch):
             self._close()
         if self._open is None:
-            self._open = _Shipment()
+            self._open = GatheringObject()
             age_s = self._services.settings.shared_age_ms_max / 1000
             self._timer = asyncio.get_running_loop().call_later(age_s, self._close)
         return self._open
@@ -112,7 +112,7 @@ class Sharing:
             self._in_flight[shipment] = None
             self._tasks.start(self._ship(shipment), "shared object")
 
-    async def _ship(self, shipment: _Shipment) -> None:
+    async def _ship(self, shipment: GatheringObject) -> None:
         started_s = await self._put(shipment)
         if started_s is not None:
             shipment.stored.set_result(started_s)
@@ -120,13 +120,13 @@ class Sharing:
         self._let_go(shipment)
         self._depart()
 
-    def _let_go(self, shipment: _Shipment) -> None:
+    def _let_go(self, shipment: GatheringObject) -> None:
         """Wake who still waits for what will not be stored, and give the slabs back."""
         shipment.stored.cancel()  # of no effect when it is done
         for slab in shipment.slabs:
             self._services.pool.release(slab)
 
-    async def _put(self, shipment: _Shipment) -> float | None:
+    async def _put(self, shipment: GatheringObject) -> float | None:
         while shipment.waiting:
             body = object_of(shipment.batches, *self._next_key())
             name = f"shared object of {len(shipment.batches)} batches"

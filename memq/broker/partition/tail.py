@@ -7,7 +7,7 @@ from memq.format.totals import TotalsFold, adopted_of
 from memq.topic import Totals
 
 
-class Tail:
+class QueueTail:
     """The pointers of one write partition, added in order of offset.
 
     `last_ms` is the latest queue time of them.

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from memq.broker.ingest.streams import AckSink, Producer, Stream
+from memq.broker.ingest.streams import AckSink, ProducerState, Stream
 from memq.broker.partition.batch import (
     Origin,
     SealedBatch,
@@ -29,12 +29,12 @@ from memq.broker.partition.opening import open_partition, release_partition
 from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.producer_fencing import check_instance, next_instance
 from memq.broker.partition.publishing import Publisher
-from memq.broker.partition.recent_batch_cache import HotBatch
-from memq.broker.partition.ring import Ring, RingLimits, Slot, SlotState
-from memq.broker.partition.shared_objects import Sharing
+from memq.broker.partition.recent_batch_cache import RecentBatch
+from memq.broker.partition.ring import BatchSlot, Ring, RingLimits, SlotState
+from memq.broker.partition.shared_objects import SharedObjects
 from memq.broker.partition.storing import key_s, store_object
 from memq.broker.services import Services
-from memq.broker.spool.unpublished_blocks import HeldBlocks
+from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.broker.spool.writer import Spool
 from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError
@@ -83,7 +83,12 @@ class TopicProcessor:
     """
 
     def __init__(
-        self, services: Services, sharing: Sharing, leave: Callable[[HeldBlocks], None], topic: Topic, partition: int
+        self,
+        services: Services,
+        sharing: SharedObjects,
+        leave: Callable[[UnpublishedBlocks], None],
+        topic: Topic,
+        partition: int,
     ) -> None:
         self.services = services
         self._sharing = sharing
@@ -379,7 +384,7 @@ class TopicProcessor:
             delay = max(plan.wake_s - self._now(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(delay, self.pump)
 
-    async def _upload(self, slot: Slot) -> None:
+    async def _upload(self, slot: BatchSlot) -> None:
         """Store a batch; a store that fails is tried again for ever, for the ring holds the head."""
         if not slot.sealed_ms:
             slot.sealed_ms = self.services.runtime.clock.wall_ms()
@@ -411,7 +416,7 @@ class TopicProcessor:
         if self._publishing is None:
             self._fenced.set()
 
-    async def _publish(self, head: Slot | None) -> None:
+    async def _publish(self, head: BatchSlot | None) -> None:
         """Publish the head, or a control pointer that is due; ack; go on with the next."""
         try:
             if head is not None:
@@ -433,7 +438,7 @@ class TopicProcessor:
         else:
             self.pump()
 
-    async def _publish_batch(self, slot: Slot) -> None:
+    async def _publish_batch(self, slot: BatchSlot) -> None:
         """Publish the head's pointer and ack; store it again when the time of its key is over."""
         if slot.staged is not None:
             await self._publish_staged(slot, slot.staged)
@@ -461,10 +466,10 @@ class TopicProcessor:
         self.known.remember(sealed.headers.headers)
         slot.settle()
         del self._sealed[slot.number]
-        batch = HotBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
+        batch = RecentBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
         self.services.hot.add(batch)
 
-    async def _publish_staged(self, slot: Slot, staged: StagedBatch) -> None:
+    async def _publish_staged(self, slot: BatchSlot, staged: StagedBatch) -> None:
         """Publish the pointer of a batch that a writer put into the store."""
         own, origin, clock = self._owned(), self._origin(), self.services.runtime.clock
 
@@ -479,7 +484,7 @@ class TopicProcessor:
         self.ring.published(self._now())
         staged.settle(None)
 
-    def _ack(self, slot: Slot, epoch: int) -> None:
+    def _ack(self, slot: BatchSlot, epoch: int) -> None:
         """Ack what the published batch holds, to the streams that wait for that."""
         for stream, sequence in slot.acks().items():
             stream.sink.send_ack(stream, AckLevel.ALL, sequence, epoch)
@@ -539,7 +544,7 @@ class TopicProcessor:
         self._sealed.clear()
         self.known.forget()
         slots = self.ring.give_up()
-        held = HeldBlocks.of_epoch(self.topic, self.partition, own, slots, self.services.pool.release)
+        held = UnpublishedBlocks.of_epoch(self.topic, self.partition, own, slots, self.services.pool.release)
         for slot in slots:
             if slot.staged is not None:
                 slot.staged.settle(MovedError(f"{self.name} lost its epoch"))
@@ -548,7 +553,7 @@ class TopicProcessor:
         if held.blocks:
             self._leave(held)
 
-    def _redirect_streams(self, of: Producer | None = None) -> None:
+    def _redirect_streams(self, of: ProducerState | None = None) -> None:
         """Close all streams, or those of one producer: their producers open again, here or elsewhere."""
         for stream in [stream for stream in self._streams if of is None or stream.producer is of]:
             if of is None:

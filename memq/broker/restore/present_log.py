@@ -22,7 +22,7 @@ Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 
 
 @dataclass(slots=True)
-class HeldPartition:
+class PresentLog:
     """The beginning of a log. `trimmed`: retention has cut it.
 
     `opened`: the first epoch of each write partition.
@@ -68,10 +68,10 @@ class HeldPartition:
             self.opened.setdefault(pointer.partition, pointer.epoch)
 
 
-async def held_in(queue: NotificationQueue, partition: ReadPartition, writers: Iterable[int]) -> HeldPartition:
+async def held_in(queue: NotificationQueue, partition: ReadPartition, writers: Iterable[int]) -> PresentLog:
     """Read a log until each of its write partitions was opened, or to its end. Raises: as the queue."""
     span = await valid_span(queue, partition)
-    held = HeldPartition(trimmed=0 < span.begin < span.end)  # retention leaves the last pointers
+    held = PresentLog(trimmed=0 < span.begin < span.end)  # retention leaves the last pointers
     unopened = set(writers)
     if held.trimmed or not unopened:
         return held

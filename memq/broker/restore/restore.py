@@ -14,7 +14,7 @@ from typing import TypeVar
 from awscrt.checksums import crc32c
 
 from memq.broker.restore.cold_parts import ColdBatches, cold_batches, retire_manifests
-from memq.broker.restore.present_log import HeldPartition, held_in
+from memq.broker.restore.present_log import PresentLog, held_in
 from memq.broker.restore.rebuild import (
     BatchPlace,
     FoundBatch,
@@ -125,14 +125,14 @@ class Restorer:
         await retire_manifests(self._cluster, self._store, topic, lost)
         return told
 
-    async def _lost(self, topic: Topic, places: Places, told: Restored) -> dict[ReadPartition, HeldPartition]:
+    async def _lost(self, topic: Topic, places: Places, told: Restored) -> dict[ReadPartition, PresentLog]:
         """Return the read partitions to restore, with what there is of each."""
-        lost: dict[ReadPartition, HeldPartition] = {}
+        lost: dict[ReadPartition, PresentLog] = {}
         for partition in read_partitions(topic):
             try:
                 held = await held_in(self._queue, partition, topic.writers_of(partition))
             except NotFoundError:
-                held = HeldPartition()
+                held = PresentLog()
             if not held.in_use:
                 lost[partition] = held
             elif await self._is_whole(topic, partition, held, places):
@@ -141,9 +141,7 @@ class Restorer:
                 told.findings.append((f"topic '{topic.name}' partition {partition.partition}", OPENED_TEXT))
         return lost
 
-    async def _lost_still(
-        self, topic: Topic, lost: dict[ReadPartition, HeldPartition]
-    ) -> dict[ReadPartition, HeldPartition]:
+    async def _lost_still(self, topic: Topic, lost: dict[ReadPartition, PresentLog]) -> dict[ReadPartition, PresentLog]:
         """Read the logs once more now that all are there, and return what they hold.
 
         One "not found" is one witness: pointers that are published into a log in use would double its batches.
@@ -159,7 +157,7 @@ class Restorer:
                 )
         return found
 
-    async def _is_whole(self, topic: Topic, partition: ReadPartition, held: HeldPartition, places: Places) -> bool:
+    async def _is_whole(self, topic: Topic, partition: ReadPartition, held: PresentLog, places: Places) -> bool:
         """Whether a log in use has all that belongs before its first opening.
 
         Reads objects when keys leave doubt.
@@ -175,7 +173,7 @@ class Restorer:
         return True
 
     async def _restore(
-        self, topic: Topic, places: Places, lost: dict[ReadPartition, HeldPartition], told: Restored
+        self, topic: Topic, places: Places, lost: dict[ReadPartition, PresentLog], told: Restored
     ) -> None:
         rebuilder = Rebuilder(topic, self._cluster, self._store_name)
         for partition in read_partitions(topic):
@@ -319,9 +317,7 @@ class Restorer:
         """Read again what seems to be damaged: what is believed to be damaged has no pointer afterwards."""
         return await self._reads.read([Way(f"object '{key}'", read)], is_whole)
 
-    async def _take(
-        self, partition: ReadPartition, pointer: Pointer | None, held: HeldPartition, told: Restored
-    ) -> None:
+    async def _take(self, partition: ReadPartition, pointer: Pointer | None, held: PresentLog, told: Restored) -> None:
         if pointer is None:
             told.copies += 1
             return

@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-from memq.broker.partition.pointer_resolver import WholePointers, search_of
+from memq.broker.partition.pointer_resolver import PointerResolver, search_of
 from memq.broker.partition.topic_processor import TopicProcessor, given_up_text
 from memq.broker.peer import Peer, connect_peer
 from memq.broker.services import Services
 from memq.broker.spool.forwarded_block import take_forwarded
-from memq.broker.spool.unpublished_blocks import HeldBlock, HeldBlocks
+from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import CorruptDataError, MemqError, NotFoundError, OutcomeUnknownError, RetryableError, TimedOutError
 from memq.format.blocks.header import check_block, parse_header, scope_of
 from memq.limits import FORWARD_S_MAX, MIB
@@ -45,7 +45,7 @@ class Forwarder:
         self._services = services
         self._place = place
         self.changed = asyncio.Event()  # the work for one epoch's blocks has ended
-        self._work: dict[HeldBlocks, asyncio.Task[None]] = {}
+        self._work: dict[UnpublishedBlocks, asyncio.Task[None]] = {}
         self._tasks = TaskOwner(self._failed, services.events)
         self._given_up: MemqError | None = None
 
@@ -58,7 +58,7 @@ class Forwarder:
         """How many blocks are held."""
         return sum(len(held) for held in self._work)
 
-    def take(self, held: HeldBlocks) -> None:
+    def take(self, held: UnpublishedBlocks) -> None:
         """Bring the blocks of a lost epoch to the next owner, in the background; after `stop` they are let go."""
         if self._tasks.stopped:
             _let_go_of_all(held)
@@ -98,7 +98,7 @@ class Forwarder:
                 return False
         return True
 
-    def _done(self, held: HeldBlocks) -> None:
+    def _done(self, held: UnpublishedBlocks) -> None:
         self._work.pop(held, None)
         self.changed.set()
         _let_go_of_all(held)
@@ -108,7 +108,7 @@ class Forwarder:
 
     # ---- one epoch's blocks ------------------------------------------------------------------------
 
-    async def _forward(self, held: HeldBlocks) -> None:
+    async def _forward(self, held: UnpublishedBlocks) -> None:
         """Retry until all blocks are in the queue, the topic is deleted, or no owner takes any for too long."""
         await asyncio.sleep(held.settled_s - self._now())
         tries, since_s, left = 0, self._now(), len(held)
@@ -136,7 +136,7 @@ class Forwarder:
         if not held.given_up:
             held.settle()
 
-    async def _hand_over(self, held: HeldBlocks) -> None:
+    async def _hand_over(self, held: UnpublishedBlocks) -> None:
         """Find the owner, and bring it what the queue does not hold.
 
         Raises: what stands in the way of any block.
@@ -163,10 +163,10 @@ class Forwarder:
             raise refusal
         self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
 
-    async def _read_on(self, held: HeldBlocks) -> float:
+    async def _read_on(self, held: UnpublishedBlocks) -> float:
         """Read the queue to its end, and let go of what it holds. Return the moment at which it held no more."""
         read = held.topic.read_partition_of(held.partition)
-        log = WholePointers(self._services, read, held.name)
+        log = PointerResolver(self._services, read, held.name)
         while True:
             handed_over_s = self._now()
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -177,7 +177,7 @@ class Forwarder:
                 await self._let_go_of_copies(held, read)
                 return handed_over_s
 
-    async def _let_go_of_copies(self, held: HeldBlocks, read: ReadPartition) -> None:
+    async def _let_go_of_copies(self, held: UnpublishedBlocks, read: ReadPartition) -> None:
         """Let go of the blocks that the queue holds, byte for byte.
 
         Give up, by name, those whose place others have.
@@ -203,14 +203,18 @@ class Forwarder:
                 held.let_go(block)
 
     async def _bring(
-        self, held: HeldBlocks, blocks: Sequence[HeldBlock], owner: Peer | TopicProcessor | str, absent_s: float
+        self,
+        held: UnpublishedBlocks,
+        blocks: Sequence[UnpublishedBlock],
+        owner: Peer | TopicProcessor | str,
+        absent_s: float,
     ) -> MemqError | None:
         """Hand some blocks over at once. Return why one was refused that the others need not wait for.
 
         A block that is damaged here is given up alone. Raises: what stands in the way of all blocks.
         """
 
-        async def one(block: HeldBlock) -> None:
+        async def one(block: UnpublishedBlock) -> None:
             if isinstance(owner, TopicProcessor):
                 await take_forwarded(owner, block.slab, block.start, block.end, absent_s)
             elif isinstance(owner, Peer):
@@ -227,7 +231,7 @@ class Forwarder:
                 raise end if isinstance(end, Exception) else OutcomeUnknownError(f"a block was not brought: {end!r}")
         return refusal
 
-    def _give_up(self, held: HeldBlocks, blocks: list[HeldBlock], error: MemqError) -> None:
+    def _give_up(self, held: UnpublishedBlocks, blocks: list[UnpublishedBlock], error: MemqError) -> None:
         self._given_up = error
         counters = self._services.counters
         counters.given_up_blocks += len(blocks)
@@ -244,9 +248,9 @@ class Forwarder:
         return self._services.runtime.clock.monotonic()
 
 
-def _groups(blocks: Iterable[HeldBlock]) -> Iterator[list[HeldBlock]]:
+def _groups(blocks: Iterable[UnpublishedBlock]) -> Iterator[list[UnpublishedBlock]]:
     """Yield the blocks, as many at a time as may be under way at once; one at least."""
-    group: list[HeldBlock] = []
+    group: list[UnpublishedBlock] = []
     size = 0
     for block in list(blocks):
         size += block.end - block.start
@@ -258,7 +262,7 @@ def _groups(blocks: Iterable[HeldBlock]) -> Iterator[list[HeldBlock]]:
         yield group
 
 
-def _damage(held: HeldBlocks, block: HeldBlock) -> MemqError | None:
+def _damage(held: UnpublishedBlocks, block: UnpublishedBlock) -> MemqError | None:
     """Return the damage of a block here: the receiver may have got it damaged in transit."""
     try:
         check_block(block.view, scope_of(held.topic.id_bytes, held.partition))
@@ -267,6 +271,6 @@ def _damage(held: HeldBlocks, block: HeldBlock) -> MemqError | None:
     return None
 
 
-def _let_go_of_all(held: HeldBlocks) -> None:
+def _let_go_of_all(held: UnpublishedBlocks) -> None:
     for block in list(held.blocks):
         held.let_go(block)

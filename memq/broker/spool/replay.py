@@ -18,7 +18,7 @@ from memq.broker.services import Services
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.forwarding import Forwarder
 from memq.broker.spool.segments import Segment, Span, Ticket
-from memq.broker.spool.unpublished_blocks import HeldBlock, HeldBlocks
+from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import CorruptDataError, MemqError, NotFoundError, SpoolError, UnsupportedFormatError
 from memq.format.spool import SpoolContent, SpoolEntry, decode_segment
 from memq.topic import CLOCK_ERROR_MS, Topic
@@ -201,9 +201,9 @@ class Replay:
             return
         read_to = min(from_time, *(entry.queue_offset for entry in known))
         release = self._services.pool.release
-        held = HeldBlocks(topic, partition, max(read_to, span.begin), self._started_s, release)
+        held = UnpublishedBlocks(topic, partition, max(read_to, span.begin), self._started_s, release)
         for entry in known:
-            held.add(HeldBlock(entry.header, slab, entry.start - start, entry.end - start))
+            held.add(UnpublishedBlock(entry.header, slab, entry.start - start, entry.end - start))
         held.tickets.append(self._ticket(segment, tuple(entry.span for entry in known)))
         self._services.counters.replayed_blocks += len(known)
         self._forwarder.take(held)

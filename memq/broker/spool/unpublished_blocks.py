@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.ownership import Ownership
-from memq.broker.partition.ring import Slot
+from memq.broker.partition.ring import BatchSlot
 from memq.broker.spool.segments import Ticket
 from memq.format.blocks.header import BlockHeader, parse_header
 from memq.format.pointer import Pointer
@@ -15,7 +15,7 @@ from memq.protocol.frames import AckLevel
 from memq.topic import Topic
 
 
-class HeldBlock:
+class UnpublishedBlock:
     """One block: whose, which sequences, and where its bytes lie. It has a reference on its slab."""
 
     __slots__ = ("end", "first", "next", "producer_id", "slab", "start")
@@ -35,7 +35,7 @@ class HeldBlock:
         return self.slab.view[self.start : self.end]
 
 
-class HeldBlocks:
+class UnpublishedBlocks:
     """The blocks that one epoch of a partition leaves.
 
     `release` gets the slab of each block that is no longer needed.
@@ -53,7 +53,7 @@ class HeldBlocks:
         self.known_ms: int | None = None  # which goes back by the dedup window from this queue time on
         self.settled_s = settled_s
         self.epoch = 0  # the lost one; 0: they come from the spool
-        self.blocks: dict[HeldBlock, None] = {}
+        self.blocks: dict[UnpublishedBlock, None] = {}
         self.tickets: list[Ticket] = []
         self.given_up = 0
         self._queued: dict[int, RangeSet] = {}
@@ -61,8 +61,8 @@ class HeldBlocks:
 
     @classmethod
     def of_epoch(
-        cls, topic: Topic, partition: int, own: Ownership, slots: Iterable[Slot], release: Callable[[Slab], None]
-    ) -> HeldBlocks:
+        cls, topic: Topic, partition: int, own: Ownership, slots: Iterable[BatchSlot], release: Callable[[Slab], None]
+    ) -> UnpublishedBlocks:
         """Return what the ring of a lost epoch held that was acked with 1."""
         held = cls(topic, partition, own.read_to, own.handed_over_s + own.stale_publish_s, release)
         held.epoch, held.known_ms = own.epoch, own.queue_time_ms()
@@ -78,13 +78,13 @@ class HeldBlocks:
         """Its partition, for people."""
         return f"topic '{self.topic.name}' partition {self.partition}"
 
-    def add(self, block: HeldBlock, queued: RangeSet | None = None) -> None:
+    def add(self, block: UnpublishedBlock, queued: RangeSet | None = None) -> None:
         """Hold one more block; `queued` is what is known of its producer so far."""
         self.blocks[block] = None
         if block.producer_id not in self._queued:
             self._queued[block.producer_id] = RangeSet() if queued is None else queued
 
-    def _keep(self, slot: Slot, own: Ownership) -> None:
+    def _keep(self, slot: BatchSlot, own: Ownership) -> None:
         """Keep the blocks of a batch that were acked with 1.
 
         Those of acks=all are sent again by their producers.
@@ -100,7 +100,7 @@ class HeldBlocks:
             header = parse_header(slab.view, start)
             ranges = acked.get(header.producer_id)
             if ranges is not None and ranges.covers(header.first_sequence, header.next_sequence):
-                self.add(HeldBlock(header, slab, start, end), own.producer(header.producer_id).queued)
+                self.add(UnpublishedBlock(header, slab, start, end), own.producer(header.producer_id).queued)
 
     def meet(self, offset: int, pointer: Pointer | None) -> None:
         """Take the next entry of the queue; None when nobody can read it."""
@@ -115,11 +115,11 @@ class HeldBlocks:
                 for first, next_ in entry.ranges:
                     queued.add(first, next_)
 
-    def queued(self) -> list[HeldBlock]:
+    def queued(self) -> list[UnpublishedBlock]:
         """Return the blocks all of whose sequences the queue shows: copies, or others with their identity."""
         return [block for block in self.blocks if self._queued[block.producer_id].covers(block.first, block.next)]
 
-    def let_go(self, block: HeldBlock) -> None:
+    def let_go(self, block: UnpublishedBlock) -> None:
         """Hold a block no longer."""
         del self.blocks[block]
         self._release(block.slab)
@@ -129,7 +129,7 @@ class HeldBlocks:
         for ticket in self.tickets:
             ticket.release()
 
-    def describe(self, blocks: Iterable[HeldBlock] | None = None) -> list[str]:
+    def describe(self, blocks: Iterable[UnpublishedBlock] | None = None) -> list[str]:
         """Name each block, or some of them, for the operator who gives up waiting."""
         return [
             f"{self.name}, of a lost epoch: producer {block.producer_id:016x} sequences {block.first} to"

@@ -22,7 +22,7 @@ from memq.format.ranges import RangeSet
 from memq.topic import Totals
 
 
-class ShownLog:
+class LogCoverage:
     """Takes all pointers of one write partition, in order; then it says which objects they account for."""
 
     def __init__(self) -> None:

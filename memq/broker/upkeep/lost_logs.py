@@ -42,7 +42,7 @@ Unanswered = Callable[[ReadPartition, MemqError], None]
 
 
 @dataclass(frozen=True, slots=True)
-class LostQueue:
+class LostLogs:
     """Compares the queue of one cluster with its store."""
 
     cluster: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Container, Mapping
 from typing import NamedTuple
 
-from memq.broker.upkeep.log_coverage import ShownLog
+from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.broker.upkeep.object_index import read_index
-from memq.broker.upkeep.orphan_topics import Forgotten
+from memq.broker.upkeep.orphan_topics import OrphanTopics
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from memq.format.key import ObjectKey, is_of_many, is_staged_object, parse_object_key
 from memq.format.object import ObjectTopic
@@ -38,7 +38,7 @@ def forgotten_topic(topic: ObjectTopic) -> Claim:
     )
 
 
-class Unaccounted:
+class OrphanObjects:
     """Tells them by their keys, or by the index of an object of many batches: one GET for each of those.
 
     `logs` are of all write partitions of `topics` that show anything; `claimed` are those that ever had an owner.
@@ -48,9 +48,9 @@ class Unaccounted:
         self,
         store: ObjectReader,
         topics: Mapping[str, Topic],
-        logs: Mapping[Place, ShownLog],
+        logs: Mapping[Place, LogCoverage],
         claimed: Container[Place],
-        forgotten: Forgotten,
+        forgotten: OrphanTopics,
     ) -> None:
         self._store = store
         self._topics = topics

@@ -13,7 +13,7 @@ from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.topic import ReadPartition
 
 
-class Forgotten:
+class OrphanTopics:
     """Finds them out by the queue, once each. A topic whose deletion has come to its end is in neither."""
 
     def __init__(self, store: ObjectReader, queue: PointerReader) -> None:

@@ -25,9 +25,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from memq.broker.upkeep.log_coverage import ShownLog
-from memq.broker.upkeep.orphan_objects import Claim, Place, Unaccounted, forgotten_topic
-from memq.broker.upkeep.orphan_topics import Forgotten
+from memq.broker.upkeep.log_coverage import LogCoverage
+from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, Place, forgotten_topic
+from memq.broker.upkeep.orphan_topics import OrphanTopics
 from memq.broker.upkeep.pointers import READINGS_MAX, LogReading, keys_of
 from memq.broker.upkeep.sweep_lists import SweepLists
 from memq.compaction.files import ColdFiles
@@ -47,7 +47,7 @@ NO_TOPIC = "its topic is gone"
 CHECKED = "a check of the store left it"
 
 
-class Topics(Protocol):
+class TopicDirectory(Protocol):
     """Lists all topics; a coordinator does."""
 
     async def topics(self) -> Sequence[Topic]:
@@ -87,7 +87,7 @@ class Sweep:
         cluster: str,
         store: StorageHandler,
         queue: PointerReader,
-        topics: Topics,
+        topics: TopicDirectory,
         clock: Clock,
         note: Callable[[str], None],
         confirm_ms: int,
@@ -105,7 +105,7 @@ class Sweep:
         self._confirm_ms = confirm_ms
         self._pending: dict[str, list[ObjectEntry]] = {}  # the lists of earlier passes, by the digest of their prefix
         self._now_ms = -1
-        self.forgotten = Forgotten(store, queue)
+        self.forgotten = OrphanTopics(store, queue)
         self._staged_bound_ms = 0
         self._left_bound_ms = 0
 
@@ -204,7 +204,7 @@ class Sweep:
         shared = prefix in (shared_prefix(self._cluster), self._staged)
         topics = await self.topics()  # as they are now: a broker may have made one meanwhile
         mine = [each for each in topics if shared or topic_prefix(self._cluster, each.name, each.id) == prefix]
-        logs: dict[Place, ShownLog] = {}
+        logs: dict[Place, LogCoverage] = {}
         for topic in mine:
             if not await self._strike_named(topic, keys, logs):
                 return {}
@@ -217,7 +217,7 @@ class Sweep:
             return {}
         return dict.fromkeys(keys, NO_TOPIC)
 
-    async def _strike_named(self, topic: Topic, keys: dict[str, ObjectEntry], logs: dict[Place, ShownLog]) -> bool:
+    async def _strike_named(self, topic: Topic, keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]) -> bool:
         """Take what the pointers of a topic name out of `keys`; False when they can't all be read.
 
         `logs` gets what they show of each write partition.
@@ -233,17 +233,17 @@ class Sweep:
         return await self._strike_cold(topic, keys)
 
     async def _strike_log(
-        self, topic: Topic, partition: ReadPartition, keys: dict[str, ObjectEntry], logs: dict[Place, ShownLog]
+        self, topic: Topic, partition: ReadPartition, keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]
     ) -> str:
         """Do that for one read partition; return why its pointers can't all be read, "" when they were."""
         tries = 0
         while True:
-            reading, shown = LogReading(self._queue, partition, self._note), dict[Place, ShownLog]()
+            reading, shown = LogReading(self._queue, partition, self._note), dict[Place, LogCoverage]()
             async for _entry, pointer in reading.entries():
                 if pointer is None:
                     return "a pointer is damaged"
                 place = (topic.id, pointer.partition)
-                shown.setdefault(place, ShownLog()).take(pointer, cut=reading.begin > 0)
+                shown.setdefault(place, LogCoverage()).take(pointer, cut=reading.begin > 0)
                 for key in keys_of(pointer):
                     keys.pop(key, None)
             tries += 1
@@ -260,14 +260,14 @@ class Sweep:
         return reading.fault
 
     async def _strike_unaccounted(
-        self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[Place, ShownLog]
+        self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]
     ) -> None:
         """Take what a log may name that lost it, or that is not known, out of `keys`, and tell it."""
         if not keys:
             return
         claimed = {(each.topic_id, each.partition) for each in await self._assignments() if each.epoch}
         known = {topic.id: topic for topic in topics}
-        unaccounted = Unaccounted(self._store, known, logs, claimed, self.forgotten)
+        unaccounted = OrphanObjects(self._store, known, logs, claimed, self.forgotten)
         kept: dict[Claim, list[ObjectEntry]] = {}
         for entry in list(keys.values()):
             claim = await unaccounted.claim_on(entry)

@@ -11,7 +11,7 @@ from memq.audit.collector import audit as audit_topic
 from memq.audit.opened_topic import opened_topic
 from memq.audit.verdict import Finding, Verdict
 from memq.cli.options import broker_options, brokers_of, json_option
-from memq.cli.output import Progress, count_text, print_json, print_table, talk
+from memq.cli.output import ProgressBar, count_text, print_json, print_table, talk
 from memq.cli.run import FAILED, OK
 from memq.notification.remote import RemoteQueue
 from memq.runtime.network import Runtime
@@ -74,7 +74,7 @@ async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
     Raises: UnreachableError, NotFoundError.
     """
     async with opened_topic(brokers, name) as opened:
-        with Progress("audit", await _count_pointers(opened.queue, opened.topic)) as progress:
+        with ProgressBar("audit", await _count_pointers(opened.queue, opened.topic)) as progress:
             moved, now_ms = _counter(read, progress), Runtime().clock.wall_ms()
             return await audit_topic(
                 opened.topic, opened.queue, opened.read, now_ms, through=opened.through, moved=moved
@@ -86,7 +86,7 @@ async def _count_pointers(queue: RemoteQueue, topic: Topic) -> int:
     return sum(span.end - span.begin for span in spans.values())
 
 
-def _counter(read: list[int], progress: Progress) -> Callable[[int], None]:
+def _counter(read: list[int], progress: ProgressBar) -> Callable[[int], None]:
     def moved(count: int) -> None:
         read[0] += count
         progress.move(count)

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.report_partition import Client
-from memq.audit.live.rows import QUEUE, Side, percentile_name
+from memq.audit.live.rows import QUEUE, CountSide, percentile_name
 from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.cli.exporter import export
 from memq.observe.metrics import lines_of
@@ -78,7 +78,7 @@ def audit_metrics(known: Known) -> list[Metric]:
     ]
 
 
-def _verdicts(sides: Iterable[tuple[TopicSummary, str, Side]]) -> Series:
+def _verdicts(sides: Iterable[tuple[TopicSummary, str, CountSide]]) -> Series:
     for topic, name, side in sides:
         for word in VERDICTS:
             yield (topic.topic, name, word), side[word]

@@ -9,7 +9,7 @@ from memq.audit.live.service import LiveAudit, Page
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.client.admin.aio_admin import AsyncAdmin
-from memq.client.broker_router import AnyBroker
+from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.consumer.record import TopicPartition
 from memq.client.link_pool import LinkPool, bootstrap_addresses
@@ -107,7 +107,7 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
                 runtime=runtime,
             )
         )
-        any_broker = AnyBroker(pool)
+        any_broker = BrokerRouter(pool)
         queue = RemoteQueue(any_broker)
         reports = GroupReports(consumer, queue, found[AUDIT_TOPIC])
         audit = LiveAudit(reports, admin.topics, queue, any_broker.read, store, runtime, keep_ms)

@@ -11,7 +11,7 @@ import click
 
 from memq.audit.checks.checker import Checker
 from memq.audit.opened_topic import OpenedTopic, opened_topic
-from memq.audit.trace import NO_BLOCK, Sighting, Wanted, sightings, unread_sighting
+from memq.audit.trace import NO_BLOCK, Sighting, TraceTarget, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import print_json, talk, time_text
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
@@ -68,7 +68,7 @@ def trace(
         talk(f"only the first {FOUND_MAX} are shown")
 
 
-def _wanted(position: str | None, key: str | None, producer: str | None, sequence: int | None) -> Wanted:
+def _wanted(position: str | None, key: str | None, producer: str | None, sequence: int | None) -> TraceTarget:
     given = [position is not None, key is not None, producer is not None or sequence is not None]
     if sum(given) != 1 or (producer is None) != (sequence is None):
         raise InvalidSettingError(
@@ -81,10 +81,10 @@ def _wanted(position: str | None, key: str | None, producer: str | None, sequenc
         at = Position.parse(position) if position is not None else None
     except InvalidRequestError as error:
         raise InvalidSettingError(str(error), hint=error.hint) from error
-    return Wanted(number, sequence, key.encode() if key is not None else None, at)
+    return TraceTarget(number, sequence, key.encode() if key is not None else None, at)
 
 
-async def _find(brokers: str, topic: str, wanted: Wanted) -> tuple[list[Sighting], Groups]:
+async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sighting], Groups]:
     """Return what is found, and where the groups stand in the partitions where it is."""
     async with opened_topic(brokers, topic) as opened:
         found: list[Sighting] = []
@@ -104,7 +104,7 @@ async def _find(brokers: str, topic: str, wanted: Wanted) -> tuple[list[Sighting
         return found, groups
 
 
-async def _sightings(opened: OpenedTopic, wanted: Wanted) -> AsyncIterator[Sighting]:
+async def _sightings(opened: OpenedTopic, wanted: TraceTarget) -> AsyncIterator[Sighting]:
     """Read all pointers, and the batches that may hold what is wanted."""
     checker = Checker(opened.queue, opened.read)
     for partition in read_partitions(opened.topic):
@@ -120,7 +120,7 @@ async def _sightings(opened: OpenedTopic, wanted: Wanted) -> AsyncIterator[Sight
                 break
 
 
-async def _in_batch(opened: OpenedTopic, wanted: Wanted, partition: int, entry: Entry) -> AsyncIterator[Sighting]:
+async def _in_batch(opened: OpenedTopic, wanted: TraceTarget, partition: int, entry: Entry) -> AsyncIterator[Sighting]:
     """Follow one pointer, when its batch may hold what is wanted.
 
     An unreadable block is reported as the pointer describes it.

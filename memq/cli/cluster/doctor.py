@@ -28,7 +28,7 @@ _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at: `state` is ok, warning or failed; `hint` says what to do."""
 
     what: str
@@ -54,32 +54,32 @@ def doctor(as_json: bool, config: str | None, profile: str | None, **flags: Valu
     return 1 if any(one.state == "failed" for one in findings) else 0
 
 
-def _look(config: str | None, profile: str | None, flags: dict[str, Value | None]) -> Iterator[Finding]:
-    yield Finding("memq", "ok", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
+def _look(config: str | None, profile: str | None, flags: dict[str, Value | None]) -> Iterator[CheckResult]:
+    yield CheckResult("memq", "ok", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     yield from _packages()
     try:
         settings = settings_of(config, profile, **flags)
     except MemqError as error:
-        yield Finding("settings", "failed", str(error), error.hint)
+        yield CheckResult("settings", "failed", str(error), error.hint)
         return
     origins = {origin for origin in settings.origins.values() if origin != "default"}
-    yield Finding("settings", "ok", "from " + (", ".join(sorted(origins)) or "defaults alone"))
+    yield CheckResult("settings", "ok", "from " + (", ".join(sorted(origins)) or "defaults alone"))
     yield from _machine(settings)
     yield from _spool(settings)
     yield from _parts(settings)
     yield _checked("broker", lambda: _broker(settings))
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[CheckResult]:
     needed = PACKAGES if sys.platform == "win32" else (*PACKAGES, "uvloop")
     missing = [name for name in needed if not _is_there(name)]
     if missing:
-        yield Finding("packages", "failed", f"missing: {', '.join(missing)}", "pip install memq again")
+        yield CheckResult("packages", "failed", f"missing: {', '.join(missing)}", "pip install memq again")
     else:
-        yield Finding("packages", "ok", f"{len(needed)} of {len(needed)} can be imported")
+        yield CheckResult("packages", "ok", f"{len(needed)} of {len(needed)} can be imported")
     for name, hint in EXTRAS.items():
         if not _is_there(name):
-            yield Finding("extras", "warning", f"{name} is not installed", hint)
+            yield CheckResult("extras", "warning", f"{name} is not installed", hint)
 
 
 def _is_there(name: str) -> bool:
@@ -90,27 +90,27 @@ def _is_there(name: str) -> bool:
     return True
 
 
-def _machine(settings: Settings) -> Iterator[Finding]:
+def _machine(settings: Settings) -> Iterator[CheckResult]:
     broker = settings.broker()
     folder = Path(broker.data).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding("data folder", "failed", f"{existing} can't be written", "choose another one with --data")
+        yield CheckResult("data folder", "failed", f"{existing} can't be written", "choose another one with --data")
     else:
         free = shutil.disk_usage(existing).free
         state = "ok" if free >= DISK_BYTES_LEAST else "warning"
         made = "" if folder.exists() else ", not made yet"
-        yield Finding("data folder", state, f"{folder}{made}: {size_text(free)} free", "free some space")
+        yield CheckResult("data folder", state, f"{folder}{made}: {size_text(free)} free", "free some space")
     if sys.platform != "win32":
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         enough = limit == resource.RLIM_INFINITY or limit > broker.connections_max
         text = f"{limit} files may be open, connections_max is {broker.connections_max}"
-        yield Finding("open files", "ok" if enough else "warning", text, f"ulimit -n {2 * broker.connections_max}")
+        yield CheckResult("open files", "ok" if enough else "warning", text, f"ulimit -n {2 * broker.connections_max}")
 
 
-def _spool(settings: Settings) -> Iterator[Finding]:
+def _spool(settings: Settings) -> Iterator[CheckResult]:
     """Look at the spool, when a broker of these settings has one."""
     folder = settings.broker().spool
     if folder and sys.platform != "win32":
@@ -118,17 +118,17 @@ def _spool(settings: Settings) -> Iterator[Finding]:
 
         now_ms = SystemClock().wall_ms()
         text, hint = look_at_spool(Path(folder).absolute(), settings.broker().spool_bytes_max, now_ms)
-        yield Finding("spool", "warning" if hint else "ok", text, hint)
+        yield CheckResult("spool", "warning" if hint else "ok", text, hint)
 
 
-def _parts(settings: Settings) -> Iterator[Finding]:
+def _parts(settings: Settings) -> Iterator[CheckResult]:
     """Look at each part of a cluster that the settings name, as a broker does at its start."""
     named = [name for name in rules_of(PartSettings) if settings.origins[name] != "default"]
     if named and sys.platform != "win32":
         from memq.broker.assembly import check_mark, check_part
 
         parts, own = settings.parts(), settings.broker()
-        looks: list[Finding] = []
+        looks: list[CheckResult] = []
         for name in named:
             looks.append(_checked(name, lambda name=name: asyncio.run(check_part(name, parts, own))))  # type: ignore[misc]
             yield looks[-1]
@@ -138,7 +138,7 @@ def _parts(settings: Settings) -> Iterator[Finding]:
             yield _pointers(parts, own)
 
 
-def _pointers(parts: PartSettings, own: BrokerSettings) -> Finding:
+def _pointers(parts: PartSettings, own: BrokerSettings) -> CheckResult:
     """Compare what the queue and the store of a cluster have."""
     from memq.broker.assembly import check_pointers
 
@@ -151,11 +151,11 @@ def _pointers(parts: PartSettings, own: BrokerSettings) -> Finding:
     return _checked("pointers", look)
 
 
-def _checked(what: str, look: Callable[[], str]) -> Finding:
+def _checked(what: str, look: Callable[[], str]) -> CheckResult:
     try:
-        return Finding(what, "ok", look())
+        return CheckResult(what, "ok", look())
     except MemqError as error:
-        return Finding(what, "failed", str(error), error.hint)
+        return CheckResult(what, "failed", str(error), error.hint)
 
 
 def _broker(settings: Settings) -> str:
@@ -166,7 +166,7 @@ def _broker(settings: Settings) -> str:
         return f"{brokers} answers, {count_text(len(admin.topics()), 'topic')}"
 
 
-def _print(finding: Finding) -> None:
+def _print(finding: CheckResult) -> None:
     hint = f" ({finding.hint})" if finding.hint and finding.state != "ok" else ""
     state = f"{finding.state:<8}"
     shown = click.style(state, fg=_MARKS[finding.state]) if colored() else state

@@ -21,7 +21,7 @@ CHUNK_RECORDS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class BenchRates:
     """Measurements: wall-clock seconds on this machine, records per second, bytes of values."""
 
     topic: str
@@ -77,7 +77,7 @@ def bench(
         finally:
             if not keep:
                 _delete(admin, topic)
-    rates = Rates(
+    rates = BenchRates(
         *(topic, records, size, settings.acks, round(produced, 3), round(records / produced)),
         *(round(seconds, 3), round(consumed / seconds), consumed),
     )

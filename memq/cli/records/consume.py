@@ -35,7 +35,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Tally:
+class PrintedCount:
     """Counts of printed and skipped records."""
 
     records: int = 0
@@ -104,7 +104,7 @@ def consume(
         partition = start.read_partition
     _check_together(group, partition, start, form, as_json=as_json)
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
-    tally = Tally()
+    tally = PrintedCount()
     try:
         wish = Wish(topic, group, partition, start, until_end, on_damaged, on_expired, s3)
         _print_all(settings, wish, count, printer, tally)
@@ -127,7 +127,7 @@ def _check_together(group: str | None, partition: int | None, start: Start, form
         raise click.UsageError("--json and -f exclude each other")
 
 
-def _print_all(settings: ClientSettings, wish: Wish, count: int | None, printer: Printer, tally: Tally) -> None:
+def _print_all(settings: ClientSettings, wish: Wish, count: int | None, printer: Printer, tally: PrintedCount) -> None:
     """Print up to the end, or `count` records.
 
     A batch is done, and committed, when the next one is asked for.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memq.cli.options import broker_options, json_option, settings_of
-from memq.cli.output import Counted, count_text, print_json, print_table, talk
+from memq.cli.output import GrowingCount, count_text, print_json, print_table, talk
 from memq.errors import InvalidSettingError
 from memq.notification.kafka.settings import KafkaSettings, kafka_settings
 from memq.runtime.clock import SystemClock
@@ -55,7 +55,7 @@ def kafka(
         check_name(topic)
     settings = settings_of(config, profile, **flags)
     chosen = kafka_settings(f"kafka://{servers.removeprefix('kafka://')}", settings.parts().section("source"), "source")
-    with Counted("import", "records") as counted:
+    with GrowingCount("import", "records") as counted:
         done, placed = asyncio.run(
             _import(chosen, settings.client().brokers, topics, into, groups=groups, moved=counted.move)
         )

@@ -11,10 +11,10 @@ from typing import BinaryIO
 import click
 
 from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import Progress, count_text, print_json, size_text, talk
+from memq.cli.output import ProgressBar, count_text, print_json, size_text, talk
 from memq.cli.records.input_records import split_records
 from memq.cli.records.record_format import parse_delimiter
-from memq.cli.records.record_senders import Shape, Tally, json_sender, line_sender
+from memq.cli.records.record_senders import SentCount, Shape, json_sender, line_sender
 from memq.client.producer.producer import Producer
 from memq.errors import MemqError
 from memq.runtime.clock import SystemClock
@@ -69,7 +69,7 @@ def produce(
     shape = Shape(topic, partition, _encode(key), _parse_headers(header), separator, null)
     clock = SystemClock()
     started = clock.monotonic()
-    tally = Tally()
+    tally = SentCount()
     with ExitStack() as stack:
         chunks = _chunks(files, stack)
         producer = stack.enter_context(
@@ -127,11 +127,11 @@ def _chunks(files: tuple[str, ...], stack: ExitStack) -> Iterator[bytes]:
             streams.append(stack.enter_context(Path(file).open("rb")))  # noqa: SIM115  # the stack closes it
     if streams == [sys.stdin.buffer] and sys.stdin.isatty():
         talk("memq: reading lines from the terminal, Ctrl-D ends")
-    progress = stack.enter_context(Progress("produce", total))
+    progress = stack.enter_context(ProgressBar("produce", total))
     return _read(streams, progress)
 
 
-def _read(streams: list[BinaryIO], progress: Progress) -> Iterator[bytes]:
+def _read(streams: list[BinaryIO], progress: ProgressBar) -> Iterator[bytes]:
     for stream in streams:
         read = getattr(stream, "read1", stream.read)  # what is there, without waiting for a full chunk
         while chunk := read(CHUNK_BYTES):
@@ -139,18 +139,18 @@ def _read(streams: list[BinaryIO], progress: Progress) -> Iterator[bytes]:
             progress.move(len(chunk))
 
 
-def _give_up(producer: Producer, tally: Tally) -> None:
+def _give_up(producer: Producer, tally: SentCount) -> None:
     """Say at once what was done; what is not acked by then has an unknown outcome."""
     with suppress(MemqError):
         producer.flush(timeout=INTERRUPTED_FLUSH_S)
     talk(f"interrupted: {_done(tally)}")
 
 
-def _done(tally: Tally) -> str:
+def _done(tally: SentCount) -> str:
     return f"{count_text(tally.records, 'record')} sent, {tally.acked:,} of them acked"
 
 
-def _summarize(tally: Tally, seconds: float, *, as_json: bool, acks: str) -> None:
+def _summarize(tally: SentCount, seconds: float, *, as_json: bool, acks: str) -> None:
     rate = tally.records / max(seconds, 1e-9)
     if as_json:
         print_json(

@@ -26,7 +26,7 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Tally:
+class SentCount:
     """Counts of sent records and their outcomes; acks arrive on the I/O thread."""
 
     records: int = 0
@@ -42,7 +42,7 @@ class Tally:
             self.acked += outcome.records
 
 
-def line_sender(producer: Producer, shape: Shape, tally: Tally) -> Callable[[list[bytes]], None]:
+def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[[list[bytes]], None]:
     """Return what sends a list of lines: by columns when no record needs more than value and key."""
 
     def send(records: list[bytes]) -> None:
@@ -71,7 +71,7 @@ def _columns(records: list[bytes], shape: Shape) -> tuple[list[bytes | None] | N
     return keys, values
 
 
-def json_sender(producer: Producer, shape: Shape, tally: Tally) -> Callable[[list[bytes]], None]:
+def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[[list[bytes]], None]:
     """Return what sends a list of lines of JSON; a bad one raises InvalidRequestError with its number."""
 
     def send(lines: list[bytes]) -> None:

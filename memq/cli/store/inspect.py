@@ -9,7 +9,7 @@ from memq.cli.options import json_option, settings_of, settings_options
 from memq.cli.output import count_text, print_json, print_pairs, print_table, size_text, talk, time_text
 from memq.cli.records.record_json import encode_record
 from memq.cli.store.inspect_segment import is_segment, print_segment, segment_blocks
-from memq.cli.store.object_files import Target, find_objects
+from memq.cli.store.object_files import ObjectTarget, find_objects
 from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import CODECS
@@ -59,7 +59,7 @@ def inspect(target: str, records: bool, as_json: bool, config: str | None, profi
         _print_batch(data, index, number, batch)
 
 
-def _inspect_folder(folder: Target, *, records: bool, as_json: bool) -> None:
+def _inspect_folder(folder: ObjectTarget, *, records: bool, as_json: bool) -> None:
     """Show each object in a line, as JSON in whole, or with its records.
 
     What can't be read is said on stderr.

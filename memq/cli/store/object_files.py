@@ -16,7 +16,7 @@ from memq.storage_handlers.keys import check_size
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundObject:
     """One object: how it is called in what is printed, and how its bytes are read."""
 
     name: str
@@ -24,15 +24,15 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ObjectTarget:
     """The objects that a path or a URI names: one, or all below it."""
 
     name: str
     is_folder: bool
-    objects: tuple[Found, ...]
+    objects: tuple[FoundObject, ...]
 
 
-def find_objects(target: str, section: Section) -> Target:
+def find_objects(target: str, section: Section) -> ObjectTarget:
     """Return what a path, `file:///…` or `s3://BUCKET/KEY` names; of a data folder its objects.
 
     `section` is what the settings say of S3. Raises: NotFoundError, InvalidRequestError for other URIs.
@@ -46,7 +46,7 @@ def find_objects(target: str, section: Section) -> Target:
         if path.is_dir()
         else [path]
     )
-    return Target(str(path), path.is_dir(), tuple(Found(str(file), _reader(file)) for file in files))
+    return ObjectTarget(str(path), path.is_dir(), tuple(FoundObject(str(file), _reader(file)) for file in files))
 
 
 def is_data_folder(target: str | Path) -> bool:
@@ -79,7 +79,7 @@ def _reader(path: Path) -> Callable[[], memoryview]:
     return read
 
 
-async def _find_in_bucket(target: str, section: Section) -> Target:
+async def _find_in_bucket(target: str, section: Section) -> ObjectTarget:
     """Look for an object of this key, then for what lies below it."""
     from memq.storage_handlers.s3 import open_store
 
@@ -88,8 +88,8 @@ async def _find_in_bucket(target: str, section: Section) -> Target:
     bucket = urlunsplit((parts.scheme, parts.netloc, "", parts.query, ""))
     store = open_store(bucket, Runtime(), section)
 
-    def found(name: str) -> Found:
-        return Found(f"s3://{parts.netloc}/{name}", lambda: memoryview(asyncio.run(_read(bucket, section, name))))
+    def found(name: str) -> FoundObject:
+        return FoundObject(f"s3://{parts.netloc}/{name}", lambda: memoryview(asyncio.run(_read(bucket, section, name))))
 
     try:
         if key:
@@ -98,14 +98,14 @@ async def _find_in_bucket(target: str, section: Section) -> Target:
             except NotFoundError:
                 pass
             else:
-                return Target(target, False, (found(key),))
+                return ObjectTarget(target, False, (found(key),))
         below = [entry.key async for entry in store.list(f"{key}/" if key else "")]
         below = [each for each in below if each.rpartition("/")[2] != STORE_MARK]
     finally:
         await store.close()
     if key and not below:
         raise NotFoundError(f"no object '{key}' in bucket '{parts.netloc}', and none below it", hint="check the key")
-    return Target(target, True, tuple(map(found, below)))
+    return ObjectTarget(target, True, tuple(map(found, below)))
 
 
 async def _read(bucket: str, section: Section, key: str) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import Counted, Progress, count_text, print_json, print_table, size_text, talk
+from memq.cli.output import GrowingCount, ProgressBar, count_text, print_json, print_table, size_text, talk
 from memq.errors import CorruptDataError, InvalidRequestError
 from memq.settings import PartSettings, Settings, Value, rules_of
 
@@ -66,7 +66,7 @@ def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
     if any(settings.origins[name] != "default" for name in rules_of(PartSettings)):
         from memq.broker.restore.cluster import restore_cluster
 
-        with Counted("restore", "objects") as counted:
+        with GrowingCount("restore", "objects") as counted:
             return asyncio.run(
                 restore_cluster(settings.broker().cluster, settings.parts(), dry_run=dry_run, moved=counted.move)
             )
@@ -76,5 +76,5 @@ def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
     if not (data / "topics.sqlite").is_file():
         raise InvalidRequestError(f"'{data}' is no data folder of memq dev", hint="name one with --data")
     objects = sum(1 for file in (data / "objects").rglob("*") if file.is_file())
-    with Progress("restore", objects) as progress:
+    with ProgressBar("restore", objects) as progress:
         return asyncio.run(restore_folder(data, dry_run=dry_run, moved=progress.move))

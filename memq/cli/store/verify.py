@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from memq.audit.checks.named_objects import NamedBatch, NamedObjects
-from memq.audit.checks.object_check import Verdict, check_file
+from memq.audit.checks.object_check import ObjectVerdict, check_file
 from memq.cli.options import broker_options, brokers_of, json_option, section_values, settings_of
 from memq.cli.output import count_text, print_json, talk
-from memq.cli.store.object_files import Found, find_objects, is_data_folder
+from memq.cli.store.object_files import FoundObject, find_objects, is_data_folder
 from memq.errors import CorruptDataError, DeniedError, QueueError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
@@ -26,7 +26,7 @@ READS_MAX = 4  # further readings of an object that seems to be damaged
 
 
 @dataclass(slots=True)
-class Tally:
+class VerifiedCount:
     """Checked objects and their findings: object, place in it, code and text of the error."""
 
     quiet: bool
@@ -62,7 +62,7 @@ def verify(
     the store: its object is there, and is the one that the pointer names. What was acked and has no pointer is no
     damage of an object: memq audit finds it.
     """
-    tally = Tally(quiet=as_json)
+    tally = VerifiedCount(quiet=as_json)
     topics = [target for target in targets if _is_topic(target)]
     settings = settings_of(config, profile)
     section = settings.parts().section("s3")
@@ -99,12 +99,12 @@ def _lacks_objects(target: str | Path) -> bool:
     return is_data_folder(target) and not (Path(target) / "objects").is_dir()
 
 
-def _verify_object(one: Found, tally: Tally) -> None:
+def _verify_object(one: FoundObject, tally: VerifiedCount) -> None:
     tally.objects += 1
     _take_verdict(one.name, _verdict(one), tally)
 
 
-def _take_verdict(name: str, verdict: Verdict, tally: Tally, *, counts: bool = True) -> None:
+def _take_verdict(name: str, verdict: ObjectVerdict, tally: VerifiedCount, *, counts: bool = True) -> None:
     if counts:
         tally.blocks += verdict.blocks
         tally.records += verdict.records
@@ -112,7 +112,7 @@ def _take_verdict(name: str, verdict: Verdict, tally: Tally, *, counts: bool = T
         tally.find(name, {"offset": finding.offset}, finding.code, finding.text)
 
 
-def _verdict(one: Found) -> Verdict:
+def _verdict(one: FoundObject) -> ObjectVerdict:
     """Check an object.
 
     One that seems to be damaged is read again until two readings agree: bits flip on the way.
@@ -127,7 +127,7 @@ def _verdict(one: Found) -> Verdict:
     return verdict
 
 
-async def _verify_folder(folder: Path, tally: Tally) -> None:
+async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
     """Compare every pointer of a data folder's queue with its objects; a broker may run on it meanwhile."""
     from memq.compaction.files import ColdFiles  # a file is verified without a queue
     from memq.compaction.reader import ColdReader
@@ -154,7 +154,7 @@ async def _verify_folder(folder: Path, tally: Tally) -> None:
         await store.close()
 
 
-async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally: Tally) -> None:
+async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally: VerifiedCount) -> None:
     """Compare every pointer of a topic with its objects, and check these from end to end.
 
     Directly: a broker would answer from its memory for a store that is damaged.
@@ -178,14 +178,14 @@ async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally
 
 
 async def _verify_named(
-    named: NamedObjects, partition: ReadPartition, tally: Tally, name: Callable[[str], str]
+    named: NamedObjects, partition: ReadPartition, tally: VerifiedCount, name: Callable[[str], str]
 ) -> None:
     async for _ in _verified(named, partition, tally, name):
         pass
 
 
 async def _verified(
-    named: NamedObjects, partition: ReadPartition, tally: Tally, name: Callable[[str], str]
+    named: NamedObjects, partition: ReadPartition, tally: VerifiedCount, name: Callable[[str], str]
 ) -> AsyncIterator[NamedBatch]:
     """Check one read partition, note what is wrong, and yield each batch."""
     log = f"topic '{partition.topic}' partition {partition.partition}"
@@ -200,7 +200,7 @@ async def _verified(
         tally.find(log, {}, error.code, str(error))
 
 
-def _report(tally: Tally, *, as_json: bool) -> None:
+def _report(tally: VerifiedCount, *, as_json: bool) -> None:
     """Print the sum. Raises: CorruptDataError when there are findings."""
     damaged = tally.damaged
     if as_json:
@@ -221,7 +221,7 @@ def _report(tally: Tally, *, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _progress(objects: list[Found]) -> Iterator[Iterable[Found]]:
+def _progress(objects: list[FoundObject]) -> Iterator[Iterable[FoundObject]]:
     """Show a bar on a terminal when there is much to do."""
     if len(objects) < 2 or not sys.stderr.isatty():
         yield objects

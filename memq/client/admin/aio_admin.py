@@ -11,8 +11,8 @@ from typing import Self
 
 from memq.client.admin.group_positions import GroupDescription, PartitionProgress, Reset
 from memq.client.arguments import check_connect_timeout, runtime_of
-from memq.client.broker_router import AnyBroker
-from memq.client.consumer.offset_resolver import Lag, Places
+from memq.client.broker_router import BrokerRouter
+from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.record import place_of
 from memq.client.consumer.settings import Point, check_point, point_of
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
@@ -76,9 +76,9 @@ class AsyncAdmin:
         self._runtime = runtime_of(runtime)
         self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
         self._metadata = ClusterMetadata(self._runtime, self._pool)
-        self._any = AnyBroker(self._pool)
+        self._any = BrokerRouter(self._pool)
         self._queue = RemoteQueue(self._any)
-        self._places = Places(self._queue)
+        self._places = OffsetResolver(self._queue)
 
     async def __aenter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ from memq.runtime.network import Address, Runtime
 BLOCKS_IN_FLIGHT_MAX = 8
 
 
-class Copier:
+class FixedIdentityWriter:
     """The one writer of a producer id. `acked`: the sequence behind all that is in the queue."""
 
     def __init__(

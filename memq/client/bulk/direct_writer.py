@@ -23,7 +23,7 @@ from memq.client.link_pool import bootstrap_addresses
 from memq.client.observers.report_carrier import ReportCarrier
 from memq.client.producer.core import ProducerCore
 from memq.client.producer.delivery import AsyncDelivery
-from memq.client.producer.fields import BytesLike, HeadersLike, Many, check_fields, check_many, check_size
+from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, check_fields, check_many, check_size
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, IdentityConflictError, MemqError
@@ -61,7 +61,7 @@ class _Home:
     cutter: Cutter = field(default_factory=Cutter)
     next: int = 0
 
-    def take(self, many: Many, start: int, end: int, ends: Sequence[int]) -> int:
+    def take(self, many: RecordColumns, start: int, end: int, ends: Sequence[int]) -> int:
         """See `Cutter.extend`."""
         next_ = self.cutter.extend(self.next, many, start, end, ends)
         self.next += next_ - start
@@ -208,7 +208,7 @@ class DirectWriter:
     def _next_turn(self, route: Route) -> None:
         self._turns[route.topic.name] = route.map.next_place(self._turn(route), lambda _: False)
 
-    async def _add_in_turn(self, route: Route, many: Many, ends: Sequence[int]) -> None:
+    async def _add_in_turn(self, route: Route, many: RecordColumns, ends: Sequence[int]) -> None:
         """Add records without a key. The first one of a new block is still of the turn before."""
         done = 0
         while True:
@@ -220,7 +220,7 @@ class DirectWriter:
             done = home.take(many, done, done + 1, ends)
             self._next_turn(route)
 
-    async def _extend(self, home: _Home, many: Many, ends: Sequence[int]) -> None:
+    async def _extend(self, home: _Home, many: RecordColumns, ends: Sequence[int]) -> None:
         """Add records of one partition."""
         done = 0
         while (done := home.take(many, done, len(ends), ends)) < len(ends):

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memq.client.producer.fields import Fields, Many
+from memq.client.producer.fields import RecordColumns, RecordFields
 from memq.format.blocks.builder import BlockBuilder
 
 # The rule by which blocks are cut: whoever changes a number here gives the rule another name.
@@ -67,7 +67,7 @@ class Cutter:
         self._columns = BlockBuilder()
         self._bytes = 0
 
-    def add(self, offset: int, fields: Fields, size: int) -> Cut | None:
+    def add(self, offset: int, fields: RecordFields, size: int) -> Cut | None:
         """Take a record of `size` bytes; return the block that ended before it.
 
         Raises: as `BlockBuilder.append`.
@@ -83,7 +83,7 @@ class Cutter:
         self._bytes += size
         return done
 
-    def extend(self, offset: int, many: Many, start: int, end: int, ends: Sequence[int]) -> int:
+    def extend(self, offset: int, many: RecordColumns, start: int, end: int, ends: Sequence[int]) -> int:
         """Take records of `many` from number `start` up to `end` as long as they fit.
 
         Return the number of the next.

@@ -23,7 +23,7 @@ class Held:
     sealed_ms: int
 
 
-class Imported:
+class ImportProgress:
     """Asks the pointers of one read partition for one producer in one write partition."""
 
     def __init__(

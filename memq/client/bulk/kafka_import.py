@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.arguments import runtime_of
-from memq.client.broker_router import AnyBroker
-from memq.client.bulk.copier import Copier
+from memq.client.broker_router import BrokerRouter
+from memq.client.bulk.copier import FixedIdentityWriter
 from memq.client.bulk.import_plan import decode_plan, producer_of
-from memq.client.bulk.import_progress import Held, Imported
-from memq.client.bulk.partition_import import Lane
-from memq.client.consumer.fetch.fetcher import Fetcher
+from memq.client.bulk.import_progress import Held, ImportProgress
+from memq.client.bulk.partition_import import PartitionImport
+from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.offset_resolver import window_ms
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import InvalidNameError, InvalidRequestError, MemqError, NotFoundError
@@ -67,12 +67,12 @@ class KafkaImport:
         self._moved = moved
         self._admin = AsyncAdmin(brokers, runtime=self._runtime)
         self._pool = LinkPool(self._runtime, self._bootstrap)
-        self._any = AnyBroker(self._pool)
+        self._any = BrokerRouter(self._pool)
         self._queue = RemoteQueue(self._any)
-        self._fetcher = Fetcher(
+        self._fetcher = BatchFetcher(
             "broker", self._any.read, lambda store: None, ConfirmedReads(EventLog(self._runtime.clock))
         )
-        self._lanes: dict[Place, Lane] = {}
+        self._lanes: dict[Place, PartitionImport] = {}
         self._group = ""
 
     async def run(self, topics: Sequence[str]) -> list[ImportedPartition]:
@@ -149,9 +149,9 @@ class KafkaImport:
 
     async def _lane(
         self, place: Place, target: Topic, producer: int, ends: tuple[int, int], stored: tuple[int, str] | None
-    ) -> Lane:
+    ) -> PartitionImport:
         partition = target.read_partition_of(place[1])
-        imported = Imported(self._queue, self._fetcher.index_of, partition, place[1], producer)
+        imported = ImportProgress(self._queue, self._fetcher.index_of, partition, place[1], producer)
         held = await imported.held()
         offset, planned = (stored[0], decode_plan(stored[1])) if stored is not None else (0, None)
         if planned is None and held is not None:
@@ -159,8 +159,8 @@ class KafkaImport:
         begin = max(offset, held.next if held is not None else 0)
         if planned is None or begin >= planned:
             begin, planned = max(begin, ends[0]), max(ends[1], begin, ends[0])
-        copier = Copier(self._bootstrap, self._runtime, target.name, place[1], producer, begin)
-        return Lane(place, imported, copier, planned, max(ends[1], planned))
+        copier = FixedIdentityWriter(self._bootstrap, self._runtime, target.name, place[1], producer, begin)
+        return PartitionImport(place, imported, copier, planned, max(ends[1], planned))
 
     async def _wait_out(self, target: Topic, held: Held) -> None:
         """The plan of an earlier run is gone: wait until nothing of that run can be on its way any more."""
@@ -186,7 +186,7 @@ class KafkaImport:
                 stored_s = self._runtime.clock.monotonic()
                 await self._source.store({place: lane.position for place, lane in left.items()})
 
-    async def _go_on(self, lane: Lane) -> bool:
+    async def _go_on(self, lane: PartitionImport) -> bool:
         """Close a plan whose end was met, and begin the next; return True when nothing is left to copy."""
         if not lane.reached:
             return False

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from memq.client.bulk.copier import Copier
+from memq.client.bulk.copier import FixedIdentityWriter
 from memq.client.bulk.import_plan import Cutter, encode_plan
-from memq.client.bulk.import_progress import Imported
-from memq.client.producer.fields import Fields
+from memq.client.bulk.import_progress import ImportProgress
+from memq.client.producer.fields import RecordFields
 from memq.errors import TooLargeError
 from memq.notification.kafka.reading.source import Place, SourceRecord
 
 
-class Lane:
+class PartitionImport:
     """`end`: of the plan that is being fulfilled; `last_end`: where this run stops."""
 
-    def __init__(self, place: Place, imported: Imported, copier: Copier, end: int, last_end: int) -> None:
+    def __init__(
+        self, place: Place, imported: ImportProgress, copier: FixedIdentityWriter, end: int, last_end: int
+    ) -> None:
         self.place = place
         self.imported = imported
         self.copier = copier
@@ -41,7 +43,7 @@ class Lane:
         if record.offset >= self.end:
             self.reached = True
             return
-        fields = Fields(record.value, record.key, record.headers, record.timestamp_ms, None)
+        fields = RecordFields(record.value, record.key, record.headers, record.timestamp_ms, None)
         size = fields.size
         if size > record_bytes_max:
             raise TooLargeError(

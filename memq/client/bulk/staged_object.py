@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from awscrt.checksums import crc32c
 
-from memq.client.producer.fields import Fields, Many, check_size
+from memq.client.producer.fields import RecordColumns, RecordFields, check_size
 from memq.client.producer.partitioner import PartitionMap
 from memq.errors import NotFoundError
 from memq.format.blocks.builder import BlockBuilder
@@ -57,7 +57,7 @@ class StagedObjectBuilder:
         self._block_bytes = block_bytes
         self._codec = codec
 
-    def add(self, topic: str, fields: Fields, partition: int | None, now_ms: int) -> None:
+    def add(self, topic: str, fields: RecordFields, partition: int | None, now_ms: int) -> None:
         """Add a record. `now_ms` is the time of those without one, Unix ms.
 
         Raises: NotFoundError for a topic that was not named before, or a partition; TooLargeError, InvalidRequestError.
@@ -77,7 +77,7 @@ class StagedObjectBuilder:
         part.slots_hold = part.slots_hold and partition is None
         self._seal_full(part, place, now_ms, keyless=fields.key is None and partition is None)
 
-    def add_many(self, topic: str, many: Many, now_ms: int) -> None:
+    def add_many(self, topic: str, many: RecordColumns, now_ms: int) -> None:
         """Add records by key, or without. Raises: as `add`."""
         known = self._known(topic)
         places = self._maps[topic]
@@ -92,7 +92,7 @@ class StagedObjectBuilder:
         for place, chosen in rows.items():
             self._extend(known, place, many.pick(chosen), now_ms)
 
-    def _extend(self, topic: Topic, place: int, many: Many, now_ms: int) -> None:
+    def _extend(self, topic: Topic, place: int, many: RecordColumns, now_ms: int) -> None:
         sizes = many.sizes(0, len(many.values))
         check_size(max(sizes), topic)
         start, size = 0, 0

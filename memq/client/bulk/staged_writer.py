@@ -17,7 +17,7 @@ from memq.client.bulk.staged_object import StagedObjectBuilder
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.observers.reporter import STEP_S_MAX, JobReporter, MakeCarrier
-from memq.client.observers.staged_recorder import StagedTally
+from memq.client.observers.staged_recorder import StagedRecorder
 from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
@@ -332,7 +332,7 @@ class StagedCommits:
 
     def _tally(
         self, topic: Topic, manifest: Manifest, partition: int, pieces: Sequence[tuple[StagedObject, StagedPiece]]
-    ) -> StagedTally:
+    ) -> StagedRecorder:
         """Return what notes the pieces of one partition.
 
         Of a batch as old as the dedup window nothing is said: retention may have taken it from the queue long ago, and
@@ -341,7 +341,7 @@ class StagedCommits:
         part, age_ms = None, self._runtime.clock.wall_ms() - manifest.created_ms
         if self._reporter is not None and age_ms < topic.settings.dedup_window_ms:
             part = self._reporter.part(topic, partition)
-        return StagedTally(part, pieces)
+        return StagedRecorder(part, pieces)
 
 
 def _wire(staged: StagedObject, piece: StagedPiece) -> WirePiece:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Self
 from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, runtime_of
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.core import ConsumerCore, ConsumerStats
-from memq.client.consumer.fetch.fetcher import Fetcher, MakeFetcher, ReadMode
-from memq.client.consumer.group.membership import Changes
+from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher, ReadMode
+from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition, place_of
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
@@ -83,7 +83,7 @@ class AsyncConsumer:
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         check_tracer_provider(tracer_provider)
         self._runtime = runtime_of(runtime)
-        make_fetcher: MakeFetcher = Fetcher
+        make_fetcher: MakeFetcher = BatchFetcher
         self._traces: ConsumerTraces | None = None
         if tracer_provider is not None:
             from memq.client.observers.consumer_traces import ConsumerTraces
@@ -136,7 +136,7 @@ class AsyncConsumer:
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic())
             found = await self._core.next(left_s)
-            if not isinstance(found, Changes):
+            if not isinstance(found, AssignmentEvents):
                 return found
             for callback, places in zip(self._callbacks, told(found), strict=True):
                 if callback is not None and places:
@@ -203,7 +203,7 @@ class AsyncConsumer:
         await self._core.close()
 
 
-def told(changes: Changes) -> tuple[list[TopicPartition], ...]:
+def told(changes: AssignmentEvents) -> tuple[list[TopicPartition], ...]:
     """Return the arguments of the callbacks on_lost, on_revoked and on_assigned, in this order."""
     return tuple(
         [place_of(partition) for partition in part] for part in (changes.lost, changes.revoked, changes.assigned)

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.client.consumer.record import Record, TopicPartition, block_records
 from memq.errors import CorruptDataError, MemqError
 from memq.format.blocks.columns import BlockReader, RecordHeaders
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Slice(NamedTuple):
     """The records `low` up to, not with, `high` of one block."""
 
-    piece: Piece
+    piece: BlockPiece
     low: int
     high: int
 
@@ -103,7 +103,7 @@ class Batch:
         return chain.from_iterable(self._iterators())  # in C: a generator would cost 25 ns per record
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[BlockPiece]:
         """The blocks that it is made of."""
         return [part.piece for part in self._slices]
 

@@ -12,8 +12,8 @@ from memq.client.background import Background
 from memq.client.consumer.aio_consumer import told
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
-from memq.client.consumer.fetch.fetcher import Fetcher, MakeFetcher, ReadMode
-from memq.client.consumer.group.membership import Changes
+from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher, ReadMode
+from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
@@ -115,7 +115,7 @@ class Consumer:
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         check_tracer_provider(tracer_provider)
         self._runtime = runtime_of(runtime)
-        make_fetcher: MakeFetcher = Fetcher
+        make_fetcher: MakeFetcher = BatchFetcher
         self._traces: ConsumerTraces | None = None
         if tracer_provider is not None:
             from memq.client.observers.consumer_traces import ConsumerTraces
@@ -177,7 +177,7 @@ class Consumer:
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic())
             found = io.run(self._core.next(left_s))
-            if not isinstance(found, Changes):
+            if not isinstance(found, AssignmentEvents):
                 return found
             for callback, places in zip(self._callbacks, told(found), strict=True):
                 if callback is not None and places:

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from memq.client.broker_router import AnyBroker
+from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.batch import Batch, Damage
 from memq.client.consumer.dead_letters import DeadLetters
-from memq.client.consumer.fetch.fetch_scheduler import Reading
-from memq.client.consumer.fetch.fetcher import Fetcher, MakeFetcher
-from memq.client.consumer.fetch.partition_cursor import Counts, Delivery
-from memq.client.consumer.fetch.ready_batches import Handout, Handouts
+from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
+from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher
+from memq.client.consumer.fetch.partition_cursor import Counts, ReadyRange
+from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
 from memq.client.consumer.group.committer import Committer
-from memq.client.consumer.group.membership import Changes
+from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.group.session import GroupSession
-from memq.client.consumer.offset_resolver import Lag, Places
+from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.opener import Opener
 from memq.client.consumer.record import TopicPartition, place_of
 from memq.client.consumer.settings import ConsumerSettings, Point, check_point
@@ -76,7 +76,7 @@ class ConsumerCore:
         settings: ConsumerSettings,
         runtime: Runtime,
         addresses: Sequence[Address],
-        make_fetcher: MakeFetcher = Fetcher,
+        make_fetcher: MakeFetcher = BatchFetcher,
     ) -> None:
         keep_freed_blocks()
         self.settings = settings.check()
@@ -84,9 +84,9 @@ class ConsumerCore:
         self._events = EventLog(runtime.clock)
         self._pool = LinkPool(runtime, addresses, client_id=settings.client_id, zone=settings.zone)
         self._metadata = ClusterMetadata(runtime, self._pool)
-        any_broker = AnyBroker(self._pool, self._metadata.holders)
+        any_broker = BrokerRouter(self._pool, self._metadata.holders)
         self._queue = RemoteQueue(any_broker)
-        self._places = Places(self._queue)
+        self._places = OffsetResolver(self._queue)
         self._stores = OpenStores(self._metadata, runtime, settings.s3)
         self._dead_letters = DeadLetters(runtime, addresses)
         self._topics: dict[str, Topic] = {}
@@ -96,7 +96,7 @@ class ConsumerCore:
         self._confirmed = ConfirmedReads(self._events)
         fetcher = make_fetcher(settings.read, any_broker.read, self._stores, self._confirmed)
         fetcher.near = any_broker.near
-        self._reading = Reading(
+        self._reading = FetchScheduler(
             runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
         )
         self._reporter: Reporter | None = None
@@ -114,7 +114,7 @@ class ConsumerCore:
             self._tasks,
             self._events,
         )
-        self._handouts = Handouts()
+        self._handouts = ReadyBatches()
         self._group: GroupSession | None = None
         self._committer: Committer | None = None
         if settings.group is not None:
@@ -126,7 +126,7 @@ class ConsumerCore:
                 changed=self._group_changed,
             )
             self._committer = Committer(self._reading, self._group, self._handouts, runtime, self._events)
-        self._delivery: tuple[Assigned, Delivery] | None = None  # waits for its dead letters
+        self._delivery: tuple[Assigned, ReadyRange] | None = None  # waits for its dead letters
         self._late_damage: deque[tuple[Batch, Damage]] = deque()
         self._late_counts = Counts()
         self._woken = False
@@ -198,7 +198,7 @@ class ConsumerCore:
         self._handouts.finish()
         return self._handouts.take()
 
-    async def next(self, timeout_s: float | None) -> Batch | Changes | None:
+    async def next(self, timeout_s: float | None) -> Batch | AssignmentEvents | None:
         """Return the next batch.
 
         Changes of the assignment come first: the caller reports them and then takes them by `take`.
@@ -216,12 +216,12 @@ class ConsumerCore:
         except TimeoutError:
             return None
 
-    async def _next(self) -> Batch | Changes | None:
+    async def _next(self) -> Batch | AssignmentEvents | None:
         while True:
             self._changed.clear()
             self._handouts.urgent = stale = self._stale.is_set()
             self._check()
-            found: Batch | Changes | None = self._new_changes()
+            found: Batch | AssignmentEvents | None = self._new_changes()
             if found is None and not stale:
                 found = self._handouts.take() or await self._next_batch()
             if found:
@@ -245,7 +245,7 @@ class ConsumerCore:
         self._woken = True
         self._changed.set()
 
-    async def take(self, changes: Changes) -> None:
+    async def take(self, changes: AssignmentEvents) -> None:
         """Note that the user got `changes`: revoked partitions are committed (auto-commit) and returned."""
         if self._group is None or self._committer is None:
             return
@@ -372,13 +372,13 @@ class ConsumerCore:
         self._handouts.urgent = True
         self._changed.set()
 
-    def _new_changes(self) -> Changes | None:
+    def _new_changes(self) -> AssignmentEvents | None:
         """Return changes for the user: assigned partitions only when they are open."""
         if self._group is None:
             return None
         changes = self._group.state.changes()
         opened = tuple(partition for partition in changes.assigned if partition in self._reading.assigned)
-        return Changes(changes.lost, changes.revoked, opened) or None
+        return AssignmentEvents(changes.lost, changes.revoked, opened) or None
 
     def _tell_damage(self, damage: Damage) -> None:
         self._events.warning("consumer.damage", f"passed over {damage}")
@@ -414,16 +414,16 @@ class ConsumerCore:
             left -= sum(len(part.piece.data) for part in delivery.slices)
             self._hand(assigned, delivery, self._batch_of(assigned, delivery))
 
-    def _hand(self, assigned: Assigned, delivery: Delivery, batch: Batch) -> None:
+    def _hand(self, assigned: Assigned, delivery: ReadyRange, batch: Batch) -> None:
         assigned.ledger.hand(delivery.behind)
         self._tell_audit(assigned, delivery)
-        self._handouts.add(Handout(assigned, batch, delivery.totals))
+        self._handouts.add(ReadyBatch(assigned, batch, delivery.totals))
 
-    def _tell_audit(self, assigned: Assigned, delivery: Delivery) -> None:
+    def _tell_audit(self, assigned: Assigned, delivery: ReadyRange) -> None:
         if assigned.tally is not None:
             assigned.tally.give(delivery, self._runtime.clock.wall_ms())
 
-    def _batch_of(self, assigned: Assigned, delivery: Delivery) -> Batch:
+    def _batch_of(self, assigned: Assigned, delivery: ReadyRange) -> Batch:
         first, place = delivery.first, assigned.place
         key = delivery.pointer.locations[0].key if delivery.pointer is not None else ""
         damaged: list[Damage] = []

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from memq.client.consumer.fetch.expiry import expired_error
-from memq.client.consumer.fetch.partition_cursor import FlowState, PartitionFlow
-from memq.client.consumer.progress import Progress
+from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
+from memq.client.consumer.progress import ReadProgress
 from memq.errors import InvalidRequestError, MemqError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
@@ -43,7 +43,7 @@ def window_ms(settings: TopicSettings) -> int:
     return settings.dedup_window_ms + late_ms(settings)
 
 
-class Places:
+class OffsetResolver:
     """Answers questions about places, by reading pointers only.
 
     Totals from the last `tail_offsets`, if they do.
@@ -129,7 +129,7 @@ class Places:
             )
 
     async def look_back(
-        self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
+        self, flow: PartitionCursor, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
     ) -> None:
         """Show `flow` the pointers of the dedup window before its start, and how much lies before it.
 
@@ -167,9 +167,9 @@ class Places:
         span = await valid_span(self._queue, partition)
         return (await self._before(partition, offset, span, settings, writers)).totals
 
-    async def totals_of(self, flow: PartitionFlow, settings: TopicSettings, writers: Sequence[int]) -> Totals:
+    async def totals_of(self, flow: PartitionCursor, settings: TopicSettings, writers: Sequence[int]) -> Totals:
         """Return how much lies before the pointer at the position of `flow`."""
-        if flow.state is FlowState.LOOKING_BACK:
+        if flow.state is CursorState.LOOKING_BACK:
             return await self.totals_before(flow.partition, flow.position.pointer_offset, settings, writers)
         return flow.progress.totals
 
@@ -214,7 +214,7 @@ class Places:
 
     async def _before(
         self, partition: ReadPartition, offset: int, span: Span, settings: TopicSettings, writers: Sequence[int]
-    ) -> Progress:
+    ) -> ReadProgress:
         """Return the totals before `offset`, from as few pointers before it as settle all `writers`.
 
         See `memq.format.totals`. Where retention took them, the first pointer that is left says what lay before it.
@@ -222,7 +222,7 @@ class Places:
         end = min(offset, span.end)
         first = max(span.begin, end - self._tail_offsets)
         while True:
-            progress = Progress()
+            progress = ReadProgress()
             last_ms: dict[int, int] = {}
             async for time_ms, pointer in self._pointers(partition, first, end):
                 progress.pass_over(pointer)
@@ -241,7 +241,7 @@ class Places:
         return progress
 
     async def _read_on(
-        self, progress: Progress, partition: ReadPartition, first: int, end: int, writers: Sequence[int]
+        self, progress: ReadProgress, partition: ReadPartition, first: int, end: int, writers: Sequence[int]
     ) -> None:
         """Retention took all that `writers` had before `first`: what their next pointers state lay there."""
         async for _, pointer in self._pointers(partition, first, end):

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.fetch_scheduler import Reading
-from memq.client.consumer.fetch.partition_cursor import PartitionFlow
-from memq.client.consumer.offset_resolver import Places, window_ms
+from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
+from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
 from memq.client.consumer.record import place_of
 from memq.client.consumer.settings import ConsumerSettings, Point, point_of
-from memq.client.observers.read_recorder import ReadTally
+from memq.client.observers.read_recorder import ReadRecorder
 from memq.client.observers.reporter import Reporter
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.report import BeginReason
@@ -38,7 +38,7 @@ class Opener:
         self,
         settings: ConsumerSettings,
         queue: RemoteQueue,
-        reading: Reading,
+        reading: FetchScheduler,
         topics: Mapping[str, Topic],
         wanted: Callable[[], Mapping[ReadPartition, int]],
         changed: Callable[[], None],
@@ -49,14 +49,14 @@ class Opener:
         self.failure: MemqError | None = None
         self._settings = settings
         self._queue = queue
-        self._places = Places(queue)
+        self._places = OffsetResolver(queue)
         self._reading = reading
         self._topics = topics
         self._wanted = wanted
         self._changed = changed
         self._reporter = reporter
         self._events = events
-        self._tallies: dict[ReadPartition, ReadTally] = {}  # the last one of each partition, read or not
+        self._tallies: dict[ReadPartition, ReadRecorder] = {}  # the last one of each partition, read or not
         self._ends: dict[ReadPartition, Position] = {}
         self._tasks = tasks
         self._opening: dict[ReadPartition, int] = {}  # the grants under which partitions are being opened
@@ -198,7 +198,7 @@ class Opener:
         self, partition: ReadPartition, position: Position, known: Totals | None, reason: BeginReason, grant: int
     ) -> Assigned:
         topic = self._topics[partition.topic]
-        flow = PartitionFlow(
+        flow = PartitionCursor(
             partition,
             position,
             window_ms=window_ms(topic.settings),
@@ -211,12 +211,12 @@ class Opener:
         reporter = self._reporter
         if reporter is not None and reporter.wanted(topic):
             part = partial(reporter.part, topic)
-            assigned.tally = ReadTally(part, assigned.writers, commits=self._settings.group is not None)
+            assigned.tally = ReadRecorder(part, assigned.writers, commits=self._settings.group is not None)
             assigned.tally.begin(position, reason, self._tallies.get(partition))
             self._tallies[partition] = assigned.tally
         return assigned
 
 
 def _known_before(point: str | int | Position) -> Totals | None:
-    """Return what `PartitionFlow` is to know of what lies before a start: see there."""
+    """Return what `PartitionCursor` is to know of what lies before a start: see there."""
     return Totals() if isinstance(point, Position) else None

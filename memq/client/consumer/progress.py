@@ -14,7 +14,7 @@ from memq.format.totals import TotalsFold
 from memq.topic import Totals
 
 
-class Progress:
+class ReadProgress:
     """Folds the pointers of one read partition, in order of offset, into totals."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Progress:
         """Take the totals that `pointer`, the first of its write partition here or later, states."""
         self._part(pointer.partition).reach(pointer.totals)
 
-    def join(self, other: Progress) -> None:
+    def join(self, other: ReadProgress) -> None:
         """Take what `other` found before the same place, where it is more."""
         for partition, part in other._parts.items():
             self._part(partition).reach(part.totals)

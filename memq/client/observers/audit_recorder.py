@@ -16,11 +16,11 @@ from memq.format.report import (
     MINUTE_MS,
     Begin,
     BeginReason,
-    Damage,
     Kind,
-    Part,
     Report,
-    Span,
+    ReportedDamage,
+    ReportPart,
+    ReportSpan,
     Stage,
     Stretch,
     fitting,
@@ -48,12 +48,12 @@ class _Span:
         self.ranges = RangeSet()
         self.latency = [0] * BUCKETS
 
-    def told(self, stage: Stage) -> Span:
+    def told(self, stage: Stage) -> ReportSpan:
         """Return it as it is reported."""
         self.ranges.add(self.first, self.next)
         latency = tuple((bucket, records) for bucket, records in enumerate(self.latency) if records)
         ranges = tuple(self.ranges)
-        return Span(
+        return ReportSpan(
             stage=stage, producer=self.producer, minute=self.minute, ranges=ranges, level=self.level, latency=latency
         )
 
@@ -88,7 +88,7 @@ class _Home:
     number: int = 0
 
 
-class PartTally:
+class PartRecorder:
     """What is to be said of one write partition."""
 
     __slots__ = (
@@ -112,7 +112,7 @@ class PartTally:
         self.partition = partition
         self.lacks = False  # something was not noted
         self._room = room
-        self._parts: list[Part] = []  # over, as a reader began anew behind what they say
+        self._parts: list[ReportPart] = []  # over, as a reader began anew behind what they say
         self._forget()
 
     def pass_stage(
@@ -146,7 +146,7 @@ class PartTally:
         self._current[stage] = span
         return span
 
-    def damage(self, damage: Damage) -> None:
+    def damage(self, damage: ReportedDamage) -> None:
         """Note a block that could not be read; how often it was tried makes no difference."""
         if self._room.take():
             self._damages[damage.offset, damage.block] = damage
@@ -172,7 +172,7 @@ class PartTally:
         self._room.take()
         self._read: Stretch | None = (begin, end)
 
-    def take(self) -> list[Part]:
+    def take(self) -> list[ReportPart]:
         """Return what was noted, in the order in which it was done, and forget it."""
         self.lacks = False
         if self._spans or self._damages or self._begins or self._committed or self._read:
@@ -181,7 +181,7 @@ class PartTally:
         return parts
 
     def _end_part(self) -> None:
-        part = Part(
+        part = ReportPart(
             topic=self.topic,
             topic_id=self.topic_id,
             partition=self.partition,
@@ -197,13 +197,13 @@ class PartTally:
     def _forget(self) -> None:
         self._spans: dict[tuple[Stage, int, int], _Span] = {}
         self._current: dict[Stage, _Span] = {}
-        self._damages: dict[tuple[int, int], Damage] = {}
+        self._damages: dict[tuple[int, int], ReportedDamage] = {}
         self._begins: list[Begin] = []
         self._committed = ""
         self._read = None
 
 
-class Tally:
+class AuditRecorder:
     """The pending report of one client.
 
     `full` is called when a report is due early.
@@ -218,17 +218,17 @@ class Tally:
         self._host = host
         self._interval_ms = interval_ms
         self._room = _Room(full)
-        self._parts: dict[tuple[str, int], PartTally] = {}
+        self._parts: dict[tuple[str, int], PartRecorder] = {}
         self._began_ms: int | None = None
         self._homes: dict[int, _Home] = {}
 
-    def part(self, topic: str, topic_id: str, partition: int, now_ms: int) -> PartTally:
+    def part(self, topic: str, topic_id: str, partition: int, now_ms: int) -> PartRecorder:
         """Return the tally of a write partition."""
         if self._began_ms is None:
             self._began_ms = now_ms
         found = self._parts.get((topic_id, partition))
         if found is None:
-            found = PartTally(topic, topic_id, partition, self._room)
+            found = PartRecorder(topic, topic_id, partition, self._room)
             self._parts[topic_id, partition] = found
         return found
 
@@ -242,7 +242,7 @@ class Tally:
         With `last` they are the last ones. What was noted is forgotten, and the numbers are used, whatever becomes of
         the reports.
         """
-        found: dict[int, list[Part]] = {}
+        found: dict[int, list[ReportPart]] = {}
         for tally in self._parts.values():
             lacks, parts = tally.lacks, tally.take()
             if not parts and not lacks:
@@ -276,7 +276,7 @@ class Tally:
         """
         return not 0 <= now_ms - home.until_ms < self._interval_ms * HEARTBEAT_INTERVALS // 2
 
-    def _reports(self, home: _Home, parts: list[Part], now_ms: int, *, last: bool) -> list[Report]:
+    def _reports(self, home: _Home, parts: list[ReportPart], now_ms: int, *, last: bool) -> list[Report]:
         until_ms = max(now_ms, home.until_ms)
         report = Report(
             client=self._client,

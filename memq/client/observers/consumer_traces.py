@@ -8,8 +8,8 @@ from itertools import islice
 from opentelemetry.trace import Span, SpanContext, SpanKind, TracerProvider
 
 from memq.client.consumer.batch import Batch
-from memq.client.consumer.fetch.fetcher import Fetcher, OpenStore, ReadMode, ReadRange
-from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.fetch.fetcher import BatchFetcher, OpenStore, ReadMode, ReadRange
+from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.errors import MemqError
 from memq.format.pointer import Pointer
 from memq.observe.traces import LINKS_MAX, Attributes, Block, Traces, block_context, context_in
@@ -17,7 +17,7 @@ from memq.runtime.clock import Clock
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 
 
-class TracedFetcher(Fetcher):
+class TracedFetcher(BatchFetcher):
     """A fetcher whose fetches are spans."""
 
     def __init__(
@@ -26,8 +26,8 @@ class TracedFetcher(Fetcher):
         super().__init__(mode, read, open_store, confirmed)
         self._traces = traces
 
-    async def fetch(self, pointer: Pointer) -> Sequence[Piece]:
-        """See `Fetcher.fetch`."""
+    async def fetch(self, pointer: Pointer) -> Sequence[BlockPiece]:
+        """See `BatchFetcher.fetch`."""
         began_ms = self._traces.now_ms()
         attributes: Attributes = {
             "messaging.destination.name": pointer.topic,
@@ -35,7 +35,7 @@ class TracedFetcher(Fetcher):
             "messaging.batch.message_count": pointer.records,
             "memq.object": pointer.locations[0].key if pointer.locations else "",
         }
-        pieces: Sequence[Piece] = ()
+        pieces: Sequence[BlockPiece] = ()
         failure: BaseException | None = None
         try:
             pieces = await super().fetch(pointer)
@@ -56,7 +56,9 @@ class ConsumerTraces:
         self._group = group
         self._span: Span | None = None
 
-    def fetcher(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads) -> Fetcher:
+    def fetcher(
+        self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads
+    ) -> BatchFetcher:
         """Return a fetcher whose fetches are spans."""
         return TracedFetcher(mode, read, open_store, confirmed, self._traces)
 
@@ -80,7 +82,7 @@ class ConsumerTraces:
             self._traces.end(span)
 
 
-def blocks_of(topic: str, partition: int, pieces: Sequence[Piece]) -> list[Block]:
+def blocks_of(topic: str, partition: int, pieces: Sequence[BlockPiece]) -> list[Block]:
     """Return the names of those blocks that are whole."""
     headers = [piece.header for piece in pieces if piece.header is not None]
     return [(topic, partition, header.producer_id, header.first_sequence) for header in headers]

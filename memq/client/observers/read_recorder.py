@@ -12,8 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from memq.client.consumer.batch import Damage
-from memq.client.consumer.fetch.partition_cursor import Copy, Delivery
-from memq.client.observers.audit_recorder import PartTally
+from memq.client.consumer.fetch.partition_cursor import Copy, ReadyRange
+from memq.client.observers.audit_recorder import PartRecorder
 from memq.errors import MemqError, UnsupportedFormatError
 from memq.format import report
 from memq.format.report import CAUSE_CHARS_MAX, BeginReason
@@ -26,14 +26,14 @@ class _Handed(NamedTuple):
     """Records of one block that were given out: they are processed when `behind` is committed."""
 
     behind: Position
-    part: PartTally
+    part: PartRecorder
     producer: int
     first: int
     next: int
     base_ms: int
 
 
-class ReadTally:
+class ReadRecorder:
     """The notes on one read partition, while a consumer reads it.
 
     `part` finds the tally of a write partition; `writers` are those known to come here. `commits`: there is a group.
@@ -42,7 +42,7 @@ class ReadTally:
     and noted for each write partition that appears later: without it the audit takes a seek for a double delivery.
     """
 
-    def __init__(self, part: Callable[[int], PartTally | None], writers: Iterable[int], *, commits: bool) -> None:
+    def __init__(self, part: Callable[[int], PartRecorder | None], writers: Iterable[int], *, commits: bool) -> None:
         self._part = part
         self._commits = commits
         self._writers = dict.fromkeys(writers)
@@ -51,7 +51,7 @@ class ReadTally:
         self._storing = False
         self._later: list[Callable[[], None]] = []
 
-    def begin(self, at: Position, reason: BeginReason, before: ReadTally | None = None) -> None:
+    def begin(self, at: Position, reason: BeginReason, before: ReadRecorder | None = None) -> None:
         """Note that reading begins at a position, in place of `before`: behind what that one stores just now."""
         if before is not None and before._storing:
             self._storing = True  # nothing is stored of this one before it has begun: commits come one by one
@@ -73,7 +73,7 @@ class ReadTally:
         for begin in later:
             begin()
 
-    def give(self, delivery: Delivery, now_ms: int) -> None:
+    def give(self, delivery: ReadyRange, now_ms: int) -> None:
         """Note what goes to the user (at Unix ms), and what of it is damaged."""
         if delivery.pointer is None:
             return
@@ -119,7 +119,7 @@ class ReadTally:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _part_met(self, writer: int) -> PartTally | None:
+    def _part_met(self, writer: int) -> PartRecorder | None:
         """Return the tally of a write partition whose records are given out, where reading began if it is new."""
         part = self._part(writer)
         if writer not in self._writers:
@@ -128,7 +128,7 @@ class ReadTally:
                 part.begin(*self._begun)
         return part
 
-    def _parts(self) -> list[PartTally]:
+    def _parts(self) -> list[PartRecorder]:
         found = [self._part(writer) for writer in self._writers]
         return [part for part in found if part is not None]
 
@@ -138,6 +138,6 @@ class ReadTally:
         self._handed.append(handed)
 
 
-def _damage(key: str, block: int, offset: int, records: int, cause: MemqError | None) -> report.Damage:
+def _damage(key: str, block: int, offset: int, records: int, cause: MemqError | None) -> report.ReportedDamage:
     text = str(cause)[:CAUSE_CHARS_MAX]
-    return report.Damage(object=key, block=block, offset=offset, records=records, cause=text)
+    return report.ReportedDamage(object=key, block=block, offset=offset, records=records, cause=text)

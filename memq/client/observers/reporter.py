@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from memq.client.link_pool import LinkPool
-from memq.client.observers.audit_recorder import PartTally, Tally
+from memq.client.observers.audit_recorder import AuditRecorder, PartRecorder
 from memq.errors import MemqError
 from memq.format.report import AUDIT_TOPIC, Kind, Report, encode_report
 from memq.runtime.logs import EventLog
@@ -78,19 +78,19 @@ class Reporter:
         self._tasks = tasks
         self._make_carrier = carrier
         self._events = EventLog(runtime.clock)
-        self._tally: Tally | None = None
+        self._tally: AuditRecorder | None = None
         self._carrier: Carrier | None = None
         self._early = asyncio.Event()
         self._closed = False
 
-    def part(self, topic: Named, partition: int) -> PartTally | None:
+    def part(self, topic: Named, partition: int) -> PartRecorder | None:
         """Return what notes the work in a write partition; None when nobody wants to know of it."""
         if not self.wanted(topic):
             return None
         if self._tally is None:
             client = self._runtime.random.getrandbits(64)
             interval_ms, host = self._pool.audit_ms, self._runtime.host
-            self._tally = Tally(client, self._kind, self._name, host, interval_ms, self._early.set)
+            self._tally = AuditRecorder(client, self._kind, self._name, host, interval_ms, self._early.set)
             self._tasks.start(self._run(self._tally, interval_ms / 1000), "report to the audit")
         return self._tally.part(topic.name, topic.id, partition, self.now_ms())
 
@@ -137,7 +137,7 @@ class Reporter:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _run(self, tally: Tally, interval_s: float) -> None:
+    async def _run(self, tally: AuditRecorder, interval_s: float) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
@@ -149,7 +149,7 @@ class Reporter:
             except MemqError as error:
                 self._drop(str(error))
 
-    async def _report(self, tally: Tally, *, last: bool = False) -> None:
+    async def _report(self, tally: AuditRecorder, *, last: bool = False) -> None:
         if self._carrier is None:
             self._carrier = self._make_carrier(self._runtime, self._pool)
         homes = await self._carrier.homes()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from memq.client.observers.audit_recorder import PartTally
+from memq.client.observers.audit_recorder import PartRecorder
 from memq.format.manifest import StagedObject, StagedPiece
 from memq.format.report import Stage
 from memq.protocol.frames import AckLevel
@@ -15,13 +15,13 @@ from memq.protocol.frames import AckLevel
 Pieces = Sequence[tuple[StagedObject, StagedPiece]]
 
 
-class StagedTally:
+class StagedRecorder:
     """The notes on the pieces of one batch in one write partition.
 
     `part` is None when nobody wants to know.
     """
 
-    def __init__(self, part: PartTally | None, pieces: Pieces) -> None:
+    def __init__(self, part: PartRecorder | None, pieces: Pieces) -> None:
         self._part = part
         self._pieces = pieces
         self._acked = 0

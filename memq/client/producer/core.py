@@ -13,7 +13,7 @@ from memq.client.metadata import ClusterMetadata
 from memq.client.observers.reporter import CLOSE_S_MAX, MakeCarrier, Reporter
 from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery
-from memq.client.producer.fencing import Naming
+from memq.client.producer.fencing import InstanceFencing
 from memq.client.producer.open_block import PartitionBuffer, PendingBlock, Route
 from memq.client.producer.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, SenderParts
 from memq.client.producer.send_buffer import SendBuffer
@@ -107,7 +107,7 @@ class ProducerCore:
         self._watch: asyncio.TimerHandle | None = None
         self._ended: MemqError | None = None
         self._asked_s: dict[str, float] = {}
-        self._naming = Naming(
+        self._naming = InstanceFencing(
             OwnerRequests(runtime, self._pool, self._metadata, settings.open_timeout_s), self.producer_id
         )
         self._beginning = asyncio.Lock()  # an instance begins once in a partition: twice, it would fence itself

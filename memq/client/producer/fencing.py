@@ -14,7 +14,7 @@ from memq.topic import Topic
 BEGINNINGS_AT_ONCE_MAX = 32
 
 
-class Naming:
+class InstanceFencing:
     """Asks the owners of partitions to let one instance of a producer begin."""
 
     def __init__(self, owners: OwnerRequests, producer_id: int) -> None:

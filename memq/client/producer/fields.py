@@ -15,7 +15,7 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview | str
 HeadersLike: TypeAlias = Mapping[str, BytesLike | None] | Iterable[tuple[str, BytesLike | None]]
 
 
-class Fields(NamedTuple):
+class RecordFields(NamedTuple):
     """One record, checked: what a block builder takes."""
 
     value: bytes | None
@@ -44,7 +44,7 @@ def check_fields(
     headers: HeadersLike | None = None,
     timestamp_ms: int | None = None,
     tag: str | None = None,
-) -> Fields:
+) -> RecordFields:
     """Return the record as a block holds it; bytes-like is copied, str becomes UTF-8.
 
     Raises: TypeError naming the field and what it got; InvalidRequestError for text that is not Unicode.
@@ -53,7 +53,7 @@ def check_fields(
     if timestamp_ms is not None and not -TIME_MS_END < timestamp_ms < TIME_MS_END:
         raise InvalidRequestError(f"timestamp {timestamp_ms} ms is outside -2^53 to 2^53")
     check_kind("tag", tag, str)
-    return Fields(
+    return RecordFields(
         value if type(value) is bytes else as_bytes(value, "value"),
         key if type(key) is bytes else as_bytes(key, "key"),
         None if headers is None else header_pairs(headers),
@@ -62,7 +62,7 @@ def check_fields(
     )
 
 
-class Many(NamedTuple):
+class RecordColumns(NamedTuple):
     """Many records, checked: columns of one length."""
 
     values: Sequence[bytes | None]
@@ -81,18 +81,18 @@ class Many(NamedTuple):
             keys = self.keys[start:end] if self.keys is not None else ()
             return [len(value or b"") + len(key or b"") for value, key in zip_longest(values, keys)]
 
-    def part(self, start: int, end: int) -> Many:
+    def part(self, start: int, end: int) -> RecordColumns:
         """Return the records from `start` up to `end`."""
         keys = self.keys and self.keys[start:end]
         times = self.timestamps_ms and self.timestamps_ms[start:end]
-        return Many(self.values[start:end], keys, times, self.tag)
+        return RecordColumns(self.values[start:end], keys, times, self.tag)
 
-    def pick(self, numbers: Sequence[int]) -> Many:
+    def pick(self, numbers: Sequence[int]) -> RecordColumns:
         """Return some of the records, by their numbers."""
         values = [self.values[number] for number in numbers]
         keys = self.keys and [self.keys[number] for number in numbers]
         times = self.timestamps_ms and [self.timestamps_ms[number] for number in numbers]
-        return Many(values, keys, times, self.tag)
+        return RecordColumns(values, keys, times, self.tag)
 
 
 def check_many(
@@ -100,7 +100,7 @@ def check_many(
     keys: Sequence[BytesLike | None] | None,
     timestamps_ms: Sequence[int] | None,
     tag: str | None,
-) -> Many:
+) -> RecordColumns:
     """Return the records as a block holds them. Raises: TypeError, InvalidRequestError."""
     check_kind("tag", tag, str)
     checked = _as_column(values, "value")
@@ -118,7 +118,7 @@ def check_many(
                 raise TypeError(f"timestamp_ms is of type int, not {kind.__name__}")
         if checked and not -TIME_MS_END < min(timestamps_ms) <= max(timestamps_ms) < TIME_MS_END:
             raise InvalidRequestError("a timestamp in ms is outside -2^53 to 2^53")
-    return Many(checked, checked_keys, timestamps_ms, tag)
+    return RecordColumns(checked, checked_keys, timestamps_ms, tag)
 
 
 def _as_column(cells: Sequence[BytesLike | None], what: str) -> Sequence[bytes | None]:

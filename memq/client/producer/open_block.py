@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from memq.client.producer.delivery import AsyncDelivery, Delivery
-from memq.client.producer.fields import Fields, Many
+from memq.client.producer.fields import RecordColumns, RecordFields
 from memq.client.producer.partitioner import PartitionMap
 from memq.client.producer.window_events import UnackedBlock
 from memq.errors import MemqError
@@ -91,12 +91,12 @@ class RowBlock(OpenBlock):
         self.room += limit - self.limit
         self.limit = limit
 
-    def append(self, fields: Fields) -> None:
+    def append(self, fields: RecordFields) -> None:
         """Add a record of this shape."""
         self.room -= fields.size + self.row_cost
         self.cells.extend(fields.timed[: self.width])
 
-    def extend(self, many: Many, start: int, end: int, size: int) -> None:
+    def extend(self, many: RecordColumns, start: int, end: int, size: int) -> None:
         """Add records of this shape, which is PLAIN; `size` is the sum of their bytes."""
         self.room -= size + self.row_cost * (end - start)
         self.cells.extend(many.values[start:end])
@@ -158,11 +158,11 @@ class MixedBlock(OpenBlock):
         """The bytes of a row's columns in addition to its cells."""
         return self.builder.row_cost
 
-    def append(self, fields: Fields) -> None:
+    def append(self, fields: RecordFields) -> None:
         """Add a record. Raises: TooLargeError, InvalidRequestError."""
         self.builder.append(*fields)
 
-    def extend(self, many: Many, start: int, end: int, size: int) -> None:
+    def extend(self, many: RecordColumns, start: int, end: int, size: int) -> None:
         """Add records; `size` is the sum of their bytes. Raises: TooLargeError, InvalidRequestError."""
         self.builder.extend(*many.part(start, end))
 
@@ -174,7 +174,7 @@ class MixedBlock(OpenBlock):
         return self.builder
 
 
-def shape_of(fields: Fields) -> int:
+def shape_of(fields: RecordFields) -> int:
     """Return the shape of a record."""
     if fields.headers or fields.tag is not None:
         return MIXED

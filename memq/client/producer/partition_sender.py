@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memq.client.link import Link
 from memq.client.link_pool import LinkPool, Session
 from memq.client.metadata import ClusterMetadata
-from memq.client.observers.audit_recorder import PartTally
+from memq.client.observers.audit_recorder import PartRecorder
 from memq.client.observers.reporter import Reporter
 from memq.client.producer.open_block import PartitionBuffer, PendingBlock
 from memq.client.producer.send_buffer import SendBuffer
@@ -38,7 +38,7 @@ from memq.client.producer.window_events import (
     UnackedBlock,
     WriteBlock,
 )
-from memq.client.producer.window_states import State
+from memq.client.producer.window_states import WindowState
 from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, ThrottledError, TimedOutError
 from memq.format.blocks.header import base_ms_of
 from memq.format.report import Stage
@@ -92,7 +92,7 @@ class PartitionSender:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
         self._sealed_at_s = -1e9
-        self._tally: PartTally | None = None
+        self._tally: PartRecorder | None = None
         if parts.reporter is not None:
             self._tally = parts.reporter.part(buffer.topic, buffer.partition)
         self.closed = asyncio.Event()
@@ -131,7 +131,7 @@ class PartitionSender:
 
     def finish(self) -> None:
         """Report the end of the stream once all blocks are settled; `closed` is set then."""
-        if self.window.state is not State.CLOSED:  # it was abandoned with its producer
+        if self.window.state is not WindowState.CLOSED:  # it was abandoned with its producer
             self._handle(Finish(self._now_s()))
 
     def abandon(self, error: MemqError) -> None:
@@ -161,7 +161,7 @@ class PartitionSender:
     def _handle(self, event: Event) -> None:
         for instruction in self.window.handle(event):
             self._execute(instruction)
-        while self.window.state is State.OPEN and self._session is not None and not self._session.link.congested:
+        while self.window.state is WindowState.OPEN and self._session is not None and not self._session.link.congested:
             instructions = self.window.handle(Room(self._now_s()))
             if not instructions:
                 break
@@ -172,7 +172,7 @@ class PartitionSender:
             self.written.clear()
         else:
             self.written.set()
-        if self.window.state is State.CLOSED:
+        if self.window.state is WindowState.CLOSED:
             self.closed.set()
 
     def _step(self, event: Event) -> None:
@@ -318,7 +318,7 @@ class PartitionSender:
             await link.request(Api.CLOSE, message, Done, stream=stream, timeout_s=CLOSE_TIMEOUT_S)
         except MemqError as error:
             self._parts.events.info("producer.close-failed", f"the end of {self._name} is not reported: {error}")
-        if self.window.state is not State.CLOSED:
+        if self.window.state is not WindowState.CLOSED:
             self._handle(Finished())
 
     # ---- frames: LinkOwner -----------------------------------------------------------------------------
@@ -395,5 +395,5 @@ class PartitionSender:
 
     def _timer_fired(self) -> None:
         self._timer = None
-        if self.window.state is not State.CLOSED:
+        if self.window.state is not WindowState.CLOSED:
             self._step(Tick(self._now_s()))

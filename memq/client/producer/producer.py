@@ -18,7 +18,7 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.observers.report_carrier import ReportCarrier
 from memq.client.producer.core import ProducerCore, ProducerStats
 from memq.client.producer.delivery import Delivery
-from memq.client.producer.fields import BytesLike, HeadersLike, Many, check_fields, check_many
+from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, check_fields, check_many
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
 from memq.errors import BufferFullError, MemqError
@@ -285,7 +285,7 @@ class Producer:
         return deliveries
 
     def _put_many(
-        self, topic: str, many: Many | None, taken: Callable[[Sequence[Delivery]], None] | None = None
+        self, topic: str, many: RecordColumns | None, taken: Callable[[Sequence[Delivery]], None] | None = None
     ) -> list[Delivery]:
         """Put records in, as many at a time as there is room for.
 

@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from memq.client.producer.delivery import AsyncDelivery, Delivery
-from memq.client.producer.fields import Fields, Many, check_size
+from memq.client.producer.fields import RecordColumns, RecordFields, check_size
 from memq.client.producer.open_block import (
     KEYED,
     MIXED,
@@ -195,7 +195,7 @@ class SendBuffer:
         with self.lock:
             return None if block.take_late(row) else block.delivery
 
-    def put(self, route: Route, fields: Fields, partition: int | None) -> _Delivery:
+    def put(self, route: Route, fields: RecordFields, partition: int | None) -> _Delivery:
         """Add one record. Raises: TooLargeError, InvalidRequestError; BufferFullError when there is no room now."""
         size = fields.size
         if size > route.record_bytes_max:
@@ -242,7 +242,7 @@ class SendBuffer:
         self.seal([pending])
         return pending.delivery
 
-    def put_many(self, route: Route, many: Many, delivered: list[Any]) -> Many | None:
+    def put_many(self, route: Route, many: RecordColumns, delivered: list[Any]) -> RecordColumns | None:
         """Add as many records as there is room for; the deliveries of their blocks are added to `delivered`.
 
         Returns those that were not taken since the memory is full, None when all were. Raises: TooLargeError, before
@@ -257,7 +257,7 @@ class SendBuffer:
             rest = self._put_many_by(route, rest, delivered)
         return rest
 
-    def _put_many_by(self, route: Route, many: Many, delivered: list[Any]) -> Many | None:
+    def _put_many_by(self, route: Route, many: RecordColumns, delivered: list[Any]) -> RecordColumns | None:
         if len(many.values) > _CHUNK_RECORDS:
             _check_sizes(route, many)  # else it is done, before anything is taken, with the only chunk
         if many.keys is None:
@@ -271,8 +271,8 @@ class SendBuffer:
         return many.pick(rest) if rest else None
 
     def _put_by_place(
-        self, route: Route, many: Many, keys: Sequence[bytes | None], delivered: list[Any]
-    ) -> Many | None:
+        self, route: Route, many: RecordColumns, keys: Sequence[bytes | None], delivered: list[Any]
+    ) -> RecordColumns | None:
         """Add records with keys to their partitions, one partition after the other."""
         turn = route.turn  # those without a key go together
         places = [turn if key is None else route.map.place_of_key(key) for key in keys]
@@ -284,7 +284,9 @@ class SendBuffer:
                 rest += numbers[done:]
         return many.pick(sorted(rest)) if rest else None
 
-    def _put_column(self, route: Route, buffer: PartitionBuffer | None, many: Many, delivered: list[Any]) -> int:
+    def _put_column(
+        self, route: Route, buffer: PartitionBuffer | None, many: RecordColumns, delivered: list[Any]
+    ) -> int:
         """Add records to one partition, or without a buffer to those in turn; return how many there was room for."""
         done = 0
         while done < len(many.values):
@@ -302,7 +304,7 @@ class SendBuffer:
         self,
         route: Route,
         buffer: PartitionBuffer | None,
-        many: Many,
+        many: RecordColumns,
         start: int,
         sizes: list[int],
         delivered: list[Any],
@@ -575,7 +577,7 @@ def _prefix(sizes: list[int], done: int, row: int, left: int, room: int) -> tupl
     return 1, sizes[done]
 
 
-def _check_sizes(route: Route, many: Many) -> None:
+def _check_sizes(route: Route, many: RecordColumns) -> None:
     """Refuse records that are over the topic's bound."""
     bound = route.record_bytes_max
     for start in range(0, len(many.values), _CHUNK_RECORDS):

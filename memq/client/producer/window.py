@@ -35,7 +35,7 @@ from memq.client.producer.window_events import (
     UnackedBlock,
     WriteBlock,
 )
-from memq.client.producer.window_states import TABLE, State
+from memq.client.producer.window_states import TABLE, WindowState
 from memq.errors import (
     ClosedError,
     CorruptDataError,
@@ -71,7 +71,7 @@ class ProducerWindow:
     """
 
     def __init__(self, name: str, random: random.Random, *, wants_acks: bool = True) -> None:
-        self.state = State.RESTING
+        self.state = WindowState.RESTING
         self.next_sequence = 0
         self.burned: list[tuple[int, int]] = []
         self._name = name
@@ -115,7 +115,7 @@ class ProducerWindow:
     def next_deadline_s(self) -> float | None:
         """When the next Tick is due; None when nothing waits for time."""
         times = [blocks[0].deadline_s for blocks in (self._sent, self._queued) if blocks]
-        if self.state is State.WAITING:
+        if self.state is WindowState.WAITING:
             times.append(self._retry_at_s)
         return min(times, default=None)
 
@@ -133,7 +133,7 @@ class ProducerWindow:
 
     def _sealed(self, event: Sealed) -> None:
         block = event.block
-        if self.state is State.CLOSED:
+        if self.state is WindowState.CLOSED:
             self._burn(block, ClosedError(f"the producer was closed before a block of {self._name} was sealed"))
             return
         assert block.first >= self.next_sequence, f"block {block.first} does not follow on {self.next_sequence}"
@@ -141,7 +141,7 @@ class ProducerWindow:
         self._note_burned(self.next_sequence, block.first)
         self.next_sequence = block.next
         self._queued.append(block)
-        if self.state is State.RESTING:
+        if self.state is WindowState.RESTING:
             self._open()
 
     def _spoiled(self, event: Spoiled) -> None:
@@ -149,7 +149,7 @@ class ProducerWindow:
         self._burn(event.block, event.error)
 
     def _room(self, event: Room) -> None:
-        if self.state is not State.OPEN:
+        if self.state is not WindowState.OPEN:
             return
         self._expire(event.now_s)
         if self._queued and self._queued[0].first == self._stream_next:
@@ -172,9 +172,12 @@ class ProducerWindow:
             self._out.append(Settle(block, None))
 
     def _acked(self, event: Acked) -> None:
-        if self.state in (State.OPEN, State.LEAVING):
+        if self.state in (WindowState.OPEN, WindowState.LEAVING):
             self._settle_below(self._sent, event.next_sequence)
-        elif self.state in (State.WAITING, State.OPENING):  # a late one of the stream that was closed: still true
+        elif self.state in (
+            WindowState.WAITING,
+            WindowState.OPENING,
+        ):  # a late one of the stream that was closed: still true
             self._settle_below(self._queued, min(event.next_sequence, self._seen_next))
         self._close_when_done()
         self._go_on_without_stream()
@@ -186,7 +189,7 @@ class ProducerWindow:
 
     def _tick(self, event: Tick) -> None:
         self._expire(event.now_s)
-        if self.state is State.WAITING and event.now_s >= self._retry_at_s and (self.live or self._finishing):
+        if self.state is WindowState.WAITING and event.now_s >= self._retry_at_s and (self.live or self._finishing):
             self._open()
             return
         self._close_when_done()
@@ -234,29 +237,29 @@ class ProducerWindow:
     def _open(self) -> None:
         """Order a stream from the oldest live block on."""
         assert not self._sent, "a stream is opened while another one has blocks under way"
-        self.state = State.OPENING
+        self.state = WindowState.OPENING
         self._stream_next = self._queued[0].first if self._queued else self.next_sequence
         self._out.append(OpenStream(self._stream_next, self._address, self._refresh))
         self._address, self._refresh = "", False
 
     def _opened(self, event: Opened) -> None:
-        if self.state is State.CLOSED:
+        if self.state is WindowState.CLOSED:
             return
-        self.state = State.OPEN
+        self.state = WindowState.OPEN
         self._close_when_done()
 
     def _open_failed(self, event: OpenFailed) -> None:
-        if self.state is State.CLOSED:
+        if self.state is WindowState.CLOSED:
             return
         if _is_final(event.error):
             while self._queued:
                 self._burn(self._queued.popleft(), event.error)
-            self.state = State.CLOSED if self._finishing else State.RESTING
+            self.state = WindowState.CLOSED if self._finishing else WindowState.RESTING
         else:
             self._retry(event.error, event.now_s)
 
     def _nacked(self, event: Nacked) -> None:
-        if self.state not in (State.OPEN, State.LEAVING):
+        if self.state not in (WindowState.OPEN, WindowState.LEAVING):
             return  # the stream was closed before
         self._seen_next = min(event.first_sequence, self._stream_next)
         for block in self._sent:
@@ -271,20 +274,20 @@ class ProducerWindow:
         self._retry(event.error, event.now_s, at_once=_condemns(event.error))
 
     def _refused(self, event: Refused) -> None:
-        if self.state in (State.OPEN, State.LEAVING):
+        if self.state in (WindowState.OPEN, WindowState.LEAVING):
             self._seen_next = self._stream_next
             self._retry(event.error, event.now_s)
 
     def _drained(self, event: Drained) -> None:
-        if self.state is State.OPEN:
-            self.state = State.LEAVING
+        if self.state is WindowState.OPEN:
+            self.state = WindowState.LEAVING
             self._go_on_without_stream()
 
     def _lost(self, event: Lost) -> None:
         self._seen_next = 0
-        if self.state is State.CLOSING:
-            self.state = State.CLOSED
-        elif self.state in (State.OPENING, State.OPEN, State.LEAVING):
+        if self.state is WindowState.CLOSING:
+            self.state = WindowState.CLOSED
+        elif self.state in (WindowState.OPENING, WindowState.OPEN, WindowState.LEAVING):
             self._retry(event.error, event.now_s)
 
     def _retry(self, error: MemqError, now_s: float, *, at_once: bool = False) -> None:
@@ -303,46 +306,46 @@ class ProducerWindow:
         asks = not isinstance(error, NotReadyError) or self._attempts % NOT_READY_ASKS == 0
         self._refresh = asks and not self._address and not at_once and not isinstance(error, ThrottledError)
         if not self.live and not self._finishing:
-            self.state = State.RESTING
+            self.state = WindowState.RESTING
         elif at_once or (self._address and first_time):
             self._open()
         else:
-            self.state = State.WAITING
+            self.state = WindowState.WAITING
             self._retry_at_s = now_s + error.retry_after_ms / 1000 + delay_s
 
     def _go_on_without_stream(self) -> None:
         """Rest when nothing is live; leave a draining broker once it has acked what it took."""
-        if self.state is State.LEAVING and not self._sent:
+        if self.state is WindowState.LEAVING and not self._sent:
             self._refresh = True
-            self.state = State.WAITING
+            self.state = WindowState.WAITING
             self._retry_at_s = 0.0
-        if self.state is State.WAITING and not self.live and not self._finishing:
-            self.state = State.RESTING
+        if self.state is WindowState.WAITING and not self.live and not self._finishing:
+            self.state = WindowState.RESTING
 
     # ---- the end -----------------------------------------------------------------------------------
 
     def _finish(self, event: Finish) -> None:
         self._finishing = True
-        if self.state is State.RESTING and self._written:
+        if self.state is WindowState.RESTING and self._written:
             self._open()
-        elif self.state is State.RESTING:
-            self.state = State.CLOSED
+        elif self.state is WindowState.RESTING:
+            self.state = WindowState.CLOSED
         self._close_when_done()
 
     def _close_when_done(self) -> None:
-        if self._finishing and not self.live and self.state in (State.OPEN, State.LEAVING):
-            self.state = State.CLOSING
+        if self._finishing and not self.live and self.state in (WindowState.OPEN, WindowState.LEAVING):
+            self.state = WindowState.CLOSING
             self._out.append(CloseStream(self.next_sequence, list(self.burned)))
 
     def _finished(self, event: Finished) -> None:
-        self.state = State.CLOSED
+        self.state = WindowState.CLOSED
 
     def _abandon(self, event: Abandon) -> None:
         for blocks in (self._sent, self._queued):
             while blocks:
                 self._burn(blocks.popleft(), event.error)
         self._finishing = True
-        self.state = State.CLOSED
+        self.state = WindowState.CLOSED
 
 
 def _is_final(error: MemqError) -> bool:

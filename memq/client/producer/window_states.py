@@ -23,7 +23,7 @@ from memq.client.producer.window_events import (
 )
 
 
-class State(Enum):
+class WindowState(Enum):
     """Where the window's stream is. The values are the letters of the table."""
 
     RESTING = "R"  # there is no stream, and nothing to send
@@ -55,11 +55,11 @@ _ROWS: dict[type[Event], str] = {
     Abandon: "  X   X    X     X    X     X  X",
 }
 
-TABLE: dict[State, dict[type[Event], frozenset[State]]] = {
+TABLE: dict[WindowState, dict[type[Event], frozenset[WindowState]]] = {
     state: {
-        event: frozenset(State(letter) for letter in row.split()[column])
+        event: frozenset(WindowState(letter) for letter in row.split()[column])
         for event, row in _ROWS.items()
         if row.split()[column] != "-"
     }
-    for column, state in enumerate(State)
+    for column, state in enumerate(WindowState)
 }

@@ -21,7 +21,7 @@ RETRY_DELAY_S_MAX = 2
 _HANDLED = (ConnectionDropped, KazooTimeoutError, AuthFailedError, SessionExpiredError, RWServerAvailable)
 
 
-class Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
+class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
     """kazoo's connection. kazoo's own loop ends at an answer that it can't read; this one connects again."""
 
     def _connect(self, *args: Any) -> Any:
@@ -86,7 +86,9 @@ def make_client(address: ZookeeperAddress, settings: ZookeeperSettings, logger: 
     except (KazooException, ValueError) as error:
         raise InvalidSettingError(f"ZooKeeper can't be reached as the settings say: {error}") from error
     plain = client._connection
-    client._connection = Connection(client, plain.retry_sleeper, logger=logger, sasl_options=plain.sasl_options)
+    client._connection = ZooKeeperConnection(
+        client, plain.retry_sleeper, logger=logger, sasl_options=plain.sasl_options
+    )
     return client
 
 

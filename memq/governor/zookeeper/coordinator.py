@@ -23,7 +23,7 @@ from memq.governor.registry import check_topic, released_by
 from memq.governor.stored_topic import encode_topic
 from memq.governor.watchers import Watchers
 from memq.governor.zookeeper import layout, mirror
-from memq.governor.zookeeper.decoded import Decoded, Kept
+from memq.governor.zookeeper.decoded import DecodedNodes, Kept
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror, gathered
 from memq.governor.zookeeper.session import (
@@ -62,8 +62,8 @@ class ZookeeperCoordinator:
         self._watchers = Watchers(events)
         self._changed = asyncio.Event()
         self._mirror = Mirror(self._session, self._changed.set)
-        self._topics = Decoded(_topic)
-        self._assignments = Decoded(_assignment)
+        self._topics = DecodedNodes(_topic)
+        self._assignments = DecodedNodes(_assignment)
         self._all_topics: Kept[list[TopicPaths]] = Kept(self._mirror)
         self._all_assignments: Kept[list[Assignment]] = Kept(self._mirror)
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)

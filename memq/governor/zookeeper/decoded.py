@@ -15,7 +15,7 @@ from memq.governor.zookeeper.session import Node
 Value = TypeVar("Value")
 
 
-class Decoded(Generic[Value]):
+class DecodedNodes(Generic[Value]):
     """Values of one kind, each beside the node that it was decoded from."""
 
     def __init__(self, decode: Callable[[str, Node], Value]) -> None:

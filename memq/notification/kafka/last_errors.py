@@ -10,7 +10,7 @@ from memq.notification.kafka.failures import denial, failure, is_not_let_in
 _SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
 
 
-class Complaints:
+class LastErrors:
     """The last complaint of all clients of one queue.
 
     A certificate or a login that is refused shows nowhere else.

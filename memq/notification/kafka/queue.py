@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from memq.errors import ClosedError, NotFoundError, QueueError
 from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span
 from memq.notification.kafka.groups.hosted_groups import HostedGroups, Parts
-from memq.notification.kafka.groups.requests import GroupRequests
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.groups.requests import KafkaGroupRequests
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import admin_of
 from memq.notification.kafka.names import Names
-from memq.notification.kafka.reading.fetcher import Fetcher
+from memq.notification.kafka.reading.fetcher import EntryFetcher
 from memq.notification.kafka.reading.follower import Follower, Place
 from memq.notification.kafka.reading.offsets import Offsets
 from memq.notification.kafka.reading.tail_cache import TailCache
 from memq.notification.kafka.rights import Rights
 from memq.notification.kafka.sender import Sender
 from memq.notification.kafka.settings import KafkaSettings
-from memq.notification.kafka.topic_metadata_cache import Looks
-from memq.notification.kafka.topics import Topics
+from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
+from memq.notification.kafka.topics import KafkaTopics
 from memq.notification.refusals import check_publication, checked_span
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.logs import EventLog
@@ -46,22 +46,22 @@ class KafkaQueue:
     def __init__(self, settings: KafkaSettings, runtime: Runtime) -> None:
         self._names = Names(settings.prefix)
         self._tasks = TaskOwner(self._fail, EventLog(runtime.clock))
-        self._complaints = Complaints()
+        self._complaints = LastErrors()
         self._admin = admin_of(
             settings.client(), self._complaints.note
         )  # kept: without a name it dies with its answers
         timeout_s = settings.request_timeout_ms / 1000
-        looks = Looks(self._admin, timeout_s, self._complaints, runtime.clock, self._tasks)
+        looks = TopicMetadataCache(self._admin, timeout_s, self._complaints, runtime.clock, self._tasks)
         self._offsets = Offsets(self._admin, timeout_s, self._complaints, looks, self._tasks)
-        self._topics = Topics(self._admin, settings, self._complaints, looks, self._offsets, self._tasks)
-        self._requests = GroupRequests(
+        self._topics = KafkaTopics(self._admin, settings, self._complaints, looks, self._offsets, self._tasks)
+        self._requests = KafkaGroupRequests(
             lambda: admin_of(settings.client(), self._complaints.note), self._topics, timeout_s
         )
         self._rights = Rights(self._admin, settings, self._topics, self._requests)
         self._checked_s: float | None = None
         self._clock = runtime.clock
         self._sender = Sender(settings, self._complaints, self._tasks)
-        self._fetcher = Fetcher(settings, runtime.clock, self._complaints, self._tasks)
+        self._fetcher = EntryFetcher(settings, runtime.clock, self._complaints, self._tasks)
         self._follower = Follower(settings, runtime.clock, self._complaints, self._tasks, self._arrived, self._gone)
         self._groups = HostedGroups(
             Parts(

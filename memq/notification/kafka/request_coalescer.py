@@ -14,7 +14,7 @@ Found = TypeVar("Found")
 REQUESTS_MAX = 4  # at once
 
 
-class Joined(Generic[Question, Found]):
+class RequestCoalescer(Generic[Question, Found]):
     """Asks for many with one request.
 
     An answer is of a request that was handed over after the question was asked, never of an earlier one: an owner's

@@ -10,9 +10,9 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient
 
 from memq.errors import DeniedError, NotFoundError, QueueError
-from memq.notification.kafka.groups.requests import GroupRequests
+from memq.notification.kafka.groups.requests import KafkaGroupRequests
 from memq.notification.kafka.settings import KafkaSettings
-from memq.notification.kafka.topics import READY_PAUSE_S, READY_TRIES, Topics
+from memq.notification.kafka.topics import READY_PAUSE_S, READY_TRIES, KafkaTopics
 
 CHECK = "_memq-check"  # behind the prefix: no name of a topic of memq, which ends with an id
 # What each right is for; names as Kafka's command line takes them.
@@ -40,7 +40,9 @@ class Rights:
     Kafka says so of a topic that is there only. So an empty one is made, with a single partition, and stays.
     """
 
-    def __init__(self, admin: AdminClient, settings: KafkaSettings, topics: Topics, requests: GroupRequests) -> None:
+    def __init__(
+        self, admin: AdminClient, settings: KafkaSettings, topics: KafkaTopics, requests: KafkaGroupRequests
+    ) -> None:
         self._admin = admin
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1000

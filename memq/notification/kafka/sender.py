@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from memq.errors import ClosedError, MemqError, QueueError, QueueRefusedError, TooLargeError
 from memq.notification import Publication
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import end_threads, producer_of
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.process_end import keep_to_end
@@ -27,7 +27,7 @@ LaneKey = tuple[str, int, int]  # Kafka topic, partition, write partition
 
 
 @dataclass(slots=True)
-class Lane:
+class PublishLane:
     """The publish in flight of one write partition.
 
     Kafka refuses single records of a pipeline and delivers the later ones all the same, so a second record is handed
@@ -46,13 +46,13 @@ class Sender:
     A publish that was handed over ends within `publish_timeout_ms`, also when Kafka is away.
     """
 
-    def __init__(self, settings: KafkaSettings, complaints: Complaints, tasks: TaskOwner) -> None:
+    def __init__(self, settings: KafkaSettings, complaints: LastErrors, tasks: TaskOwner) -> None:
         self._settings = settings
         self._complaints = complaints
         self._tasks = tasks
         self._producer = producer_of(settings.producer(), complaints.note)
         self._retired: deque[Producer] = deque()
-        self._lanes: dict[LaneKey, Lane] = {}
+        self._lanes: dict[LaneKey, PublishLane] = {}
         self._pool = ThreadPool("kafka-sender", 1)
         self._looks = ThreadPool("kafka-looks", 1)
         self._started = False
@@ -74,7 +74,7 @@ class Sender:
             raise QueueRefusedError(f"queue time {publication.time_ms} is too old")
         self._start()
         key = (topic, publication.partition.partition, publication.write_partition)
-        lane = self._lanes.setdefault(key, Lane())
+        lane = self._lanes.setdefault(key, PublishLane())
         lane.users += 1
         try:
             await lane.free.acquire()
@@ -98,7 +98,7 @@ class Sender:
         except KafkaException as error:
             raise self._complaints.failure(error, f"looking at Kafka topic '{topic}'") from error
 
-    def _hand_over(self, topic: str, publication: Publication, key: LaneKey, lane: Lane) -> Report:
+    def _hand_over(self, topic: str, publication: Publication, key: LaneKey, lane: PublishLane) -> Report:
         """Give the pointer to the library; the lane, which the caller has, is free again with the report."""
         report: Report = asyncio.get_running_loop().create_future()
         if lane.gave_up:
@@ -121,13 +121,13 @@ class Sender:
         report.add_done_callback(partial(self._ended, key, lane))
         return report
 
-    def _ended(self, key: LaneKey, lane: Lane, report: Report) -> None:
+    def _ended(self, key: LaneKey, lane: PublishLane, report: Report) -> None:
         if isinstance(report.result(), QueueRefusedError):
             lane.gave_up = False
         lane.free.release()
         self._leave(key, lane)
 
-    def _leave(self, key: LaneKey, lane: Lane) -> None:
+    def _leave(self, key: LaneKey, lane: PublishLane) -> None:
         lane.users -= 1
         if not lane.users and not lane.gave_up:
             self._lanes.pop(key, None)

@@ -11,9 +11,9 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from memq.errors import MemqError, NotFoundError, QueueError
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import answered
-from memq.notification.kafka.request_coalescer import Joined, settle
+from memq.notification.kafka.request_coalescer import RequestCoalescer, settle
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 
@@ -23,7 +23,7 @@ FRESH_S = 300.0  # the library forgets a topic 900 s after it was shown
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TopicView:
     """A topic as Kafka showed it: the node that leads each partition, None for nobody, and when that was."""
 
     leaders: tuple[int | None, ...]
@@ -39,7 +39,7 @@ class Shown:
         return self.leaders[number] if number < len(self.leaders) else None
 
 
-class Looks:
+class TopicMetadataCache:
     """Looks at topics, all of them that are asked for at once together.
 
     Whoever asks for offsets looks first, for the library has them then. It would look by itself: but while it begins to
@@ -52,18 +52,20 @@ class Looks:
     """
 
     def __init__(
-        self, admin: AdminClient, timeout_s: float, complaints: Complaints, clock: Clock, tasks: TaskOwner
+        self, admin: AdminClient, timeout_s: float, complaints: LastErrors, clock: Clock, tasks: TaskOwner
     ) -> None:
         self._admin = admin
         self._timeout_s = timeout_s
         self._complaints = complaints
         self._clock = clock
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[str, TopicView] = {}
         self._seen: dict[str, int] = {}  # the greatest count of partitions that each topic has shown
         self._absent_s: dict[str, float] = {}  # since when a topic that was seen is not there
-        self._joined: Joined[str, Shown] = Joined(self._describe, str, ASKED_MAX, tasks, "kafka topics")
+        self._joined: RequestCoalescer[str, TopicView] = RequestCoalescer(
+            self._describe, str, ASKED_MAX, tasks, "kafka topics"
+        )
 
-    async def look(self, topic: str) -> Shown:
+    async def look(self, topic: str) -> TopicView:
         """Return what Kafka shows now. Raises: NotFoundError, DeniedError, QueueError.
 
         While Kafka is asked, and when it does not answer, `known` is what it showed before.
@@ -99,12 +101,12 @@ class Looks:
         """Look again before the next use."""
         self._shown.pop(topic, None)
 
-    def known(self, topic: str) -> Shown | None:
+    def known(self, topic: str) -> TopicView | None:
         """Return what Kafka showed not long ago, None when one has to look."""
         found = self._shown.get(topic)
         return found if found is not None and self._clock.monotonic() - found.shown_s <= FRESH_S else None
 
-    async def _describe(self, asked: Mapping[str, asyncio.Future[Shown | MemqError]]) -> None:
+    async def _describe(self, asked: Mapping[str, asyncio.Future[TopicView | MemqError]]) -> None:
         answers = await self._answers(list(asked))
         absent = [topic for topic, found in answers.items() if isinstance(found, NotFoundError)]
         if absent:
@@ -112,13 +114,13 @@ class Looks:
         for topic, found in answers.items():
             settle(asked[topic], found)
 
-    async def _answers(self, topics: list[str]) -> dict[str, Shown | MemqError]:
+    async def _answers(self, topics: list[str]) -> dict[str, TopicView | MemqError]:
         shown_s = self._clock.monotonic()
         answers = self._admin.describe_topics(TopicCollection(topics), request_timeout=self._timeout_s)
         works = (self._answer(topic, answers[topic], shown_s) for topic in topics)
         return dict(zip(topics, await asyncio.gather(*works), strict=True))
 
-    async def _answer(self, topic: str, answer: Any, shown_s: float) -> Shown | MemqError:
+    async def _answer(self, topic: str, answer: Any, shown_s: float) -> TopicView | MemqError:
         try:
             partitions = (await answered(answer)).partitions
         except KafkaException as error:
@@ -126,4 +128,4 @@ class Looks:
             return self._complaints.failure(error, f"looking at Kafka topic '{topic}'")
         self._complaints.settled()
         leaders = {each.id: None if each.leader is None else each.leader.id for each in partitions}
-        return Shown(tuple(leaders.get(number) for number in range(len(partitions))), shown_s)
+        return TopicView(tuple(leaders.get(number) for number in range(len(partitions))), shown_s)

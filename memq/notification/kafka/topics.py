@@ -22,12 +22,12 @@ from confluent_kafka.admin import (
 
 from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
 from memq.limits import POINTER_BYTES_MAX
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import answered, end_threads
 from memq.notification.kafka.reading.offsets import Offsets
-from memq.notification.kafka.request_coalescer import Joined, settle
+from memq.notification.kafka.request_coalescer import RequestCoalescer, settle
 from memq.notification.kafka.settings import KafkaSettings
-from memq.notification.kafka.topic_metadata_cache import Looks
+from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.threads import ThreadPool
 
@@ -52,15 +52,15 @@ ASKED_MAX = 64  # topics of one request: an answer names all of their settings
 LOOK_S = 0.2  # how often a check looks for what the library complains of
 
 
-class Topics:
+class KafkaTopics:
     """The Kafka topics, by name, through an admin client."""
 
     def __init__(
         self,
         admin: AdminClient,
         settings: KafkaSettings,
-        complaints: Complaints,
-        looks: Looks,
+        complaints: LastErrors,
+        looks: TopicMetadataCache,
         offsets: Offsets,
         tasks: TaskOwner,
     ) -> None:
@@ -71,7 +71,9 @@ class Topics:
         self._offsets = offsets
         self._lists = ThreadPool("kafka-lists", 1)
         self._looks = looks
-        self._set: Joined[str, TopicConfig] = Joined(self._ask_settings, str, ASKED_MAX, tasks, "kafka topic settings")
+        self._set: RequestCoalescer[str, TopicConfig] = RequestCoalescer(
+            self._ask_settings, str, ASKED_MAX, tasks, "kafka topic settings"
+        )
         self._known: dict[str, int] = {}  # partitions of the topics that were there when they were looked at
 
     async def check(self) -> None:
@@ -176,7 +178,7 @@ class Topics:
     async def trim(self, topic: str, number: int, before: int) -> None:
         """Delete entries below an offset, which is not negative nor behind the end: Kafka takes -1 for that.
 
-        The library must know who leads the partition, as for offsets (see `Looks`).
+        The library must know who leads the partition, as for offsets (see `TopicMetadataCache`).
         """
         assert before >= 0
         if self._looks.known(topic) is None:

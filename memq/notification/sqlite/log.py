@@ -46,7 +46,7 @@ SCHEMA = (
 )
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """One partition's row."""
 
     id: int
@@ -68,7 +68,7 @@ def partitions(connection: sqlite3.Connection, topic: str | None) -> list[ReadPa
     return [ReadPartition(*each) for each in found]
 
 
-def partition_row(connection: sqlite3.Connection, partition: ReadPartition) -> Row:
+def partition_row(connection: sqlite3.Connection, partition: ReadPartition) -> LogRow:
     """Return the partition's row, or raise NotFoundError."""
     found = connection.execute(
         """SELECT id, begin, next, time_max FROM partitions
@@ -77,7 +77,7 @@ def partition_row(connection: sqlite3.Connection, partition: ReadPartition) -> R
     ).fetchone()
     if found is None:
         raise missing_partition(partition)
-    return Row(*found)
+    return LogRow(*found)
 
 
 def publish(connection: sqlite3.Connection, publication: Publication) -> int:

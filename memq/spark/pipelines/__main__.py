@@ -13,9 +13,12 @@ from memq.errors import MemqError
 PIPELINES = {  # name: file, and what it does
     "audit": ("audit", "say what was lost, doubled or damaged, as `memq audit` does"),
     "backfill": ("backfill", "catch a group up in parallel, to Parquet files, and commit it"),
-    "compact": ("compact", "write a topic as Parquet files by date and hour"),
+    "compact": ("files.compact", "write a topic as Parquet files by date and hour"),
     "replay": ("replay", "send a range of a topic to another topic, or write it to files, once"),
-    "profile": ("profiles", "say how large records are, how keys are spread, and guess the schema of JSON values"),
+    "profile": (
+        "profile.profiles",
+        "say how large records are, how keys are spread, and guess the schema of JSON values",
+    ),
 }
 
 

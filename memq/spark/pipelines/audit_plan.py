@@ -10,7 +10,7 @@ from memq.runtime.network import Runtime
 from memq.spark.access import Access, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.group_positions import stored_positions
-from memq.spark.pipelines.pieces import Piece, pieces_of
+from memq.spark.pipelines.pieces import PointerSpan, pieces_of
 from memq.topic import Position, ReadPartition, Topic, equal_slots
 
 
@@ -23,7 +23,7 @@ class AuditPlan:
 
     topic: Topic
     spans: Mapping[int, Span]
-    pieces: Sequence[Piece]
+    pieces: Sequence[PointerSpan]
     groups: Sequence[str]
     committed: Mapping[int, Sequence[Position | None]]
     now_ms: int

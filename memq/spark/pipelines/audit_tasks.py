@@ -23,7 +23,7 @@ from memq.runtime.network import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.audit_plan import AuditPlan
-from memq.spark.pipelines.pieces import Piece
+from memq.spark.pipelines.pieces import PointerSpan
 from memq.spark.pipelines.spread import Batches, Row, batches_of, iterate, mapped, spread
 from memq.spark.stores import TaskStores
 
@@ -94,11 +94,11 @@ def _word() -> Column:
 # ---- checking --------------------------------------------------------------------------------------
 
 
-def _check(options: ReadOptions, piece: Piece) -> Batches:
+def _check(options: ReadOptions, piece: PointerSpan) -> Batches:
     return batches_of(iterate(_checked(options, piece)), CHECKED, BATCH_ROWS_MAX)
 
 
-async def _checked(options: ReadOptions, piece: Piece) -> AsyncGenerator[Row, None]:
+async def _checked(options: ReadOptions, piece: PointerSpan) -> AsyncGenerator[Row, None]:
     async with open_access(options, Runtime()) as access:
         stores = TaskStores(access.urls, Runtime())
         try:

@@ -18,7 +18,7 @@ from memq.client.io_thread import io_thread
 from memq.spark.columns import table_ddl
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.files.file_store import FilePlace, place_of_text
-from memq.spark.pipelines.files.manifest import Manifest
+from memq.spark.pipelines.files.manifest import FilesManifest
 from memq.spark.pipelines.files.to_files import write_files
 from memq.spark.pipelines.group_positions import commit_positions, positions_of
 from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
@@ -57,7 +57,7 @@ def command(topic: str, brokers: str | None, given: tuple[str, ...], group: str,
 
 def backfill_files(
     spark: SparkSession, options: ReadOptions, group: str, place: FilePlace, *, tasks: int = ROUND_TASKS
-) -> Manifest:
+) -> FilesManifest:
     """Write what a group has not read to files, and commit it; return the manifest.
 
     Raises: InvalidRequestError while the group has members; as `write_files`.
@@ -65,7 +65,7 @@ def backfill_files(
     thread = io_thread()
     starts = thread.run(positions_of(options, group))
 
-    def commit(manifest: Manifest) -> None:
+    def commit(manifest: FilesManifest) -> None:
         thread.run(commit_positions(options, group, manifest.positions))
 
     return write_files(spark, options, place, settled=False, tasks=tasks, starts=starts, done=commit)

@@ -17,7 +17,7 @@ import pyarrow
 
 from memq.client.io_thread import io_thread
 from memq.compaction.compaction import manifest_of, publish_parts
-from memq.compaction.copying import Copied, Copier
+from memq.compaction.copying import BatchCopier, Copied
 from memq.compaction.files import ColdFiles
 from memq.compaction.plan import ColdRule, cold_spans
 from memq.errors import InvalidSettingError
@@ -48,7 +48,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class CopyRound:
     """The runs for tasks, their manifests, and the time in ms within which they must be named."""
 
     planned: Sequence[Planned]
@@ -110,7 +110,7 @@ def _place(access: Access) -> CompactorPlace:
     return access.compactor
 
 
-async def _plan(options: ReadOptions, rule: ColdRule, tasks: int, now_ms: int) -> Round:
+async def _plan(options: ReadOptions, rule: ColdRule, tasks: int, now_ms: int) -> CopyRound:
     """Let the queue go of what a run before has left there, and plan the next runs."""
     runtime = Runtime()
     async with open_access(options, runtime) as access:
@@ -126,10 +126,10 @@ async def _plan(options: ReadOptions, rule: ColdRule, tasks: int, now_ms: int) -
                 async for span in cold_spans(access.queue, partition, manifest.next, topic.settings, rule, now_ms):
                     planned.append(Planned(partition, span))
                     if len(planned) >= tasks:
-                        return Round(planned, manifests, sweep_age_ms // 2)
+                        return CopyRound(planned, manifests, sweep_age_ms // 2)
         finally:
             await stores.close()
-        return Round(planned, manifests, sweep_age_ms // 2)
+        return CopyRound(planned, manifests, sweep_age_ms // 2)
 
 
 def _copy(options: ReadOptions, planned: Planned) -> Batches:
@@ -149,13 +149,13 @@ async def _copied(options: ReadOptions, planned: Planned) -> Copied:
         stores = TaskStores(access.urls, runtime)
         try:
             store = (place.store, stores.open(place.store))
-            copier = Copier(place.cluster, access.queue, stores.open, store, runtime)
+            copier = BatchCopier(place.cluster, access.queue, stores.open, store, runtime)
             return await copier.copy(planned.partition, planned.span)
         finally:
             await stores.close()
 
 
-async def _publish(options: ReadOptions, found: Round, number: int, parts: Sequence[Copied]) -> bool:
+async def _publish(options: ReadOptions, found: CopyRound, number: int, parts: Sequence[Copied]) -> bool:
     """Make a partition's parts visible, and let its pointers leave the queue.
 
     Say whether another run was faster.

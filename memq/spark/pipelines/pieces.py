@@ -15,14 +15,14 @@ POINTERS_MAX = 16_384  # of one piece
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PointerSpan:
     """The pointers of a span of a read partition."""
 
     partition: ReadPartition
     span: Span
 
 
-async def pieces_of(access: Access, partition: ReadPartition, span: Span, bytes_max: int) -> list[Piece]:
+async def pieces_of(access: Access, partition: ReadPartition, span: Span, bytes_max: int) -> list[PointerSpan]:
     """Return the pieces of a span, all of it in order. Raises: as `PointerReader.read`."""
     cuts = [span.begin]
     size = count = 0
@@ -34,7 +34,7 @@ async def pieces_of(access: Access, partition: ReadPartition, span: Span, bytes_
                 size = count = 0
     if cuts[-1] < span.end:
         cuts.append(span.end)
-    return [Piece(partition, Span(begin, end)) for begin, end in pairwise(cuts)]
+    return [PointerSpan(partition, Span(begin, end)) for begin, end in pairwise(cuts)]
 
 
 def _stored_bytes(body: bytes) -> int:

@@ -30,9 +30,9 @@ from memq.spark.pipelines.files.to_files import write_files
 from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
 from memq.spark.pipelines.rounds import ROUND_TASKS
 from memq.spark.pipelines.spread import Batches, iterate, spread
-from memq.spark.read.planner import Part, Split, split_parts
+from memq.spark.read.planner import BatchPart, Split, split_parts
 from memq.spark.read.planning import Stretch, parts_of, plan_of, stretches
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.reading import read_task, settings_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _COLUMNS = ("key", "value", "headers", "tag", "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplayTarget:
     """Where a replay goes: a topic, by these brokers, under this name."""
 
     topic: str
@@ -82,12 +82,12 @@ def command(
             manifest = write_files(spark, read, place, settled=False, tasks=tasks)
             click.echo(f"{manifest.records} records in {len(manifest.files)} files at {place.url}")
         elif to_topic:
-            target = Target(to_topic, to_brokers or brokers, name or f"replay.{topic}.{to_topic}")
+            target = ReplayTarget(to_topic, to_brokers or brokers, name or f"replay.{topic}.{to_topic}")
             click.echo(f"{replay(spark, read, target)} records sent to topic '{to_topic}'")
     return 0
 
 
-def replay(spark: SparkSession, options: ReadOptions, target: Target) -> int:
+def replay(spark: SparkSession, options: ReadOptions, target: ReplayTarget) -> int:
     """Send the range of `options` to a topic.
 
     Return how many records it holds of it now that it did not hold before.
@@ -116,7 +116,7 @@ async def _lanes(options: ReadOptions) -> list[Stretch]:
     Raises: InvalidRequestError when retention may move its start; PositionExpiredError.
     """
     async with open_access(options, Runtime()) as access:
-        found = await stretches(access, options, Wanted())
+        found = await stretches(access, options, ReadFilter())
         begins = {lane: (await access.places.span(lane.partition)).begin for lane in found}
     fixed = isinstance(options.start, Mapping)
     for lane, begin in begins.items():
@@ -143,7 +143,7 @@ async def _check_kept(options: ReadOptions, lanes: list[Stretch]) -> None:
 # ---- a task ------------------------------------------------------------------------------------------
 
 
-def _replay(options: ReadOptions, target: Target, schema: Any, lane: Stretch) -> Batches:
+def _replay(options: ReadOptions, target: ReplayTarget, schema: Any, lane: Stretch) -> Batches:
     """Send one read partition's range, behind what the target holds of it."""
     number = lane.partition.partition
     name = f"{target.name}.{number}-{lane.start.pointer_offset}-{lane.start.record_index}"
@@ -184,9 +184,9 @@ async def _splits(options: ReadOptions, lane: Stretch) -> AsyncGenerator[Split, 
     The dedup window before it is not looked at: retention takes it, and a second run would judge otherwise.
     """
     async with open_access(options, Runtime()) as access:
-        settings = settings_of(options, access.urls, Wanted())
-        plan = plan_of(access, lane, Wanted(), options)
-        held: list[Part] = []
+        settings = settings_of(options, access.urls, ReadFilter())
+        plan = plan_of(access, lane, ReadFilter(), options)
+        held: list[BatchPart] = []
         size = 0
         async for part in parts_of(access, lane, plan, seen=True):
             held.append(part)

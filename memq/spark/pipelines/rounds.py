@@ -14,9 +14,9 @@ from memq.audit.minutes import watermark_ms
 from memq.runtime.network import Runtime
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.read.planner import Part, Split, split_parts
+from memq.spark.read.planner import BatchPart, Split, split_parts
 from memq.spark.read.planning import Stretch, check_positions, parts_of, place_of, plan_of
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.reading import settings_of
 from memq.topic import Position, ReadPartition
 
@@ -68,7 +68,7 @@ async def plan_round(
             taken, end = await _take(access, stretch, options, bytes_max)
             parts += taken
             starts[stretch.partition.partition], ends[stretch.partition.partition] = stretch.start, end
-        settings = settings_of(options, access.urls, Wanted())
+        settings = settings_of(options, access.urls, ReadFilter())
         return Round(topic, split_parts(parts, options.partition_bytes, settings), starts, ends)
 
 
@@ -90,14 +90,16 @@ async def _stretch(
     return Stretch(partition, start, max(start, min(end, Position(number, last))))
 
 
-async def _take(access: Access, stretch: Stretch, options: ReadOptions, bytes_max: int) -> tuple[list[Part], Position]:
+async def _take(
+    access: Access, stretch: Stretch, options: ReadOptions, bytes_max: int
+) -> tuple[list[BatchPart], Position]:
     """Return parts of about `bytes_max` stored bytes, and the position behind them."""
-    parts: list[Part] = []
+    parts: list[BatchPart] = []
     size = 0
     if stretch.start >= stretch.end:
         return parts, stretch.start
-    plan = plan_of(access, stretch, Wanted(), options)
-    source = cast(AsyncGenerator[Part, None], parts_of(access, stretch, plan))
+    plan = plan_of(access, stretch, ReadFilter(), options)
+    source = cast(AsyncGenerator[BatchPart, None], parts_of(access, stretch, plan))
     async with aclosing(source):
         async for part in source:
             if parts and size + part.bytes > bytes_max:

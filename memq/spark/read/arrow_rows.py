@@ -43,7 +43,7 @@ class BlockPlace(NamedTuple):
     orphan: bool = False
 
 
-class Damage(msgspec.Struct, frozen=True):
+class DamageCell(msgspec.Struct, frozen=True):
     """A block that was passed over, as the column `damage` tells it in JSON."""
 
     object: str
@@ -92,7 +92,7 @@ class RowMaker:
         if "damage" not in self._own:
             return None
         position = Position(place.partition, place.pointer_offset, place.first)
-        told = Damage(place.object, block, records, str(position), str(cause))
+        told = DamageCell(place.object, block, records, str(position), str(cause))
         row: dict[str, object] = {
             "damage": msgspec.json.encode(told).decode(),
             "topic": place.topic,

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow
 
 from memq.errors import InvalidSettingError
-from memq.spark.read.json_values import Decoded, Decoder
+from memq.spark.read.json_values import DecodedColumns, Decoder
 
 try:
     from fastavro import parse_schema, schemaless_reader
@@ -36,7 +36,7 @@ def avro_decoder(schema: str) -> Callable[[Sequence[pyarrow.Field]], Decoder]:
         raise InvalidSettingError("option 'avroSchema' is not of a record", hint='its type is "record"')
 
     def decoder(fields: Sequence[pyarrow.Field]) -> Decoder:
-        def decode(values: pyarrow.Array) -> Decoded:
+        def decode(values: pyarrow.Array) -> DecodedColumns:
             rows: list[dict[str, Any]] = []
             malformed: list[int] = []
             for number, value in enumerate(values.to_pylist()):
@@ -45,7 +45,7 @@ def avro_decoder(schema: str) -> Callable[[Sequence[pyarrow.Field]], Decoder]:
                     malformed.append(number)
                 rows.append(row or {})
             columns = tuple(_column([row.get(field.name) for row in rows], field) for field in fields)
-            return Decoded(columns, tuple(malformed))
+            return DecodedColumns(columns, tuple(malformed))
 
         return decode
 

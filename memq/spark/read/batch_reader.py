@@ -14,9 +14,9 @@ from memq.client.io_thread import io_thread
 from memq.runtime.network import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
-from memq.spark.read.planner import Part, Split
+from memq.spark.read.planner import BatchPart, Split
 from memq.spark.read.planning import parts_of, plan_of, stretches
-from memq.spark.read.pruning import Wanted, take_filters
+from memq.spark.read.pruning import ReadFilter, take_filters
 from memq.spark.read.raw import plan_raw
 from memq.spark.read.reading import read_task, settings_of, splits_of
 
@@ -48,7 +48,7 @@ class MemqReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._wanted = Wanted()
+        self._wanted = ReadFilter()
 
     @property
     def pushFilters(self) -> _PushFilters:  # noqa: N802 - PySpark's name, and see there
@@ -73,7 +73,7 @@ class MemqReader(DataSourceReader):
     async def _plan(self) -> list[Split]:
         if self._options.path:
             return await plan_raw(self._options, self._wanted, Runtime())
-        parts: list[Part] = []
+        parts: list[BatchPart] = []
         async with open_access(self._options, Runtime()) as access:
             for stretch in await stretches(access, self._options, self._wanted):
                 plan = plan_of(access, stretch, self._wanted, self._options)

@@ -24,14 +24,14 @@ _MICROSECONDS = pyarrow.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedColumns:
     """The columns of the fields in order, and which values do not match the schema (all null there)."""
 
     columns: tuple[pyarrow.Array, ...]
     malformed: tuple[int, ...] = ()
 
 
-Decoder = Callable[[pyarrow.Array], Decoded]
+Decoder = Callable[[pyarrow.Array], DecodedColumns]
 
 
 def json_decoder(fields: Sequence[pyarrow.Field]) -> Decoder:
@@ -50,13 +50,13 @@ def json_decoder(fields: Sequence[pyarrow.Field]) -> Decoder:
         unexpected_field_behavior="ignore",
     )
 
-    def decode(values: pyarrow.Array) -> Decoded:
+    def decode(values: pyarrow.Array) -> DecodedColumns:
         filled = pyarrow.compute.fill_null(values, _NULL)
         lines = pyarrow.compute.binary_join_element_wise(_PREFIX, filled, _SUFFIX, _NOTHING)
         malformed: list[int] = []
         parts = _parse(lines, 0, options, fields, malformed)
         columns = (pyarrow.concat_arrays([part[number] for part in parts]) for number in range(len(fields)))
-        return Decoded(tuple(columns), tuple(malformed))
+        return DecodedColumns(tuple(columns), tuple(malformed))
 
     return decode
 

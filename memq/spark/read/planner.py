@@ -19,7 +19,7 @@ from memq.format.blocks.header import StoredBlock
 from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
 from memq.limits import MIB
 from memq.notification import Entry
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.resend_index import EarlierBatches, Seen
 from memq.spark.stores import StoreUrls
 from memq.spark.streaming.task_ranges import TaskAudit
@@ -34,7 +34,7 @@ SPREAD_BYTES_MIN = 8 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """A task's part of one batch: records `low` up to `high` (exclusive; None: to its end).
 
     `seen` are the sequences that batches before it had, where damage is passed over if they are sound in one of
@@ -66,7 +66,7 @@ class TaskSettings:
     """Settings shared by all tasks of a read, without keys."""
 
     urls: StoreUrls
-    wanted: Wanted
+    wanted: ReadFilter
     prefetch_bytes: int
     skip_damaged: bool
     dedup: bool
@@ -79,7 +79,7 @@ class Split(InputPartition):
     The settings are here since PySpark sends the reader to tasks as it is before `partitions` is called.
     """
 
-    def __init__(self, parts: Sequence[Part], settings: TaskSettings | None) -> None:
+    def __init__(self, parts: Sequence[BatchPart], settings: TaskSettings | None) -> None:
         super().__init__(None)
         self.parts = tuple(parts)
         self.settings = settings
@@ -94,7 +94,7 @@ class PartitionPlan:
         start: Position,
         end: Position,
         window_ms: int,
-        wanted: Wanted,
+        wanted: ReadFilter,
         *,
         dedup: bool,
         keep_earlier: bool = False,
@@ -121,13 +121,13 @@ class PartitionPlan:
         self._lookback.advance(time_ms)
         self._note(time_ms, pointer)
 
-    def take(self, entry: Entry, pointer: Pointer | MemqError, *, orphan: bool = False) -> Part | None:
+    def take(self, entry: Entry, pointer: Pointer | MemqError, *, orphan: bool = False) -> BatchPart | None:
         """Take the next entry; return what is to be read of it, if anything."""
         low = self._start.record_index if entry.offset == self._start.pointer_offset else 0
         high = self._end.record_index if entry.offset == self._end.pointer_offset else None
         partition = self._start.read_partition
         if not isinstance(pointer, Pointer):
-            return Part(partition, entry.offset, None, cause=pointer)
+            return BatchPart(partition, entry.offset, None, cause=pointer)
         if pointer.kind != "data":
             return None
         self._lookback.advance(entry.time_ms)
@@ -138,7 +138,7 @@ class PartitionPlan:
             return None
         by_index = not self._wanted.surely_matches(pointer)
         held = tuple(self._slim(each) for each in earlier)
-        return Part(
+        return BatchPart(
             partition, entry.offset, self._slim(pointer), low, high, seen, held, by_index=by_index, orphan=orphan
         )
 
@@ -185,7 +185,7 @@ def with_blocks(pointer: Pointer, blocks: Iterable[tuple[int, int, int]]) -> Poi
     return replace(pointer, producers=tuple(ProducerRanges(each, ((first, next_),)) for each, first, next_ in blocks))
 
 
-def spread_bytes(parts: Sequence[Part], bytes_max: int) -> int:
+def spread_bytes(parts: Sequence[BatchPart], bytes_max: int) -> int:
     """Return the bound of a split's stored bytes by which a small read is shared evenly.
 
     What one task could read leaves the other cores idle: 128 MiB with zstd are two seconds of one core. The bound is
@@ -201,7 +201,7 @@ def spread_bytes(parts: Sequence[Part], bytes_max: int) -> int:
     return high
 
 
-def _splits(parts: Sequence[Part], bytes_max: int) -> int:
+def _splits(parts: Sequence[BatchPart], bytes_max: int) -> int:
     """Return how many splits there would be."""
     number = size = 0
     for part in parts:
@@ -211,10 +211,10 @@ def _splits(parts: Sequence[Part], bytes_max: int) -> int:
     return number
 
 
-def split_parts(parts: Iterable[Part], bytes_max: int, settings: TaskSettings) -> list[Split]:
+def split_parts(parts: Iterable[BatchPart], bytes_max: int, settings: TaskSettings) -> list[Split]:
     """Put parts together, in order, to splits of about `bytes_max` stored bytes."""
     splits: list[Split] = []
-    held: list[Part] = []
+    held: list[BatchPart] = []
     size = 0
     for part in parts:
         if held and (size + part.bytes > bytes_max or len(held) >= PARTS_MAX):

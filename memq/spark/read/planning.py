@@ -13,8 +13,8 @@ from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
 from memq.spark.access import Access, TopicPlace
 from memq.spark.options import Point, ReadOptions
-from memq.spark.read.planner import Part, PartitionPlan, read_pointer, with_blocks
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.planner import BatchPart, PartitionPlan, read_pointer, with_blocks
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.resend_index import is_seen
 from memq.topic import Position, ReadPartition
 
@@ -28,7 +28,7 @@ class Stretch:
     end: Position
 
 
-async def stretches(access: Access, options: ReadOptions, wanted: Wanted) -> list[Stretch]:
+async def stretches(access: Access, options: ReadOptions, wanted: ReadFilter) -> list[Stretch]:
     """Return what a batch read covers, as far as the queue goes now. Raises: as the queue.
 
     InvalidRequestError.
@@ -72,7 +72,9 @@ async def place_of(
     return await access.places.position_of(point, partition, topic.settings)
 
 
-async def parts_of(access: Access, stretch: Stretch, plan: PartitionPlan, *, seen: bool = False) -> AsyncIterator[Part]:
+async def parts_of(
+    access: Access, stretch: Stretch, plan: PartitionPlan, *, seen: bool = False
+) -> AsyncIterator[BatchPart]:
     """Yield what is to be read of a stretch; when `seen`, the plan has the window before it already.
 
     Raises: as the queue, and the store for those few batches whose index is needed.
@@ -95,7 +97,7 @@ async def parts_of(access: Access, stretch: Stretch, plan: PartitionPlan, *, see
                 yield await _with_copies(access, partition, part) if part.seen else part
 
 
-async def _with_copies(access: Access, partition: ReadPartition, part: Part) -> Part:
+async def _with_copies(access: Access, partition: ReadPartition, part: BatchPart) -> BatchPart:
     """Return a part with those stored blocks that have sequences of its blocks, and another checksum or other bounds.
 
     Sequences alone decide where an index can't be read. Raises: RetryableError.
@@ -129,7 +131,7 @@ async def _with_copies(access: Access, partition: ReadPartition, part: Part) -> 
     return replace(part, copies=copies)
 
 
-def plan_of(access: Access, stretch: Stretch, wanted: Wanted, options: ReadOptions) -> PartitionPlan:
+def plan_of(access: Access, stretch: Stretch, wanted: ReadFilter, options: ReadOptions) -> PartitionPlan:
     """Return the plan of a stretch."""
     window = window_ms(access.topics[stretch.partition.topic].settings)
     dedup, skip_damaged = options.dedup, options.skip_damaged

@@ -32,7 +32,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReadFilter:
     """Possible matches: topics and partitions (None: all), tag bits (0: all), times in Unix ms."""
 
     topics: frozenset[str] | None = None
@@ -67,12 +67,12 @@ class Wanted:
         )
 
 
-def take_filters(filters: Sequence[Filter], columns: Sequence[str]) -> tuple[Wanted, list[Filter]]:
+def take_filters(filters: Sequence[Filter], columns: Sequence[str]) -> tuple[ReadFilter, list[Filter]]:
     """Return the combined filter of a query, and the filters that records must still pass.
 
     `columns` are those that are memq's own: a decoded field may be called `tag`, and says nothing of the record's.
     """
-    wanted, left = Wanted(), []
+    wanted, left = ReadFilter(), []
     for one in filters:
         ours = getattr(one, "attribute", ()) in [(name,) for name in columns]
         taken = _take(wanted, one) if ours else None
@@ -87,7 +87,7 @@ def _is_settled(one: Filter) -> bool:
     return getattr(one, "attribute", ()) in (("topic",), ("partition",))
 
 
-def _take(wanted: Wanted, one: Filter) -> Wanted | None:
+def _take(wanted: ReadFilter, one: Filter) -> ReadFilter | None:
     """Return `wanted` with one more filter; None for a filter that can't be used."""
     column = getattr(one, "attribute", ())
     values = _values(one)
@@ -115,7 +115,7 @@ def _values(one: Filter) -> list[Any] | None:
     return None
 
 
-def _take_partition(wanted: Wanted, one: Filter, values: list[Any] | None) -> Wanted | None:
+def _take_partition(wanted: ReadFilter, one: Filter, values: list[Any] | None) -> ReadFilter | None:
     if values is not None:
         numbers = frozenset(map(int, values))
         return replace(wanted, numbers=numbers if wanted.numbers is None else numbers & wanted.numbers)
@@ -140,7 +140,7 @@ def _range_of(one: Filter, bound: int) -> range | None:
     return None
 
 
-def _take_time(wanted: Wanted, one: Filter, values: list[Any] | None) -> Wanted | None:
+def _take_time(wanted: ReadFilter, one: Filter, values: list[Any] | None) -> ReadFilter | None:
     bounds = values if values is not None else [getattr(one, "value", None)]
     moments = [bound for bound in bounds if isinstance(bound, datetime) and bound.tzinfo is not None]
     if len(moments) < len(bounds):
@@ -162,9 +162,9 @@ def _take_time(wanted: Wanted, one: Filter, values: list[Any] | None) -> Wanted 
     return None
 
 
-def _later(wanted: Wanted, least_ms: int) -> Wanted:
+def _later(wanted: ReadFilter, least_ms: int) -> ReadFilter:
     return replace(wanted, least_ms=max(wanted.least_ms, least_ms))
 
 
-def _earlier(wanted: Wanted, greatest_ms: int) -> Wanted:
+def _earlier(wanted: ReadFilter, greatest_ms: int) -> ReadFilter:
     return replace(wanted, greatest_ms=min(wanted.greatest_ms, greatest_ms))

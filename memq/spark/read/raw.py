@@ -24,8 +24,8 @@ from memq.limits import KIB, TRAILER_BYTES
 from memq.notification import Entry
 from memq.runtime.network import Runtime
 from memq.spark.options import ReadOptions
-from memq.spark.read.planner import Part, PartitionPlan, Split
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.planner import BatchPart, PartitionPlan, Split
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.reading import settings_of, splits_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import ObjectEntry, ObjectReader
@@ -67,7 +67,7 @@ class RawBatch:
         return self.pointer is None or self.pointer.topic == topic
 
 
-async def plan_raw(options: ReadOptions, wanted: Wanted, runtime: Runtime) -> list[Split]:
+async def plan_raw(options: ReadOptions, wanted: ReadFilter, runtime: Runtime) -> list[Split]:
     """Return what tasks read of the objects below `options.path`.
 
     Raises: InvalidSettingError for places that only a queue knows; NotFoundError when there are none at all;
@@ -193,16 +193,16 @@ def _pointer_of(key: str, index: ObjectIndex, trailer: Trailer, batch: BatchEntr
     )
 
 
-def _parts(batches: Sequence[RawBatch], options: ReadOptions, wanted: Wanted) -> list[Part]:
+def _parts(batches: Sequence[RawBatch], options: ReadOptions, wanted: ReadFilter) -> list[BatchPart]:
     """Return the batches to read, each numbered within its partition in place of an offset."""
     low_ms, high_ms = _time_of("start", options.start, -_FOR_EVER_MS), _time_of("end", options.end, _FOR_EVER_MS)
     orphans = find_orphans(batches)
     plans: dict[tuple[str, int], tuple[PartitionPlan, int]] = {}
-    parts: list[Part] = []
+    parts: list[BatchPart] = []
     for batch in batches:
         pointer = batch.pointer
         if pointer is None:
-            parts.append(Part(0, 0, None, cause=batch.cause))
+            parts.append(BatchPart(0, 0, None, cause=batch.cause))
             continue
         place = (pointer.topic_id, pointer.partition)
         if place not in plans:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from memq.spark.columns import fields_at
 from memq.spark.options import ReadOptions
-from memq.spark.read.planner import Part, Split, TaskSettings, split_parts, spread_bytes
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.planner import BatchPart, Split, TaskSettings, split_parts, spread_bytes
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.stores import StoreUrls
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def settings_of(options: ReadOptions, urls: StoreUrls, wanted: Wanted) -> TaskSettings:
+def settings_of(options: ReadOptions, urls: StoreUrls, wanted: ReadFilter) -> TaskSettings:
     """Return the settings of tasks."""
     prefetch, skip, missing_s = options.prefetch_bytes, options.skip_damaged, options.missing_s
     return TaskSettings(urls, wanted, prefetch, skip, options.dedup, missing_s)
 
 
-def splits_of(parts: Sequence[Part], options: ReadOptions, settings: TaskSettings) -> list[Split]:
+def splits_of(parts: Sequence[BatchPart], options: ReadOptions, settings: TaskSettings) -> list[Split]:
     """Cut what is read into what tasks read."""
     return split_parts(parts, spread_bytes(parts, options.partition_bytes), settings)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.format.blocks.header import StoredBlock
 from memq.format.pointer import Pointer
 from memq.format.ranges import Range, RangeSet
@@ -67,7 +67,7 @@ def _holds(pointer: Pointer, seen: Sequence[Seen]) -> bool:
     )
 
 
-def sound_copies(seen: Iterable[Seen], batches: Iterable[tuple[Pointer, Sequence[Piece]]]) -> tuple[Seen, ...]:
+def sound_copies(seen: Iterable[Seen], batches: Iterable[tuple[Pointer, Sequence[BlockPiece]]]) -> tuple[Seen, ...]:
     """Return the part of `seen` in sound blocks of these batches that their pointers do not skip."""
     sound: dict[int, RangeSet] = {}
     for block in sound_blocks(batches):
@@ -80,7 +80,7 @@ def sound_copies(seen: Iterable[Seen], batches: Iterable[tuple[Pointer, Sequence
     )
 
 
-def sound_blocks(batches: Iterable[tuple[Pointer, Sequence[Piece]]]) -> Iterator[StoredBlock]:
+def sound_blocks(batches: Iterable[tuple[Pointer, Sequence[BlockPiece]]]) -> Iterator[StoredBlock]:
     """Yield the sound blocks of these batches, but for those that their pointers say to pass over."""
     for pointer, pieces in batches:
         for piece in pieces:

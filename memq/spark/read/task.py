@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from memq.client.consumer.fetch.fetcher import Fetcher
-from memq.client.consumer.fetch.lookback import Lookback, Verdict
-from memq.client.consumer.fetch.pieces import Piece, missing_batch
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.fetch.lookback import Lookback, Novelty
+from memq.client.consumer.fetch.pieces import BlockPiece, missing_batch
 from memq.client.io_thread import io_thread
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.blocks.columns import BlockReader
@@ -20,7 +20,7 @@ from memq.notification.stored_blocks import claim_of, conflict_of, stored_block
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.spark.read.arrow_rows import BlockPlace, RowMaker
-from memq.spark.read.planner import Part, Split, TaskSettings
+from memq.spark.read.planner import BatchPart, Split, TaskSettings
 from memq.spark.read.resend_index import Seen, sound_blocks, sound_copies
 from memq.spark.stores import TaskStores
 from memq.spark.streaming.task_ranges import TaskAudit
@@ -76,8 +76,8 @@ async def _close(ahead: _Ahead, stores: TaskStores, report: TaskReport | None, *
 class _Fetched(NamedTuple):
     """A batch in pieces, which of its sequences were read with batches before it, and blocks that have some of them."""
 
-    part: Part
-    pieces: Sequence[Piece]
+    part: BatchPart
+    pieces: Sequence[BlockPiece]
     seen: Sequence[Seen]
     copies: Sequence[StoredBlock]
 
@@ -88,11 +88,11 @@ class _Ahead:
     It lives on the I/O thread.
     """
 
-    def __init__(self, fetcher: Fetcher, parts: Sequence[Part], settings: TaskSettings) -> None:
+    def __init__(self, fetcher: BatchFetcher, parts: Sequence[BatchPart], settings: TaskSettings) -> None:
         self._fetcher = fetcher
         self._parts = deque(parts)
         self._settings = settings
-        self._fetches: deque[tuple[Part, asyncio.Task[_Fetched]]] = deque()
+        self._fetches: deque[tuple[BatchPart, asyncio.Task[_Fetched]]] = deque()
         self._held_bytes = 0
 
     async def next(self) -> _Fetched | None:
@@ -129,9 +129,9 @@ class _Ahead:
             fetch = asyncio.get_running_loop().create_task(self._fetch(part), name="spark fetches")
             self._fetches.append((part, fetch))
 
-    async def _fetch(self, part: Part) -> _Fetched:
+    async def _fetch(self, part: BatchPart) -> _Fetched:
         if part.pointer is None:
-            return _Fetched(part, [Piece(0, 0, 0, None, memoryview(b""), part.cause)], (), ())
+            return _Fetched(part, [BlockPiece(0, 0, 0, None, memoryview(b""), part.cause)], (), ())
         pieces = await self._pieces(part.pointer, by_index=part.by_index)
         if not part.earlier:
             return _Fetched(part, pieces, part.seen, part.copies)
@@ -139,7 +139,7 @@ class _Ahead:
         seen = sound_copies(part.seen, earlier) if self._settings.skip_damaged else part.seen
         return _Fetched(part, pieces, seen, (*part.copies, *sound_blocks(earlier)))
 
-    async def _pieces(self, pointer: Pointer, *, by_index: bool = False) -> Sequence[Piece]:
+    async def _pieces(self, pointer: Pointer, *, by_index: bool = False) -> Sequence[BlockPiece]:
         try:
             if by_index:
                 return await self._fetcher.fetch_blocks(pointer, self._settings.wanted.may_match)
@@ -171,7 +171,7 @@ def _rows_of(
             yield from _damaged(part, piece, settings, rows, report)
             continue
         stage: Stage = "fetched"
-        if settings.dedup and _judge(seen, writer, piece) is Verdict.SEEN and not _conflicts(part, piece, stored):
+        if settings.dedup and _judge(seen, writer, piece) is Novelty.SEEN and not _conflicts(part, piece, stored):
             stage = "dropped"
         stored.append(stored_block(piece.header))
         if stage == "fetched":
@@ -185,13 +185,13 @@ def _rows_of(
             report.note(stage, part, piece.header, low, high)
 
 
-def _judge(seen: Lookback, writer: int, piece: Piece) -> Verdict:
+def _judge(seen: Lookback, writer: int, piece: BlockPiece) -> Novelty:
     header = piece.header
     assert header is not None
     return seen.judge(writer, header.producer_id, header.first_sequence, header.next_sequence)
 
 
-def _conflicts(part: Part, piece: Piece, stored: Sequence[StoredBlock]) -> bool:
+def _conflicts(part: BatchPart, piece: BlockPiece, stored: Sequence[StoredBlock]) -> bool:
     """Whether a block whose sequences were seen holds other records than those before it; that is logged."""
     header = piece.header
     assert header is not None
@@ -215,7 +215,7 @@ def _conflicts(part: Part, piece: Piece, stored: Sequence[StoredBlock]) -> bool:
 
 
 def _damaged(
-    part: Part, piece: Piece, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
+    part: BatchPart, piece: BlockPiece, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
 ) -> Iterator[pyarrow.RecordBatch]:
     """Pass over a damaged block, telling of it in the column `damage` if that is read.
 
@@ -242,7 +242,7 @@ def _damaged(
         yield told
 
 
-def _place_of(part: Part, piece: Piece) -> BlockPlace:
+def _place_of(part: BatchPart, piece: BlockPiece) -> BlockPlace:
     pointer = part.pointer
     if not isinstance(pointer, Pointer):
         return BlockPlace("", part.partition, part.offset, 0, "")

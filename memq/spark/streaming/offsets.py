@@ -18,7 +18,7 @@ from memq.format.pointer import Pointer
 from memq.topic import Position, ReadPartition, Totals
 
 
-class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+class StreamPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place in one read partition: the next pointer and the next record in it.
 
     Records and bytes before it.
@@ -34,7 +34,7 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
         return Position(partition.partition, self.offset, self.index)
 
     @classmethod
-    def of(cls, position: Position, totals: Totals) -> Place:
+    def of(cls, position: Position, totals: Totals) -> StreamPlace:
         """Return a position with how much lies before its pointer as a place."""
         records = totals.records + position.record_index
         return cls(position.pointer_offset, position.record_index, records, totals.bytes)
@@ -44,10 +44,10 @@ class TopicPlaces(msgspec.Struct, frozen=True):
     """The places in one topic; `id` tells it from one that was made again under its name."""
 
     id: str
-    partitions: dict[int, Place]
+    partitions: dict[int, StreamPlace]
 
 
-Places = dict[ReadPartition, Place]
+Places = dict[ReadPartition, StreamPlace]
 
 
 def encode_offsets(places: Places) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Admission:
     def take(self, partition: ReadPartition, offset: int, pointer: Pointer | MemqError) -> None:
         """Take the next pointer, in a fair order of partitions, or the part of its batch that fits."""
         place = self.places[partition]
-        behind = Place(offset + 1, 0, place.records, place.bytes)
+        behind = StreamPlace(offset + 1, 0, place.records, place.bytes)
         if not isinstance(pointer, Pointer) or pointer.kind != "data":
             self.places[partition] = behind
             return
@@ -109,7 +109,7 @@ class Admission:
         if room < records:
             self.full = True
             if room > 0:
-                self.places[partition] = Place(offset, low + room, place.records + room, place.bytes)
+                self.places[partition] = StreamPlace(offset, low + room, place.records + room, place.bytes)
             return
         self._records += records
         self._bytes += size

@@ -18,11 +18,11 @@ from memq.runtime.backoff import backoff_s
 from memq.runtime.network import Runtime, format_address
 from memq.spark.access import Access, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.read.planner import Part, PartitionPlan, Split, read_pointer
+from memq.spark.read.planner import BatchPart, PartitionPlan, Split, read_pointer
 from memq.spark.read.planning import Stretch, check_positions, parts_of, place_of, plan_of
-from memq.spark.read.pruning import Wanted
+from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.reading import settings_of, splits_of
-from memq.spark.streaming.offsets import Admission, Place, Places, decode_offsets, encode_offsets
+from memq.spark.streaming.offsets import Admission, Places, StreamPlace, decode_offsets, encode_offsets
 from memq.spark.streaming.stream_report import StreamReport
 from memq.spark.streaming.task_ranges import ReadPlace, TaskAudit, stretches_of
 from memq.topic import ReadPartition
@@ -32,18 +32,18 @@ Offsets = Mapping[str, Any]
 RETRY_S_MAX = 60.0  # a stream outlives a restart of brokers and of the queue
 _RETRY_S_BASE = 0.1
 _RETRY_S_MOST = 2.0
-_WANTED = Wanted()  # Spark pushes no filters into streams
+_WANTED = ReadFilter()  # Spark pushes no filters into streams
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class MicroBatchLimit:
     """The bounds of a micro-batch: stored records and bytes, None for none."""
 
     records_max: int | None = None
     bytes_max: int | None = None
 
 
-class Stream:
+class TopicStream:
     """One stream on one event loop. Nothing is opened before the first question."""
 
     def __init__(self, options: ReadOptions, runtime: Runtime) -> None:
@@ -51,8 +51,8 @@ class Stream:
         self._runtime = runtime
         self._stack = AsyncExitStack()
         self._access: Access | None = None
-        self._ends: dict[ReadPartition, Place] | None = None
-        self._plans: dict[ReadPartition, tuple[Place, PartitionPlan]] = {}
+        self._ends: dict[ReadPartition, StreamPlace] | None = None
+        self._plans: dict[ReadPartition, tuple[StreamPlace, PartitionPlan]] = {}
         self._report: StreamReport | None = None
         self._begins: BeginReason = "stored"
 
@@ -60,7 +60,7 @@ class Stream:
         """Return the offset of the start that was asked for."""
         return encode_offsets(await self._tried(self._initial))
 
-    async def latest(self, start: Offsets, limit: Limit) -> dict[str, Any]:
+    async def latest(self, start: Offsets, limit: MicroBatchLimit) -> dict[str, Any]:
         """Return how far a micro-batch from `start` goes; `start` itself when there is nothing.
 
         Raises: PositionExpiredError when retention took what is next, unless that is passed over; InvalidRequestError
@@ -73,7 +73,7 @@ class Stream:
             ends = self._ends or await self._found_ends(access, places)
             for partition, place in places.items():
                 await self._check_expired(access, partition, place)
-            if limit == Limit():
+            if limit == MicroBatchLimit():
                 return {partition: max(place, ends[partition], key=_order) for partition, place in places.items()}
             return await self._admit(access, places, ends, limit)
 
@@ -91,7 +91,7 @@ class Stream:
         """Return what tasks read between two offsets, always the same. Raises: as `latest`."""
 
         async def plan(access: Access) -> list[Split]:
-            parts: dict[ReadPartition, list[Part]] = {}
+            parts: dict[ReadPartition, list[BatchPart]] = {}
             first, last = (decode_offsets(offsets, _partitions(access)) for offsets in (start, end))
             await self._stand(first)
             for partition, place in first.items():
@@ -140,7 +140,7 @@ class Stream:
             for partition, writers in topic.partitions.items():
                 start = await place_of(access, topic, partition, self._options.start, "beginning")
                 totals = await access.places.totals_before(partition, start.pointer_offset, topic.settings, writers)
-                places[partition] = Place.of(start, totals)
+                places[partition] = StreamPlace.of(start, totals)
         return places
 
     # ---- the audit -----------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Stream:
         self,
         access: Access,
         splits: Sequence[Split],
-        parts: Mapping[ReadPartition, Sequence[Part]],
+        parts: Mapping[ReadPartition, Sequence[BatchPart]],
         first: Places,
         last: Places,
     ) -> None:
@@ -192,15 +192,15 @@ class Stream:
                     ends[partition] = place
                 else:
                     totals = await access.places.totals_before(partition, end, topic.settings, writers)
-                    ends[partition] = Place(end, 0, totals.records, totals.bytes)
+                    ends[partition] = StreamPlace(end, 0, totals.records, totals.bytes)
         return ends
 
-    async def _check_expired(self, access: Access, partition: ReadPartition, place: Place) -> None:
+    async def _check_expired(self, access: Access, partition: ReadPartition, place: StreamPlace) -> None:
         begin = (await access.places.span(partition)).begin
         if begin > place.offset and not self._options.skip_expired:
             raise expired_error(partition, place.position(partition), begin)
 
-    async def _admit(self, access: Access, places: Places, ends: Places, limit: Limit) -> Places:
+    async def _admit(self, access: Access, places: Places, ends: Places, limit: MicroBatchLimit) -> Places:
         """Take pointers of all partitions, the oldest first, until the limit is reached."""
         admission = Admission(limit.records_max, limit.bytes_max, dict(places))
         streams = {
@@ -218,7 +218,9 @@ class Stream:
             await stream.aclose()
         return admission.places
 
-    async def _parts(self, access: Access, partition: ReadPartition, first: Place, last: Place) -> AsyncIterator[Part]:
+    async def _parts(
+        self, access: Access, partition: ReadPartition, first: StreamPlace, last: StreamPlace
+    ) -> AsyncIterator[BatchPart]:
         """Yield what is to be read; the window before is not read again where the last plan ended."""
         stretch = Stretch(partition, first.position(partition), last.position(partition))
         behind, plan = self._plans.pop(partition, (None, None))
@@ -232,7 +234,7 @@ class Stream:
         self._plans[partition] = last, plan
 
 
-def _order(place: Place) -> tuple[int, int]:
+def _order(place: StreamPlace) -> tuple[int, int]:
     return place.offset, place.index
 
 

@@ -19,7 +19,7 @@ from memq.runtime.network import Runtime
 from memq.spark.options import ReadOptions
 from memq.spark.read.planner import Split
 from memq.spark.read.reading import read_task
-from memq.spark.streaming.stream import Limit, Stream
+from memq.spark.streaming.stream import MicroBatchLimit, TopicStream
 
 if TYPE_CHECKING:
     import pyarrow
@@ -32,14 +32,14 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._stream: Stream | None = None
+        self._stream: TopicStream | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name, as all below
         """Return where `start` lies. Raises: as the queue."""
         return io_thread().run(self._opened().initial())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return how far the next micro-batch goes. Raises: as `Stream.latest`."""
+        """Return how far the next micro-batch goes. Raises: as `TopicStream.latest`."""
         return io_thread().run(self._opened().latest(start, self._limit(limit)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -62,7 +62,7 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         io_thread().run(self._opened().fix_ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return what tasks read between two offsets. Raises: as `Stream.plan`."""
+        """Return what tasks read between two offsets. Raises: as `TopicStream.plan`."""
         return io_thread().run(self._opened().plan(start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -79,18 +79,18 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             io_thread().run(self._stream.close())
             self._stream = None
 
-    def _opened(self) -> Stream:
+    def _opened(self) -> TopicStream:
         if self._stream is None:
-            self._stream = Stream(self._options, Runtime())
+            self._stream = TopicStream(self._options, Runtime())
         return self._stream
 
-    def _limit(self, limit: ReadLimit) -> Limit:
+    def _limit(self, limit: ReadLimit) -> MicroBatchLimit:
         """Return the end that the engine wants: everything, or the lower of its limit and the options."""
         if isinstance(limit, ReadAllAvailable):
-            return Limit()
+            return MicroBatchLimit()
         records, size = self._options.trigger_records_max or None, self._options.trigger_bytes_max or None
         if isinstance(limit, ReadMaxRows):
             records = min(limit.max_rows, records or limit.max_rows)
         if isinstance(limit, ReadMaxBytes):
             size = min(limit.max_bytes, size or limit.max_bytes)
-        return Limit(records, size)
+        return MicroBatchLimit(records, size)

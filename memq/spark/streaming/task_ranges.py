@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskStretch:
+class TaskRange:
     """A task's range of a read partition, from one position to another (exclusive), by writers."""
 
     name: str
@@ -34,7 +34,7 @@ class TaskAudit:
     name: str
     brokers: tuple[str, ...]
     interval_ms: int
-    stretches: tuple[TaskStretch, ...]
+    stretches: tuple[TaskRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class ReadPlace:
     begin: Position
     end: Position
 
-    def stretch(self, begin: Position, end: Position) -> TaskStretch:
+    def stretch(self, begin: Position, end: Position) -> TaskRange:
         """Return a stretch of it."""
-        return TaskStretch(self.partition.topic, self.partition.topic_id, self.writers, begin, end)
+        return TaskRange(self.partition.topic, self.partition.topic_id, self.writers, begin, end)
 
 
 def stretches_of(
     splits: Sequence[Split], homes: Iterable[ReadPartition], places: Mapping[ReadPartition, ReadPlace]
-) -> list[tuple[TaskStretch, ...]]:
+) -> list[tuple[TaskRange, ...]]:
     """Return the stretches of each split. `homes` has the read partition of each of their parts, in order.
 
     A place that has no part at all goes with the first split.
@@ -72,7 +72,7 @@ def stretches_of(
                 found.append((number, Position(0, 0)))
             elif found[-1][0] != number:
                 found.append((number, Position(part.partition, part.offset, part.low)))
-    told: list[list[TaskStretch]] = [[] for _ in splits]
+    told: list[list[TaskRange]] = [[] for _ in splits]
     for partition, found in begins.items():
         place = places[partition]
         numbers = [number for number, _ in found] or [0]

@@ -10,23 +10,23 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
-from memq.client.consumer.fetch.pieces import Piece
+from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.observers.report_carrier import ReportCarrier
 from memq.client.observers.reporter import STEP_S_MAX, JobReporter
 from memq.errors import MemqError, UnsupportedFormatError
 from memq.format.blocks.header import BlockHeader
-from memq.format.report import CAUSE_CHARS_MAX, Damage, Stage
+from memq.format.report import CAUSE_CHARS_MAX, ReportedDamage, Stage
 from memq.runtime.network import Runtime
-from memq.spark.read.planner import Part
-from memq.spark.streaming.task_ranges import TaskAudit, TaskStretch
+from memq.spark.read.planner import BatchPart
+from memq.spark.streaming.task_ranges import TaskAudit, TaskRange
 
 
 class _Note(NamedTuple):
     """Records of a block that passed a stage."""
 
     stage: Stage
-    part: Part
+    part: BatchPart
     header: BlockHeader
     first: int
     next: int
@@ -39,21 +39,21 @@ class TaskReport:
         self._audit = audit
         self._topics = {stretch.id: stretch for stretch in audit.stretches}
         self._notes: list[_Note] = []
-        self._damages: list[tuple[Part, Damage]] = []
+        self._damages: list[tuple[BatchPart, ReportedDamage]] = []
         self._pool = LinkPool(runtime, bootstrap_addresses(audit.brokers), client_id="spark")
         self._pool.audit_ms = audit.interval_ms  # as the driver heard it; no broker was asked yet
         self._reporter = JobReporter("spark-task", audit.name, runtime, self._pool, ReportCarrier)
 
-    def note(self, stage: Stage, part: Part, header: BlockHeader, low: int, high: int) -> None:
+    def note(self, stage: Stage, part: BatchPart, header: BlockHeader, low: int, high: int) -> None:
         """Note that the records of a block from `low` up to `high` were given out, or left out."""
         self._notes.append(_Note(stage, part, header, header.first_sequence + low, header.first_sequence + high))
 
-    def damage(self, part: Part, piece: Piece) -> None:
+    def damage(self, part: BatchPart, piece: BlockPiece) -> None:
         """Note a block that can't be read; one that is newer than this reader is not damaged."""
         if part.pointer is None or isinstance(piece.cause, UnsupportedFormatError):
             return
         key, cause = part.pointer.locations[0].key, str(piece.cause)[:CAUSE_CHARS_MAX]
-        made = Damage(object=key, block=piece.number, offset=part.offset, records=piece.records, cause=cause)
+        made = ReportedDamage(object=key, block=piece.number, offset=part.offset, records=piece.records, cause=cause)
         self._damages.append((part, made))
 
     async def take(self) -> None:
@@ -84,11 +84,11 @@ class TaskReport:
         await self._reporter.close(STEP_S_MAX)
         await self._pool.close()
 
-    def _topic_of(self, part: Part) -> TaskStretch:
+    def _topic_of(self, part: BatchPart) -> TaskRange:
         assert part.pointer is not None, "only batches are noted"
         return self._topics[part.pointer.topic_id]
 
 
-def _writer_of(part: Part) -> int:
+def _writer_of(part: BatchPart) -> int:
     assert part.pointer is not None, "only batches are noted"
     return part.pointer.partition

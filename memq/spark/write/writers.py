@@ -29,7 +29,7 @@ Messages = list[WriterCommitMessage | None]
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class TaskOutcome(WriterCommitMessage):
     """The result of a task: its staged objects, or the number of records it sent."""
 
     objects: list[StagedObject]
@@ -93,8 +93,8 @@ def written(
     assert context is not None, "a task without a context"
     stream = context.getLocalProperty(_STREAM_PROPERTY) or ""
     if options.staged:
-        return Written(stage(batches, options, writer), stream=stream)
-    return Written([], send(batches, options, DirectIdentity(writer, stream, batch_id, context.partitionId())))
+        return TaskOutcome(stage(batches, options, writer), stream=stream)
+    return TaskOutcome([], send(batches, options, DirectIdentity(writer, stream, batch_id, context.partitionId())))
 
 
 def commit_staged(messages: Messages, options: WriteOptions, writer: str, batch_id: int, *, remember: bool) -> None:
@@ -102,7 +102,7 @@ def commit_staged(messages: Messages, options: WriteOptions, writer: str, batch_
     from memq.spark.write.tasks import commit
 
     if options.staged:
-        told = [message for message in messages if isinstance(message, Written)]
+        told = [message for message in messages if isinstance(message, TaskOutcome)]
         objects = [staged for message in told for staged in message.objects]
         stream = next((message.stream for message in told), "")
         commit(options, writer, batch_id, objects, stream, remember=remember)

@@ -22,7 +22,7 @@ from memq.storage_handlers.s3.credentials import (
     open_session,
     region_of,
 )
-from memq.storage_handlers.s3.data_path import Found, PutOrder, cut_parts, found_of
+from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, cut_parts, found_of
 from memq.storage_handlers.s3.settings import Bucket
 
 _PAGE = 1_000
@@ -155,7 +155,7 @@ class AioPath:
         except (StoreAnswer, TimeoutError):
             return
 
-    async def get(self, key: str) -> tuple[bytes, Found]:
+    async def get(self, key: str) -> tuple[bytes, ObjectHead]:
         """See `DataPath.get`."""
         with _answers():
             answer = await self._client.get_object(**self._name(key))
@@ -168,7 +168,7 @@ class AioPath:
             wanted = f"bytes={offset}-{offset + length - 1}"
             return await _body_of(await self._client.get_object(**self._name(key), Range=wanted))
 
-    async def head(self, key: str) -> Found:
+    async def head(self, key: str) -> ObjectHead:
         """See `DataPath.head`."""
         with _answers(has_body=False):
             answer = await self._client.head_object(**self._name(key))

@@ -14,7 +14,7 @@ _LET_GO_S_MAX = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ObjectHead:
     """What is known of an object without its bytes. `checksum` is None when others wrote it."""
 
     size: int
@@ -50,7 +50,7 @@ class DataPath(Protocol):
         """Write an object where nothing lies under its key. The server checks a checksum."""
         ...
 
-    async def get(self, key: str) -> tuple[bytes, Found]:
+    async def get(self, key: str) -> tuple[bytes, ObjectHead]:
         """Read an object. Raises: TooLargeError before its bytes come."""
         ...
 
@@ -58,7 +58,7 @@ class DataPath(Protocol):
         """Read at most `length` (not 0) bytes from `offset`; fewer where the object ends, or the server erred."""
         ...
 
-    async def head(self, key: str) -> Found:
+    async def head(self, key: str) -> ObjectHead:
         """Look at an object."""
         ...
 
@@ -75,14 +75,14 @@ class DataPath(Protocol):
         ...
 
 
-def found_of(size: int, metadata: Mapping[str, str]) -> Found:
+def found_of(size: int, metadata: Mapping[str, str]) -> ObjectHead:
     """Read the mark out of an object's metadata."""
     text = metadata.get(CRC_MARK, "")
     try:
         checksum = int(text, 16) if len(text) == 8 else None
     except ValueError:
         checksum = None
-    return Found(size, checksum)
+    return ObjectHead(size, checksum)
 
 
 def cut_parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[memoryview]]:

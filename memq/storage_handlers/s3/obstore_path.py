@@ -20,7 +20,7 @@ from memq.storage_handlers.s3.credentials import (
     open_session,
     region_of,
 )
-from memq.storage_handlers.s3.data_path import Found, PutOrder, found_of
+from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, found_of
 from memq.storage_handlers.s3.settings import Bucket
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ObstorePath:
                 attributes={**self._attributes, **order.marks},
             )
 
-    async def get(self, key: str) -> tuple[bytes, Found]:
+    async def get(self, key: str) -> tuple[bytes, ObjectHead]:
         """See `DataPath.get`."""
         import obstore
 
@@ -85,7 +85,7 @@ class ObstorePath:
         with _answers():
             return bytes(await obstore.get_range_async(self._store, key, start=offset, length=length))
 
-    async def head(self, key: str) -> Found:
+    async def head(self, key: str) -> ObjectHead:
         """See `DataPath.head`."""
         import obstore
 

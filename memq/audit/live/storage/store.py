@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.partition_state import Books
+from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client, Key
-from memq.audit.live.rows import Row
+from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.storage.database import Database, Execute
 from memq.audit.live.storage.state import decode_state, encode_state
 from memq.audit.minutes import MINUTE_MS
@@ -42,12 +42,12 @@ class PartitionFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(slots=True)
-class Changes:
+class PartitionChanges:
     """The changes of one step in one write partition."""
 
     topic: str
-    books: Books
-    rows: dict[int, Row]
+    books: PartitionState
+    rows: dict[int, MinuteCounts]
     findings: list[LiveFinding]
 
     @property
@@ -70,7 +70,7 @@ class Step:
     owner: str
     position: str
     clients: dict[int, Client]
-    changes: dict[Key, Changes] = field(default_factory=dict)
+    changes: dict[Key, PartitionChanges] = field(default_factory=dict)
 
 
 class AuditStore:
@@ -91,12 +91,12 @@ class AuditStore:
         position, clients = await self._database.run(lambda execute: _take_home(execute, home, owner))
         return position, decode_state(dict[int, Client], clients) if clients else {}
 
-    async def books(self, key: Key) -> Books | None:
+    async def books(self, key: Key) -> PartitionState | None:
         """Return the books of a write partition; None when nothing was stored."""
         found = await self._database.run(
             lambda execute: execute("SELECT books FROM audits WHERE topic_id = ? AND part = ?", key)
         )
-        return decode_state(Books, bytes(found[0][0])) if found else None
+        return decode_state(PartitionState, bytes(found[0][0])) if found else None
 
     async def save(self, step: Step) -> None:
         """Store a step. Raises: GenerationFencedError when another auditor has taken the home."""
@@ -160,10 +160,10 @@ def _next_version(execute: Execute) -> int:
     return number
 
 
-def _add_row(execute: Execute, key: Key, topic: str, minute: int, row: Row, version: int) -> None:
+def _add_row(execute: Execute, key: Key, topic: str, minute: int, row: MinuteCounts, version: int) -> None:
     found = execute("SELECT counts FROM minutes WHERE topic_id = ? AND part = ? AND minute = ?", (*key, minute))
     if found:
-        row.add(decode_state(Row, bytes(found[0][0])))
+        row.add(decode_state(MinuteCounts, bytes(found[0][0])))
     execute(
         "INSERT INTO minutes VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (topic_id, part, minute) DO UPDATE SET"
         " counts = excluded.counts, version = excluded.version",

@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.fetcher import Fetcher
-from memq.client.consumer.fetch.partition_cursor import Counts, Delivery, FlowState, PartitionFlow, Slot
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, PointerSlot, ReadyRange
 from memq.client.consumer.fetch.pieces import NumberedEntry, missing_batch
 from memq.client.consumer.fetch.polling import Polling
 from memq.client.consumer.fetch.retries import Retries
-from memq.client.consumer.offset_resolver import Places, window_ms
+from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
 from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, StoreError
 from memq.notification.remote import RemoteQueue
 from memq.notification.stored_blocks import BlockSearch
@@ -34,7 +34,7 @@ SLOW_S = 5.0
 MISSING_S = 30.0  # how long a missing object is asked for again where it would be passed over
 
 
-class Reading:
+class FetchScheduler:
     """The partitions that a consumer reads, and the background work that keeps them fed.
 
     `changed` is called when something may be deliverable, or `failure` was set: an error that the user is to see.
@@ -45,7 +45,7 @@ class Reading:
         self,
         runtime: Runtime,
         queue: RemoteQueue,
-        fetcher: Fetcher,
+        fetcher: BatchFetcher,
         tasks: TaskOwner,
         prefetch_bytes_max: int,
         changed: Callable[[], None],
@@ -54,7 +54,7 @@ class Reading:
         self.stored: dict[ReadPartition, Committed] = {}  # the last that is known to be stored of each
         self._runtime = runtime
         self._queue = queue
-        self._places = Places(queue)
+        self._places = OffsetResolver(queue)
         self._fetcher = fetcher
         self._tasks = tasks
         self._prefetch_bytes_max = prefetch_bytes_max
@@ -93,7 +93,7 @@ class Reading:
         """The partitions that are read, in the order they came."""
         return self._assigned
 
-    def add(self, flow: PartitionFlow, topic: Topic, grant: int = 0) -> Assigned:
+    def add(self, flow: PartitionCursor, topic: Topic, grant: int = 0) -> Assigned:
         """Read a partition, in place of what was read of it before."""
         self.remove(flow.partition)
         writers = topic.writers_of(flow.partition)
@@ -128,7 +128,7 @@ class Reading:
             flow.drop_fetched()
         self._advance()
 
-    def deliver(self, *, whole: bool = False) -> tuple[Assigned, Delivery] | None:
+    def deliver(self, *, whole: bool = False) -> tuple[Assigned, ReadyRange] | None:
         """Return the next records of the partition whose turn it is; None when nothing is ready.
 
         With `whole` nothing that is damaged is met.
@@ -167,7 +167,7 @@ class Reading:
     def ended(self) -> bool:
         """Whether every partition was delivered to its end; false when there is none."""
         flows = [assigned.flow for assigned in self._assigned.values()]
-        return bool(flows) and all(flow.state is FlowState.ENDED for flow in flows)
+        return bool(flows) and all(flow.state is CursorState.ENDED for flow in flows)
 
     # ---- work for one partition ----------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Reading:
         since_s = self._runtime.clock.monotonic() - assigned.fetched_s
         return assigned.stalled or (assigned.fetches > 0 and since_s >= SLOW_S)
 
-    def _start_fetch(self, assigned: Assigned, slot: Slot) -> None:
+    def _start_fetch(self, assigned: Assigned, slot: PointerSlot) -> None:
         self._fetches += 1
         if assigned.fetches == 0:
             assigned.fetched_s = self._runtime.clock.monotonic()
@@ -261,7 +261,7 @@ class Reading:
                 assigned.compared = slot
                 self._work(assigned, self._compare(assigned, slot), "consumer compares")
 
-    async def _compare(self, assigned: Assigned, slot: Slot) -> None:
+    async def _compare(self, assigned: Assigned, slot: PointerSlot) -> None:
         flow, failures = assigned.flow, 0
         assert slot.pointer is not None
         search = BlockSearch(
@@ -282,7 +282,7 @@ class Reading:
         assigned.compared = None
         self._changed()
 
-    async def _fetch(self, assigned: Assigned, slot: Slot) -> None:
+    async def _fetch(self, assigned: Assigned, slot: PointerSlot) -> None:
         failures = 0
         while _is_wanted(slot):
             try:
@@ -318,7 +318,7 @@ class Reading:
         self._advance()
         self._changed()
 
-    def _look_again(self, assigned: Assigned, slot: Slot, error: NotFoundError) -> None:
+    def _look_again(self, assigned: Assigned, slot: PointerSlot, error: NotFoundError) -> None:
         """Raise StoreError for `MISSING_S`, where a missing object would be passed over: no later answer corrects that.
 
         The queue still has the pointer, so retention has not taken the object. A store whose outage is answered with
@@ -332,7 +332,7 @@ class Reading:
         if assigned.flow.pass_damage and now_s < slot.missing_since_s + MISSING_S:
             raise StoreError(f"an object that the queue names is missing: {error}")
 
-    async def _fetch_once(self, assigned: Assigned, slot: Slot) -> None:
+    async def _fetch_once(self, assigned: Assigned, slot: PointerSlot) -> None:
         pointer = slot.pointer
         assert pointer is not None
         before: Sequence[NumberedEntry] = ()
@@ -358,6 +358,6 @@ class Reading:
         assigned.flow.fetched(slot, pieces, before)
 
 
-def _is_wanted(slot: Slot) -> bool:
+def _is_wanted(slot: PointerSlot) -> bool:
     """Return whether a batch that is being fetched is still to come: not when it was dropped meanwhile."""
     return slot.fetching

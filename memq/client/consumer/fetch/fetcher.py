@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import Literal, Protocol, TypeVar
 
 from memq.client.consumer.fetch.pieces import (
+    BlockPiece,
     NumberedEntry,
-    Piece,
     cut_batch,
     cut_run,
     entries_of_batch,
@@ -20,7 +20,7 @@ from memq.client.consumer.fetch.pieces import (
     missing_batch,
     numbered_entries,
 )
-from memq.client.consumer.fetch.range_coalescer import JoinedReads, RangeReader
+from memq.client.consumer.fetch.range_coalescer import RangeCoalescer, RangeReader
 from memq.errors import CorruptDataError, DeniedError, NotFoundError
 from memq.format.blocks.header import Buffer
 from memq.format.key import is_cold_object
@@ -68,7 +68,9 @@ class _ThroughBroker:
 class MakeFetcher(Protocol):
     """Makes the fetcher of a consumer."""
 
-    def __call__(self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads) -> Fetcher:
+    def __call__(
+        self, mode: ReadMode, read: ReadRange, open_store: OpenStore, confirmed: ConfirmedReads
+    ) -> BatchFetcher:
         """Return one for these ways to a store."""
         ...
 
@@ -78,18 +80,18 @@ class _Cut:
     """A batch as it came: its bytes, and the pieces that were made of them."""
 
     data: Buffer
-    pieces: Sequence[Piece]
+    pieces: Sequence[BlockPiece]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FetchedPart:
     """Some blocks of a batch, and the entries of those that lie before them and were not fetched."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[BlockPiece]
     before: Sequence[NumberedEntry]
 
 
-class Fetcher:
+class BatchFetcher:
     """Fetches batches by their pointers, each from the first copy and by the first way that works.
 
     What seems to be damaged or missing is fetched again, see `ConfirmedReads`. In mode `auto` a store that opens here
@@ -109,7 +111,7 @@ class Fetcher:
         self._indexes: OrderedDict[tuple[str, int], ObjectIndex] = OrderedDict()  # of large objects, by key and offset
         self._index_turn = asyncio.Lock()
 
-    async def fetch(self, pointer: Pointer) -> Sequence[Piece]:
+    async def fetch(self, pointer: Pointer) -> Sequence[BlockPiece]:
         """Return the batch in pieces; what is damaged is a piece that says so.
 
         Raises: RetryableError when it may come later; NotFoundError when no copy is there; DeniedError.
@@ -125,13 +127,13 @@ class Fetcher:
         """Return the index entries of a batch's blocks, offsets counted from its start. Raises: as `fetch`."""
         return await self._confirmed.read(self._ways(pointer, self._read_index))
 
-    async def fetch_blocks(self, pointer: Pointer, wanted: Callable[[BlockEntry], bool]) -> Sequence[Piece]:
+    async def fetch_blocks(self, pointer: Pointer, wanted: Callable[[BlockEntry], bool]) -> Sequence[BlockPiece]:
         """Return the blocks of a batch that are wanted by their entries in the index, which is read first.
 
         Blocks that lie side by side come in one request. Without an index to go by, all come. Raises: as `fetch`.
         """
 
-        async def fetch_runs(reader: RangeReader, location: Location) -> Sequence[Piece]:
+        async def fetch_runs(reader: RangeReader, location: Location) -> Sequence[BlockPiece]:
             entries = numbered_entries(await self._read_index(reader, location))
             return await _fetch_runs(reader, location, pointer, entries, lambda item: wanted(item.entry))
 
@@ -140,19 +142,19 @@ class Fetcher:
         except CorruptDataError:
             return await self.fetch(pointer)  # what is damaged is told by who reads all of it
 
-    async def fetch_records(self, pointer: Pointer, low: int, high: int) -> Part:
+    async def fetch_records(self, pointer: Pointer, low: int, high: int) -> FetchedPart:
         """Return the blocks that hold the records `low` up to, not with, `high` of a batch, by its index.
 
         Without an index to go by, all come. Raises: as `fetch`.
         """
 
-        async def fetch_part(reader: RangeReader, location: Location) -> Part:
+        async def fetch_part(reader: RangeReader, location: Location) -> FetchedPart:
             entries = numbered_entries(await self._read_index(reader, location))
             before = [item for item in entries if item.first + item.entry.count <= low]
             pieces = await _fetch_runs(
                 reader, location, pointer, entries[len(before) :], lambda item: item.first < high
             )
-            return Part(pieces, before)
+            return FetchedPart(pieces, before)
 
         try:
             return await self._confirmed.read(
@@ -161,7 +163,7 @@ class Fetcher:
                 lambda one, other: _same_pieces(one.pieces, other.pieces) and one.before == other.before,
             )
         except (CorruptDataError, NotFoundError):
-            return Part(await self.fetch(pointer), [])
+            return FetchedPart(await self.fetch(pointer), [])
 
     def _ways(self, pointer: Pointer, read: Callable[[RangeReader, Location], Awaitable[T]]) -> list[Way[T]]:
         """Return the ways to each copy of a batch. Raises: DeniedError; NotFoundError when there is no copy."""
@@ -179,13 +181,13 @@ class Fetcher:
         if self._mode != "broker":
             if store not in self._direct:
                 opened = self._open_store(store)
-                self._direct[store] = JoinedReads(opened) if opened is not None else None
+                self._direct[store] = RangeCoalescer(opened) if opened is not None else None
             direct = self._direct[store]
             if direct is not None:
                 readers.append(direct)
         if self._mode != "direct":
             if store not in self._through:
-                self._through[store] = JoinedReads(_ThroughBroker(self._read, store))
+                self._through[store] = RangeCoalescer(_ThroughBroker(self._read, store))
             if self.near is None or is_cold_object(location.key):  # neighbours of those come in one request
                 readers.append(self._through[store])
             else:
@@ -244,12 +246,12 @@ async def _fetch_runs(
     pointer: Pointer,
     entries: Sequence[NumberedEntry],
     wanted: Callable[[NumberedEntry], bool],
-) -> list[Piece]:
+) -> list[BlockPiece]:
     """Fetch the wanted blocks, each run of neighbours at once.
 
     Numbers and record indexes are those in the batch.
     """
-    pieces: list[Piece] = []
+    pieces: list[BlockPiece] = []
     for is_wanted, run in groupby(entries, wanted):
         if not is_wanted:
             continue
@@ -295,9 +297,9 @@ def _same_cut(one: _Cut, other: _Cut) -> bool:
     ]
 
 
-def _same_pieces(one: Sequence[Piece], other: Sequence[Piece]) -> bool:
+def _same_pieces(one: Sequence[BlockPiece], other: Sequence[BlockPiece]) -> bool:
     return [(_place_of(piece), piece.data) for piece in one] == [(_place_of(piece), piece.data) for piece in other]
 
 
-def _place_of(piece: Piece) -> tuple[int, int, int]:
+def _place_of(piece: BlockPiece) -> tuple[int, int, int]:
     return piece.number, piece.first, piece.records

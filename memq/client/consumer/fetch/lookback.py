@@ -17,7 +17,7 @@ SLICES = 4  # the window is forgotten in quarters: at most W + W/4 is remembered
 Source = tuple[int, int]  # write partition, producer id: sequences are dense per both
 
 
-class Verdict(Enum):
+class Novelty(Enum):
     """NEW is delivered, SEEN is dropped, PARTLY is delivered and counted: a finding for the audit."""
 
     NEW = auto()
@@ -65,11 +65,11 @@ class Lookback:
         seen.add(first, next_)
         self._next[source] = max(self._next.get(source, 0), next_)
 
-    def judge(self, partition: int, producer: int, first: int, next_: int) -> Verdict:
+    def judge(self, partition: int, producer: int, first: int, next_: int) -> Novelty:
         """Say what to do with a block of these sequences, and remember them."""
         source = (partition, producer)
         expected = self._next.get(source)
-        verdict = Verdict.NEW
+        verdict = Novelty.NEW
         if expected is not None:
             if first > expected:
                 self.gaps += first - expected
@@ -91,11 +91,11 @@ class Lookback:
         """How many (write partition, producer id) are remembered."""
         return len(self._next)
 
-    def _compare(self, source: Source, first: int, next_: int) -> Verdict:
+    def _compare(self, source: Source, first: int, next_: int) -> Novelty:
         unseen = self._unseen(source, first, next_)
         if not unseen:
-            return Verdict.SEEN
-        return Verdict.NEW if unseen == [(first, next_)] else Verdict.PARTLY
+            return Novelty.SEEN
+        return Novelty.NEW if unseen == [(first, next_)] else Novelty.PARTLY
 
     def _unseen(self, source: Source, first: int, next_: int) -> list[Range]:
         unseen = [(first, next_)]

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.expiry import Gap, expired_error
-from memq.client.consumer.fetch.lookback import Lookback, Verdict
-from memq.client.consumer.fetch.pieces import NumberedEntry, Piece, is_whole
-from memq.client.consumer.progress import Progress
+from memq.client.consumer.fetch.lookback import Lookback, Novelty
+from memq.client.consumer.fetch.pieces import BlockPiece, NumberedEntry, is_whole
+from memq.client.consumer.progress import ReadProgress
 from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
 from memq.format.blocks.header import BlockHeader
 from memq.format.object import BlockEntry
@@ -41,7 +41,7 @@ PART_BYTES_MIN = 512 * KIB  # of a batch of which less is fetched where a start 
 SLOTS_MAX = 256  # pointers that are known but not delivered; a pointer has at most 64 KiB
 
 
-class FlowState(Enum):
+class CursorState(Enum):
     """See the table at the top of the file."""
 
     LOOKING_BACK = auto()
@@ -49,10 +49,10 @@ class FlowState(Enum):
     ENDED = auto()
 
 
-SUCCESSORS: dict[FlowState, frozenset[FlowState]] = {
-    FlowState.LOOKING_BACK: frozenset({FlowState.READING}),
-    FlowState.READING: frozenset({FlowState.ENDED}),
-    FlowState.ENDED: frozenset(),
+SUCCESSORS: dict[CursorState, frozenset[CursorState]] = {
+    CursorState.LOOKING_BACK: frozenset({CursorState.READING}),
+    CursorState.READING: frozenset({CursorState.ENDED}),
+    CursorState.ENDED: frozenset(),
 }
 
 
@@ -77,14 +77,14 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Slot:
+class PointerSlot:
     """One pointer on its way: planned, being fetched, or with its pieces; or a gap where retention took pointers."""
 
     offset: int
     time_ms: int
     pointer: Pointer | None = None
     cause: MemqError | None = None  # the pointer itself can't be read
-    pieces: Sequence[Piece] | None = None
+    pieces: Sequence[BlockPiece] | None = None
     fetching: bool = False
     part: tuple[int, int] | None = None  # which records are wanted of it; None for all
     gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
@@ -120,7 +120,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class ReadyRange:
     """A delivery of `deliver`: records, or an error before which the cursor stays.
 
     `first` and `behind` are the places before and behind, `totals` what lies before the pointer of `first`;
@@ -132,7 +132,7 @@ class Delivery:
     totals: Totals = field(default_factory=Totals)
     pointer: Pointer | None = None
     slices: tuple[Slice, ...] = ()
-    damaged: tuple[Piece, ...] = ()
+    damaged: tuple[BlockPiece, ...] = ()
     failure: MemqError | None = None
 
 
@@ -141,8 +141,8 @@ class _Assembly:
     """The records of one batch while its pieces are judged."""
 
     slices: list[Slice] = field(default_factory=list)
-    damaged: list[Piece] = field(default_factory=list)
-    failed: Piece | None = None
+    damaged: list[BlockPiece] = field(default_factory=list)
+    failed: BlockPiece | None = None
     stop: int | None = None  # the record index before which it ends, when that is not the end of the batch
 
 
@@ -164,7 +164,7 @@ class Seen(NamedTuple):
     conflicts: list[Conflict]
 
 
-class PartitionFlow:
+class PartitionCursor:
     """The machine of one read partition, from `start` on, to `end` when there is one.
 
     With `pass_damage` damaged blocks are passed over, else the flow stays before the first one; `pass_expired` says the
@@ -187,7 +187,7 @@ class PartitionFlow:
         self.position = start
         self.end = end
         self.counts = Counts()
-        self.state = FlowState.LOOKING_BACK
+        self.state = CursorState.LOOKING_BACK
         self.paused = False
         self.held_bytes = 0  # stored bytes that are here or on their way
         self.pass_damage = pass_damage
@@ -195,11 +195,13 @@ class PartitionFlow:
         self._start = start
         self._known = known
         self._lookback = Lookback(window_ms)
-        self._progress = Progress()
-        self._slots: deque[Slot] = deque()
-        self._unfetched: deque[Slot] = deque()  # those of them that nobody fetches yet
+        self._progress = ReadProgress()
+        self._slots: deque[PointerSlot] = deque()
+        self._unfetched: deque[PointerSlot] = deque()  # those of them that nobody fetches yet
         self._seen = Seen([], [])
-        self.comparing: Slot | None = None  # the last batch whose blocks seemed to be copies; `Slot.compare` answers
+        self.comparing: PointerSlot | None = (
+            None  # the last batch whose blocks seemed to be copies; `PointerSlot.compare` answers
+        )
         self._moved_start: Position | None = None
         self._full = False
         self._next_offset = start.pointer_offset
@@ -209,8 +211,8 @@ class PartitionFlow:
 
     def begin_look_back(self) -> None:
         """Forget what was counted: a look back that failed half-way would count the same pointers once more."""
-        assert self.state is FlowState.LOOKING_BACK
-        self._progress = Progress()
+        assert self.state is CursorState.LOOKING_BACK
+        self._progress = ReadProgress()
 
     def look_back(self, entries: Iterable[Entry]) -> list[Pointer]:
         """Take pointers that lie before the start, in order: what they hold was seen.
@@ -218,7 +220,7 @@ class PartitionFlow:
         No object is read, except the indexes of those that are returned: they have more producers than a pointer
         can name, so `note_index` wants them.
         """
-        assert self.state is FlowState.LOOKING_BACK
+        assert self.state is CursorState.LOOKING_BACK
         incomplete: list[Pointer] = []
         for entry in entries:
             if entry.offset >= self.position.pointer_offset:
@@ -243,7 +245,7 @@ class PartitionFlow:
 
     def begin(self) -> None:
         """Start to read: the look-back is complete."""
-        self._become(FlowState.READING)
+        self._become(CursorState.READING)
         self._end_if_delivered()
 
     # ---- pointers come in ----------------------------------------------------------------------
@@ -255,7 +257,7 @@ class PartitionFlow:
             self._full = True
         elif len(self._slots) <= SLOTS_MAX // 2:
             self._full = False  # not before: else each delivery would ask for one pointer
-        return None if self.state is not FlowState.READING or self._end_reached or self._full else self._next_offset
+        return None if self.state is not CursorState.READING or self._end_reached or self._full else self._next_offset
 
     def misses(self, span: Span, entries: Sequence[Entry]) -> int | None:
         """Return where reading can go on when a poll shows that retention has passed `poll_offset`, else None."""
@@ -264,13 +266,13 @@ class PartitionFlow:
 
     def take_gap(self, first: int, before: Totals) -> None:
         """Note that retention took all before offset `first`, from `poll_offset` on; `before` is what lay there."""
-        if self.state is FlowState.READING:
-            self._append(Slot(self._next_offset, 0, gap=Gap(first, before), damaged=True))
+        if self.state is CursorState.READING:
+            self._append(PointerSlot(self._next_offset, 0, gap=Gap(first, before), damaged=True))
             self._next_offset = first
 
     def take_entries(self, entries: Entries) -> None:
         """Take what a poll from `poll_offset` on has brought. The end is reached where `entries.next` is behind it."""
-        if self.state is not FlowState.READING:
+        if self.state is not CursorState.READING:
             return
         for entry in entries:
             if entry.offset < self._next_offset:
@@ -287,20 +289,20 @@ class PartitionFlow:
 
     # ---- batches come in -----------------------------------------------------------------------
 
-    def next_fetch(self) -> Slot | None:
+    def next_fetch(self) -> PointerSlot | None:
         """Return the first batch that nobody fetches yet; None when there is none, or the flow is paused."""
-        if self.state is not FlowState.READING or self.paused or not self._unfetched:
+        if self.state is not CursorState.READING or self.paused or not self._unfetched:
             return None
         return self._unfetched[0]
 
-    def start_fetch(self, slot: Slot) -> None:
+    def start_fetch(self, slot: PointerSlot) -> None:
         """Note that the batch is being fetched: its bytes count as held from here on."""
         assert self._unfetched[0] is slot, f"slot {slot.offset} is fetched twice, or not in its turn"
         self._unfetched.popleft()
         slot.fetching, slot.part = True, self._part_of(slot)
         self.held_bytes += slot.bytes
 
-    def fetched(self, slot: Slot, pieces: Sequence[Piece], before: Sequence[NumberedEntry] = ()) -> None:
+    def fetched(self, slot: PointerSlot, pieces: Sequence[BlockPiece], before: Sequence[NumberedEntry] = ()) -> None:
         """Take the pieces of a batch that was being fetched; what was dropped meanwhile stays dropped.
 
         `before` are blocks before the start that were not fetched: what they hold was seen.
@@ -311,13 +313,13 @@ class PartitionFlow:
                 skip = frozenset(slot.pointer.skip)
                 self.note_index(slot.pointer, [item.entry for item in before if item.number not in skip])
 
-    def expire(self, slot: Slot, first: int) -> None:
+    def expire(self, slot: PointerSlot, first: int) -> None:
         """Note that a batch that was being fetched is gone, with its pointer; the first that is left is `first`."""
         if slot.fetching:
             slot.fetching, slot.damaged, slot.gap = False, True, Gap(first)
             self.held_bytes -= slot.bytes
 
-    def move(self, slot: Slot, entry: Entry) -> bool:
+    def move(self, slot: PointerSlot, entry: Entry) -> bool:
         """Note where a batch lies that was not found where its pointer said; false when that is where it was."""
         moved = _slot_of(entry).pointer
         if moved is None or slot.pointer is None or moved.locations == slot.pointer.locations:
@@ -337,11 +339,11 @@ class PartitionFlow:
     @property
     def deliverable(self) -> bool:
         """Whether `deliver` could return something, or move on."""
-        if self.state is not FlowState.READING or self.paused or not self._slots:
+        if self.state is not CursorState.READING or self.paused or not self._slots:
             return False
         return self._slots[0].ready and not self._slots[0].claims
 
-    def deliver(self, *, whole: bool = False) -> Delivery | None:
+    def deliver(self, *, whole: bool = False) -> ReadyRange | None:
         """Return the next records, or the error before which the flow stays; None when nothing is ready.
 
         Control pointers, copies and what expired are passed over on the way: the position moves over them.
@@ -371,22 +373,22 @@ class PartitionFlow:
         return Committed(self.position, self._totals())
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ReadProgress:
         """The totals before the pointer at the position."""
         return self._progress
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def _become(self, state: FlowState) -> None:
+    def _become(self, state: CursorState) -> None:
         assert state in SUCCESSORS[self.state], f"{self.state.name} to {state.name}"
         self.state = state
 
-    def _append(self, slot: Slot) -> None:
+    def _append(self, slot: PointerSlot) -> None:
         self._slots.append(slot)
         if not slot.ready:
             self._unfetched.append(slot)
 
-    def _part_of(self, slot: Slot) -> tuple[int, int] | None:
+    def _part_of(self, slot: PointerSlot) -> tuple[int, int] | None:
         """Return which records of a large batch are wanted when the start or the end lies in it; None for all of it."""
         if slot.bytes < PART_BYTES_MIN or slot.pointer is None:
             return None
@@ -398,10 +400,10 @@ class PartitionFlow:
         return self.end is not None and Position(self.partition.partition, offset) >= self.end
 
     def _end_if_delivered(self) -> None:
-        if self.state is FlowState.READING and self._end_reached and not self._slots:
-            self._become(FlowState.ENDED)
+        if self.state is CursorState.READING and self._end_reached and not self._slots:
+            self._become(CursorState.ENDED)
 
-    def _deliver_slot(self, slot: Slot) -> Delivery | None:
+    def _deliver_slot(self, slot: PointerSlot) -> ReadyRange | None:
         """Deliver the first slot, or as much of it as the damage policy and the end allow."""
         if slot.cause is not None:
             return self._deliver_unreadable(slot, slot.cause)
@@ -431,14 +433,14 @@ class PartitionFlow:
         if not found.slices and not found.damaged:
             return None
         self.counts.records += sum(high - low for _, low, high in found.slices)
-        return Delivery(first, self.behind, totals, pointer, tuple(found.slices), tuple(found.damaged))
+        return ReadyRange(first, self.behind, totals, pointer, tuple(found.slices), tuple(found.damaged))
 
-    def _deliver_gap(self, slot: Slot, gap: Gap) -> Delivery | None:
+    def _deliver_gap(self, slot: PointerSlot, gap: Gap) -> ReadyRange | None:
         """Skip what retention removed, or stop before it if a wanted record was in it."""
         pointer, lost = slot.pointer, self._records_lost(slot, gap)
         if lost and not self._pass_expired:
             error = expired_error(self.partition, self.position, gap.first, lost)
-            return Delivery(self.position, self.behind, failure=error)
+            return ReadyRange(self.position, self.behind, failure=error)
         self.counts.expired_records += lost
         silent, here = self._begins_anywhere, self._passed_totals()
         if pointer is not None:
@@ -463,7 +465,7 @@ class PartitionFlow:
         known = self._known if self.position == self._start else None
         return self.behind.totals if known is None else known
 
-    def _records_lost(self, slot: Slot, gap: Gap) -> int:
+    def _records_lost(self, slot: PointerSlot, gap: Gap) -> int:
         if self._begins_anywhere:
             return 0
         if slot.pointer is not None:
@@ -476,20 +478,20 @@ class PartitionFlow:
             return self.end.record_index
         return None
 
-    def _pass(self, slot: Slot) -> None:
+    def _pass(self, slot: PointerSlot) -> None:
         """Leave the first slot behind."""
         if slot.pointer is not None:
             self._progress.pass_over(slot.pointer)
         self._release(slot)
         self.position = Position(self.partition.partition, slot.offset + 1)
 
-    def _release(self, slot: Slot) -> None:
+    def _release(self, slot: PointerSlot) -> None:
         assert self._slots[0] is slot
         self._slots.popleft()
         if slot.pieces is not None:
             self.held_bytes -= slot.bytes
 
-    def _assemble(self, pointer: Pointer, slot: Slot, start: int, end: int | None) -> _Assembly:
+    def _assemble(self, pointer: Pointer, slot: PointerSlot, start: int, end: int | None) -> _Assembly:
         """Judge the pieces from record index `start` up to `end`; stop before damage that is not passed over."""
         found = _Assembly()
         skip = frozenset(pointer.skip)
@@ -528,18 +530,18 @@ class PartitionFlow:
     def _note(self, pointer: Pointer, header: BlockHeader) -> None:
         self._lookback.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)
 
-    def _claims(self, slot: Slot, pointer: Pointer) -> list[Claim]:
+    def _claims(self, slot: PointerSlot, pointer: Pointer) -> list[Claim]:
         """Return the blocks of a batch whose sequences were seen."""
         headers = [piece.header for piece in slot.pieces or () if piece.header and piece.number not in pointer.skip]
         return [claim for claim in map(claim_of, headers) if self._lookback.seen(pointer.partition, *claim)]
 
-    def _is_new(self, slot: Slot, pointer: Pointer, piece: Piece, header: BlockHeader) -> bool | None:
+    def _is_new(self, slot: PointerSlot, pointer: Pointer, piece: BlockPiece, header: BlockHeader) -> bool | None:
         """Whether a block is delivered; None: its sequences were seen, and it must be compared with what has them."""
         claim = claim_of(header)
         verdict = self._lookback.judge(pointer.partition, *claim)
-        if verdict is Verdict.PARTLY:
+        if verdict is Novelty.PARTLY:
             self.counts.overlapping_blocks += 1
-        if verdict is not Verdict.SEEN:
+        if verdict is not Novelty.SEEN:
             return True
         judged = (slot.pieces or ())[: slot.judged]
         here = tuple(each.header for each in judged if each.header is not None and each.number not in pointer.skip)
@@ -556,20 +558,20 @@ class PartitionFlow:
         self._seen.copies.append((pointer.partition, header))
         return False
 
-    def _deliver_unreadable(self, slot: Slot, cause: MemqError) -> Delivery | None:
+    def _deliver_unreadable(self, slot: PointerSlot, cause: MemqError) -> ReadyRange | None:
         """A pointer that can't be read hides its batch: damage of unknown size."""
         place = Position(self.partition.partition, slot.offset)
         if self.pass_damage and isinstance(cause, CorruptDataError):
             self.counts.damaged_blocks += 1
             self._pass(slot)
-            piece = Piece(0, 0, 0, None, memoryview(b""), cause)
-            return Delivery(place, self.behind, damaged=(piece,))
+            piece = BlockPiece(0, 0, 0, None, memoryview(b""), cause)
+            return ReadyRange(place, self.behind, damaged=(piece,))
         error = type(cause)(
             f"pointer at {place} of topic '{self.partition.topic}': {cause}", hint=self._hint(slot.offset + 1)
         )
-        return Delivery(place, self.behind, failure=error)
+        return ReadyRange(place, self.behind, failure=error)
 
-    def _failure(self, pointer: Pointer, piece: Piece) -> Delivery:
+    def _failure(self, pointer: Pointer, piece: BlockPiece) -> ReadyRange:
         cause = piece.cause
         assert cause is not None
         error = type(cause)(
@@ -578,7 +580,7 @@ class PartitionFlow:
             hint=self._hint(self.position.pointer_offset, piece.first + piece.records),
         )
         error.__cause__ = cause
-        return Delivery(self.position, self.behind, pointer=pointer, damaged=(piece,), failure=error)
+        return ReadyRange(self.position, self.behind, pointer=pointer, damaged=(piece,), failure=error)
 
     def _hint(self, offset: int, index: int = 0) -> str:
         behind = Position(self.partition.partition, offset, index)
@@ -588,8 +590,8 @@ class PartitionFlow:
         return self._progress.totals.plus(self.position.record_index, 0)
 
 
-def _slot_of(entry: Entry) -> Slot:
+def _slot_of(entry: Entry) -> PointerSlot:
     try:
-        return Slot(entry.offset, entry.time_ms, decode_pointer(entry.body))
+        return PointerSlot(entry.offset, entry.time_ms, decode_pointer(entry.body))
     except MemqError as error:
-        return Slot(entry.offset, entry.time_ms, cause=error, damaged=True)
+        return PointerSlot(entry.offset, entry.time_ms, cause=error, damaged=True)

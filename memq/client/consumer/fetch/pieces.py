@@ -20,7 +20,7 @@ from memq.format.pointer import Pointer, is_named, named_ranges
 from memq.limits import BLOCK_HEADER_BYTES
 
 
-class Piece(NamedTuple):
+class BlockPiece(NamedTuple):
     """One block of a batch: its number, the record index of its first record, its records and its bytes.
 
     `header` is None when the block is damaged or newer than this version; then `cause` says why, and `records`
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     cause: MemqError | None = None
 
 
-def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None = None) -> list[Piece]:
+def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None = None) -> list[BlockPiece]:
     """Cut the bytes of a batch into pieces.
 
     With `index`, the entries of its blocks, by their places there.
@@ -64,13 +64,13 @@ def numbered_entries(entries: Sequence[BlockEntry]) -> list[NumberedEntry]:
     return [NumberedEntry(*item) for item in zip(range(len(entries)), firsts, entries, strict=False)]
 
 
-def cut_run(pointer: Pointer, data: Buffer, run: Sequence[NumberedEntry]) -> list[Piece]:
+def cut_run(pointer: Pointer, data: Buffer, run: Sequence[NumberedEntry]) -> list[BlockPiece]:
     """Cut the bytes of blocks that lie side by side in a batch into pieces, by their entries."""
     scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
     return _of_pointer(pointer, _cut_entries(memoryview(data), run, run[0].entry.offset, scope))
 
 
-def _of_pointer(pointer: Pointer, pieces: Iterable[Piece]) -> list[Piece]:
+def _of_pointer(pointer: Pointer, pieces: Iterable[BlockPiece]) -> list[BlockPiece]:
     """Return the pieces, those damaged that hold a sound block of another batch.
 
     A store that sends another object's bytes would else pass unseen, and the reader would drop the blocks themselves
@@ -83,18 +83,18 @@ def _of_pointer(pointer: Pointer, pieces: Iterable[Piece]) -> list[Piece]:
     ]
 
 
-def _stray(piece: Piece) -> Piece:
+def _stray(piece: BlockPiece) -> BlockPiece:
     assert piece.header is not None
     cause = CorruptDataError(f"{piece.header.describe()} is not one that the pointer names")
     return piece._replace(header=None, cause=cause)
 
 
-def missing_batch(pointer: Pointer, cause: MemqError) -> list[Piece]:
+def missing_batch(pointer: Pointer, cause: MemqError) -> list[BlockPiece]:
     """Return the one damaged piece that a whole lost batch is."""
-    return [Piece(0, 0, pointer.records, None, memoryview(b""), cause)]
+    return [BlockPiece(0, 0, pointer.records, None, memoryview(b""), cause)]
 
 
-def is_whole(pieces: Sequence[Piece]) -> bool:
+def is_whole(pieces: Sequence[BlockPiece]) -> bool:
     """Whether no piece is damaged."""
     return all(piece.cause is None for piece in pieces)
 
@@ -107,7 +107,7 @@ def entries_of_batch(entries: Sequence[BlockEntry], offset: int, length: int) ->
     return [entry._replace(offset=entry.offset - offset) for entry in inside]
 
 
-def _cut_entries(view: memoryview, run: Sequence[NumberedEntry], at: int, scope: int) -> Iterator[Piece]:
+def _cut_entries(view: memoryview, run: Sequence[NumberedEntry], at: int, scope: int) -> Iterator[BlockPiece]:
     """Cut `view`, which begins `at` bytes into the batch."""
     for number, first, entry in run:
         block = view[entry.offset - at : entry.offset - at + entry.length]
@@ -116,12 +116,12 @@ def _cut_entries(view: memoryview, run: Sequence[NumberedEntry], at: int, scope:
             if header.count != entry.count:
                 raise CorruptDataError(f"block has {header.count} records, the index says {entry.count}")
         except MemqError as error:
-            yield Piece(number, first, entry.count, None, block, error)
+            yield BlockPiece(number, first, entry.count, None, block, error)
         else:
-            yield Piece(number, first, entry.count, header, block)
+            yield BlockPiece(number, first, entry.count, header, block)
 
 
-def _cut_by_headers(view: memoryview, records: int, scope: int) -> Iterator[Piece]:
+def _cut_by_headers(view: memoryview, records: int, scope: int) -> Iterator[BlockPiece]:
     at = first = number = 0
     while at < len(view):
         end = len(view)
@@ -131,15 +131,15 @@ def _cut_by_headers(view: memoryview, records: int, scope: int) -> Iterator[Piec
             header = check_block(view[at:end], scope)
         except MemqError as error:
             end, lost = _damaged_end(view, at, end, records - first)
-            yield Piece(number, first, lost, None, view[at:end], error)
+            yield BlockPiece(number, first, lost, None, view[at:end], error)
             first += lost
         else:
-            yield Piece(number, first, header.count, header, view[at:end])
+            yield BlockPiece(number, first, header.count, header, view[at:end])
             first += header.count
         at, number = end, number + 1
     if first < records:
         cause = CorruptDataError(f"batch ends after {first} of {records} records")
-        yield Piece(number, first, records - first, None, view[len(view) :], cause)
+        yield BlockPiece(number, first, records - first, None, view[len(view) :], cause)
 
 
 def _damaged_end(view: memoryview, at: int, end: int, left: int) -> tuple[int, int]:

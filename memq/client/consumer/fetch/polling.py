@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.partition_cursor import PartitionFlow
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.retries import Retries
-from memq.client.consumer.offset_resolver import Places
+from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.errors import MemqError, QueueError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries
@@ -45,7 +45,7 @@ class Polling:
         advanced: Callable[[], None],
     ) -> None:
         self._queue = queue
-        self._places = Places(queue)
+        self._places = OffsetResolver(queue)
         self._assigned = assigned
         self._retries = retries
         self._advanced = advanced
@@ -174,7 +174,7 @@ class Polling:
         flow.take_entries(entries)
 
 
-def _passes_over(flow: PartitionFlow, polled: Polled, offset: int) -> bool:
+def _passes_over(flow: PartitionCursor, polled: Polled, offset: int) -> bool:
     return _first_of(polled.entries) > offset or flow.misses(polled.span, polled.entries) is not None
 
 

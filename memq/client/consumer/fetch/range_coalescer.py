@@ -35,7 +35,7 @@ class _Wanted:
         return self.offset + self.length
 
 
-class JoinedReads:
+class RangeCoalescer:
     """A `RangeReader` over another one. Of those who ask at once the first one reads for all.
 
     Batches of other objects are read each by itself: what lies beside them is another partition's.

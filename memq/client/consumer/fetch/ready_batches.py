@@ -17,7 +17,7 @@ from memq.topic import Position, Totals
 
 
 @dataclass(slots=True)
-class Handout:
+class ReadyBatch:
     """A batch, the partition that it is from, and the totals before its pointer."""
 
     assigned: Assigned
@@ -26,7 +26,7 @@ class Handout:
     done: bool = False
 
 
-class Handouts:
+class ReadyBatches:
     """The batches of one consumer. A batch is done when the next one is asked for.
 
     `urgent` says that the next question must reach the I/O side: there is news that can't wait for what is ahead.
@@ -34,11 +34,11 @@ class Handouts:
 
     def __init__(self) -> None:
         self.urgent = False
-        self._ahead: deque[Handout] = deque()
-        self._handed: deque[Handout] = deque()
+        self._ahead: deque[ReadyBatch] = deque()
+        self._handed: deque[ReadyBatch] = deque()
         self._dropped_records = 0
 
-    def add(self, handout: Handout) -> None:
+    def add(self, handout: ReadyBatch) -> None:
         """Put a batch behind those that are ahead."""
         self._ahead.append(handout)
 
@@ -49,7 +49,7 @@ class Handouts:
 
     def take(self) -> Batch | None:
         """Hand out the next batch; None when there is none whose partition is read, and not paused, now."""
-        paused: list[Handout] = []
+        paused: list[ReadyBatch] = []
         found = None
         while self._ahead and found is None:
             handout = self._ahead.popleft()

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.fetch_scheduler import Reading
-from memq.client.consumer.fetch.ready_batches import Handouts
+from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
+from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group.session import GroupSession
 from memq.errors import FencedError, RetryableError
 from memq.runtime.backoff import backoff_s
@@ -25,7 +25,7 @@ class Committer:
     """Commits the prefixes of the partitions that are read."""
 
     def __init__(
-        self, reading: Reading, group: GroupSession, handouts: Handouts, runtime: Runtime, events: EventLog
+        self, reading: FetchScheduler, group: GroupSession, handouts: ReadyBatches, runtime: Runtime, events: EventLog
     ) -> None:
         self.commits = 0
         self._runtime = runtime

@@ -18,7 +18,7 @@ from memq.topic import ReadPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class AssignmentEvents:
     """Changes since the last notice to the user, in order: lost, revoked, assigned."""
 
     lost: tuple[ReadPartition, ...] = ()
@@ -97,9 +97,9 @@ class MemberState:
         self._released.clear()
         self._grant()
 
-    def changes(self) -> Changes:
+    def changes(self) -> AssignmentEvents:
         """Return what the user must be told, without taking it."""
-        return Changes(tuple(self._to_lose), tuple(self._to_revoke), tuple(self._to_assign))
+        return AssignmentEvents(tuple(self._to_lose), tuple(self._to_revoke), tuple(self._to_assign))
 
     def told_lost(self, partition: ReadPartition) -> None:
         """The user knows that the partition is lost."""

@@ -16,13 +16,13 @@ from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundErro
 from memq.notification import GroupState, Membership
 from memq.notification.groups import OUTSIDE_GENERATION, check_member
 from memq.notification.kafka.groups.commit_metadata import decode_commit, encode_metadata
-from memq.notification.kafka.groups.member import Member
+from memq.notification.kafka.groups.member import HostedMember
 from memq.notification.kafka.groups.positions import Positions
-from memq.notification.kafka.groups.requests import GroupRequests
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.groups.requests import KafkaGroupRequests
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.settings import KafkaSettings
-from memq.notification.kafka.topics import Topics
+from memq.notification.kafka.topics import KafkaTopics
 from memq.notification.refusals import check_position
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
@@ -52,9 +52,9 @@ class Parts:
     admin: AdminClient
     settings: KafkaSettings
     names: Names
-    complaints: Complaints
-    topics: Topics
-    requests: GroupRequests
+    complaints: LastErrors
+    topics: KafkaTopics
+    requests: KafkaGroupRequests
     tasks: TaskOwner
     clock: Clock
     random: Random
@@ -71,7 +71,7 @@ class HostedGroups:
         self._parts = parts
         self._timeout_s = parts.settings.request_timeout_ms / 1000
         self._stored = Positions(parts.settings, parts.complaints)
-        self._members: dict[tuple[str, str], Member] = {}
+        self._members: dict[tuple[str, str], HostedMember] = {}
         self._generation = parts.random.getrandbits(20) << 32
         self._expiring = False
 
@@ -112,7 +112,7 @@ class HostedGroups:
         if (group, name) in self._members:
             await self._end(group, name)
 
-    def _host(self, group: str, name: str, session_timeout_ms: int) -> Member:
+    def _host(self, group: str, name: str, session_timeout_ms: int) -> HostedMember:
         parts = self._parts
         if len(self._members) >= parts.settings.group_members_max:
             raise ThrottledError(
@@ -121,7 +121,7 @@ class HostedGroups:
             )
         self._generation += 1 << 16
         settings = parts.settings.member(parts.names.kafka_group(group), name, session_timeout_ms)
-        member = Member(name, settings, parts.names, parts.complaints, self._generation)
+        member = HostedMember(name, settings, parts.names, parts.complaints, self._generation)
         self._members[group, name] = member
         parts.tasks.start(member.serve(), f"kafka member {name}")
         if not self._expiring:
@@ -129,7 +129,7 @@ class HostedGroups:
             parts.tasks.start(self._expire(), "kafka members that are silent")
         return member
 
-    def _known(self, group: str, name: str) -> Member:
+    def _known(self, group: str, name: str) -> HostedMember:
         member = self._members.get((group, name))
         if member is None:
             raise GenerationFencedError(f"member '{name}' of group '{group}' is not hosted here; it joins again")
@@ -137,7 +137,7 @@ class HostedGroups:
             raise member.failure
         return member
 
-    def _answer(self, group: str, name: str, member: Member) -> Membership:
+    def _answer(self, group: str, name: str, member: HostedMember) -> Membership:
         if member.failure is not None:
             raise member.failure
         return member.holdings.membership()

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from memq.errors import ClosedError, DeniedError, GenerationFencedError, InvalidRequestError, MemqError
 from memq.notification.kafka.groups.holdings import Holdings
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.names import Names
 from memq.runtime.threads import ThreadPool
@@ -60,14 +60,14 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class LeaveGroup:
     """Leave the group."""
 
 
-Order = Subscribe | Commit | Released | Close
+Order = Subscribe | Commit | Released | LeaveGroup
 
 
-class Member:
+class HostedMember:
     """Stays in its group until it is closed.
 
     `holdings` change on the loop, and `changed` is set with every change.
@@ -76,7 +76,7 @@ class Member:
     """
 
     def __init__(
-        self, name: str, settings: Mapping[str, Any], names: Names, complaints: Complaints, first_generation: int
+        self, name: str, settings: Mapping[str, Any], names: Names, complaints: LastErrors, first_generation: int
     ) -> None:
         self.holdings = Holdings(name, first_generation)
         self.changed = asyncio.Event()
@@ -122,7 +122,7 @@ class Member:
     async def close(self) -> None:
         """Leave the group, and end the thread."""
         self._closing = True
-        self._orders.put(Close())
+        self._orders.put(LeaveGroup())
         await end_threads(self._pool)
 
     # ---- on the loop ---------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class Member:
         self._loop.call_soon_threadsafe(self._revoke, self._revocations, self._known(partitions))
         released = Released(self._revocations)
         with suppress(Empty):
-            while (order := self._orders.get(timeout=RELEASE_S)) != released and not isinstance(order, Close):
+            while (order := self._orders.get(timeout=RELEASE_S)) != released and not isinstance(order, LeaveGroup):
                 self._obey(order)
         self._loop.call_soon_threadsafe(self._lose, self._known(partitions))
 

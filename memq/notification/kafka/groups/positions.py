@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from memq.errors import MemqError, NotFoundError, QueueError
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.threads import ThreadPool
@@ -34,7 +34,7 @@ _MOVES = (
 class Positions:
     """Asks Kafka where groups stand."""
 
-    def __init__(self, settings: KafkaSettings, complaints: Complaints) -> None:
+    def __init__(self, settings: KafkaSettings, complaints: LastErrors) -> None:
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1000
         self._complaints = complaints

@@ -10,7 +10,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaExcep
 from confluent_kafka.admin import AdminClient
 
 from memq.notification.kafka.library import answered
-from memq.notification.kafka.topics import Topics
+from memq.notification.kafka.topics import KafkaTopics
 from memq.runtime.process_end import keep_for_ever, keep_to_end
 
 LIBRARY_TIMEOUT_S = 3_600.0  # the longest that librdkafka takes
@@ -18,7 +18,7 @@ RENEW_S = 1.0  # between two new clients, twice as long after each one until a r
 RENEW_S_MAX = 60.0
 
 
-class GroupRequests:
+class KafkaGroupRequests:
     """Asks about a group, sets its positions, deletes it.
 
     librdkafka first asks who coordinates the group. When the request times out before that is answered, the answer
@@ -30,10 +30,10 @@ class GroupRequests:
     A client whose connection breaks under such a request never asks that coordinator again (2.16: it stays in its
     state TRY_CONNECT). It can't be destroyed, either, and keeps a few threads. A new one takes its place, after pauses
     that grow until a request is answered: with a bound on their number requests failed until the broker was restarted.
-    All raise KafkaException, and what `Topics.check` raises.
+    All raise KafkaException, and what `KafkaTopics.check` raises.
     """
 
-    def __init__(self, make: Callable[[], AdminClient], topics: Topics, timeout_s: float) -> None:
+    def __init__(self, make: Callable[[], AdminClient], topics: KafkaTopics, timeout_s: float) -> None:
         self._make = make
         self._client: AdminClient | None = None
         self._renewals = 0  # since a request was answered

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from memq.errors import ClosedError, MemqError, QueueError
 from memq.limits import MIB
 from memq.notification import Entries, Entry
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.clock import Clock
@@ -81,7 +81,7 @@ class _Read:
 
 
 @dataclass(slots=True)
-class Reader:
+class AssignedConsumer:
     """A consumer, and the topics that it was assigned last: it knows them."""
 
     consumer: Consumer
@@ -96,14 +96,14 @@ class Reader:
                 self.consumer.list_topics(topic, timeout_s)
 
 
-class Fetcher:
+class EntryFetcher:
     """Reads what lies before the tail. A read takes 2 to 5 ms and a thread while it lasts.
 
     Reads that wait for a thread are done together by the next one: an owner of thousands of partitions opens them at
     the rate of these reads.
     """
 
-    def __init__(self, settings: KafkaSettings, clock: Clock, complaints: Complaints, tasks: TaskOwner) -> None:
+    def __init__(self, settings: KafkaSettings, clock: Clock, complaints: LastErrors, tasks: TaskOwner) -> None:
         self._settings = settings.reader(FETCH_WAIT_MS, QUEUED_BYTES_MAX)
         self._timeout_s = settings.request_timeout_ms / 1000
         self._clock = clock
@@ -111,7 +111,7 @@ class Fetcher:
         self._tasks = tasks
         self._threads_max = settings.fetchers_max
         self._pool = ThreadPool("kafka-fetcher", settings.fetchers_max)
-        self._idle: deque[Reader] = deque()
+        self._idle: deque[AssignedConsumer] = deque()
         self._waiting: deque[_Read] = deque()
         self._busy = 0
         self._closed = False
@@ -177,7 +177,9 @@ class Fetcher:
 
     def _fetch(self, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> None:
         """Do all reads, each of which is answered as soon as it is done."""
-        reader = self._idle.pop() if self._idle else Reader(consumer_of(self._settings, self._complaints.note))
+        reader = (
+            self._idle.pop() if self._idle else AssignedConsumer(consumer_of(self._settings, self._complaints.note))
+        )
         consumer, sound = reader.consumer, False
         try:
             reader.look_at(list(dict.fromkeys(read.topic for read in reads.values())), self._timeout_s)

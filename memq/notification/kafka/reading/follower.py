@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from memq.limits import MIB
 from memq.notification import Entry
 from memq.notification.kafka.failures import is_not_there
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.reading.fetcher import entry_of
 from memq.notification.kafka.settings import KafkaSettings
@@ -29,7 +29,7 @@ Place = tuple[str, int]  # a Kafka topic and the number of a partition
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FollowOrder:
     """An order to the thread: follow these partitions from these offsets, stop following those."""
 
     follow: tuple[TopicPartition, ...] = ()
@@ -51,7 +51,7 @@ class Follower:
         self,
         settings: KafkaSettings,
         clock: Clock,
-        complaints: Complaints,
+        complaints: LastErrors,
         tasks: TaskOwner,
         arrived: Callable[[Place, Entry], None],
         gone: Callable[[Place], None],
@@ -64,7 +64,7 @@ class Follower:
         self._arrived = arrived
         self._gone = gone
         self._followed: dict[Place, Followed] = {}
-        self._changes: SimpleQueue[Change] = SimpleQueue()
+        self._changes: SimpleQueue[FollowOrder] = SimpleQueue()
         self._taken: SimpleQueue[None] = SimpleQueue()
         self._pool = ThreadPool("kafka-follower", 1)
         self._started = False
@@ -91,7 +91,7 @@ class Follower:
         for place, end in new.items():
             self._followed[place] = Followed(end, now_s)
         if new:
-            self._changes.put(Change(follow=tuple(TopicPartition(*place, end) for place, end in new.items())))
+            self._changes.put(FollowOrder(follow=tuple(TopicPartition(*place, end) for place, end in new.items())))
         if not self._started:
             self._started = True
             self._tasks.start(self._pool.run(self._serve, asyncio.get_running_loop()), "kafka follower")
@@ -101,7 +101,7 @@ class Follower:
         """Stop to follow partitions."""
         known = [place for place in places if self._followed.pop(place, None) is not None]
         if known:
-            self._changes.put(Change(leave=tuple(TopicPartition(*place) for place in known)))
+            self._changes.put(FollowOrder(leave=tuple(TopicPartition(*place) for place in known)))
 
     async def close(self) -> None:
         """End the thread and its consumer."""

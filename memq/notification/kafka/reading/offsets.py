@@ -11,10 +11,10 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from memq.errors import MemqError, NotFoundError, QueueError
 from memq.notification.kafka.failures import is_not_there
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import answered
-from memq.notification.kafka.request_coalescer import Joined, settle
-from memq.notification.kafka.topic_metadata_cache import Looks
+from memq.notification.kafka.request_coalescer import RequestCoalescer, settle
+from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.runtime.tasks import TaskOwner
 
 # The library knows the topic as it was before it was widened, or its leader as it was before Kafka was started again.
@@ -31,7 +31,7 @@ Asked = dict[Place, tuple["int | str", Answer]]
 
 
 class Offsets:
-    """Offsets as Kafka has them now, when it was asked after the question came (`Joined`).
+    """Offsets as Kafka has them now, when it was asked after the question came (`RequestCoalescer`).
 
     librdkafka answers offset -1001 without an error when the connection breaks under a request, and a replica that
     lags shows an end that lies before entries which were read. Neither is an offset: both raise QueueError. An end that
@@ -40,14 +40,16 @@ class Offsets:
     """
 
     def __init__(
-        self, admin: AdminClient, timeout_s: float, complaints: Complaints, looks: Looks, tasks: TaskOwner
+        self, admin: AdminClient, timeout_s: float, complaints: LastErrors, looks: TopicMetadataCache, tasks: TaskOwner
     ) -> None:
         self._admin = admin
         self._timeout_s = timeout_s
         self._complaints = complaints
         self._looks = looks
         self._tasks = tasks
-        self._joined: dict[int | None, Joined[Question, int]] = {}  # by leader, None while that is to be looked for
+        self._joined: dict[
+            int | None, RequestCoalescer[Question, int]
+        ] = {}  # by leader, None while that is to be looked for
         self._lost: dict[Place, None] = {}  # where the leader that is known did not answer
         self._proven: dict[Place, int] = {}  # an end that each partition had; one number per partition in use
         self._said: dict[Place, int] = {}  # the greatest end that Kafka answered
@@ -96,7 +98,9 @@ class Offsets:
         leader = self._leader(question[1])
         joined = self._joined.get(leader)
         if joined is None:
-            joined = self._joined[leader] = Joined(self._request, _place_of, PLACES_MAX, self._tasks, "kafka offsets")
+            joined = self._joined[leader] = RequestCoalescer(
+                self._request, _place_of, PLACES_MAX, self._tasks, "kafka offsets"
+            )
         return await joined.ask(question)
 
     def _leader(self, place: Place) -> int | None:

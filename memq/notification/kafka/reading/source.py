@@ -25,7 +25,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError
 from memq.notification.kafka.groups.positions import Positions
-from memq.notification.kafka.last_errors import Complaints
+from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import admin_of, answered, consumer_of, end_threads
 from memq.notification.kafka.reading.fetcher import PASSING
 from memq.notification.kafka.settings import KafkaSettings
@@ -77,7 +77,7 @@ class KafkaSource:
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1000
         self._clock = clock
-        self._complaints = Complaints()
+        self._complaints = LastErrors()
         self._admin = admin_of(settings.client(), self._complaints.note)
         self._pool = ThreadPool("kafka-source", 1)
         self._positions = Positions(settings, self._complaints)

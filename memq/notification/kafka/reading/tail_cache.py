@@ -13,7 +13,7 @@ ENTRY_BYTES = 200  # what an entry takes beside its body
 
 
 @dataclass(slots=True)
-class Run:
+class CachedRun:
     """Entries of one partition with the offsets `first`, `first` + 1, … up to, not with, `next`."""
 
     first: int
@@ -31,7 +31,7 @@ class TailCache:
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
-        self._runs: dict[ReadPartition, Run] = {}
+        self._runs: dict[ReadPartition, CachedRun] = {}
         self._order: deque[tuple[ReadPartition, int]] = deque()  # entries by age; some of them were trimmed since
         self._count = 0
 
@@ -45,7 +45,7 @@ class TailCache:
             return
         if run is None or entry.offset != run.next:
             self.drop(partition)
-            run = self._runs[partition] = Run(entry.offset, entry.offset)
+            run = self._runs[partition] = CachedRun(entry.offset, entry.offset)
         run.entries.append(entry)
         run.next = entry.offset + 1
         self.bytes += _size(entry)
@@ -97,7 +97,7 @@ class TailCache:
         run = self._runs.get(partition)
         return run is not None and bool(run.entries) and run.entries[0].offset <= offset < run.next
 
-    def _take(self, run: Run) -> None:
+    def _take(self, run: CachedRun) -> None:
         self.bytes -= _size(run.entries.popleft())
         self._count -= 1
 

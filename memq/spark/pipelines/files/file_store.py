@@ -13,7 +13,7 @@ from awscrt.checksums import crc32c
 
 from memq.errors import DeniedError, InvalidRequestError, InvalidSettingError, NotFoundError, ObjectExistsError
 from memq.runtime.network import Runtime
-from memq.spark.pipelines.files.manifest import KEPT, PREFIX, Manifest, decode_manifest, encode_manifest, key_of
+from memq.spark.pipelines.files.manifest import KEPT, PREFIX, FilesManifest, decode_manifest, encode_manifest, key_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import Buffer, StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
@@ -72,7 +72,7 @@ async def put_file(store: StorageHandler, key: str, data: Buffer) -> None:
     await store.put(key, [data], crc32c(bytes(data)))
 
 
-async def latest(store: StorageHandler) -> Manifest | None:
+async def latest(store: StorageHandler) -> FilesManifest | None:
     """Return the highest manifest; None when there is none yet. Raises: CorruptDataError.
 
     As `ObjectReader`.
@@ -87,12 +87,12 @@ async def latest(store: StorageHandler) -> Manifest | None:
             continue  # it was taken after many others came: look anew
 
 
-async def first_of(store: StorageHandler, topic: str, topic_id: str) -> Manifest:
+async def first_of(store: StorageHandler, topic: str, topic_id: str) -> FilesManifest:
     """Return the highest manifest of a topic, or what comes before the first one.
 
     Raises: InvalidRequestError when the place holds another topic; as `latest`.
     """
-    found = await latest(store) or Manifest(number=0, topic=topic, topic_id=topic_id)
+    found = await latest(store) or FilesManifest(number=0, topic=topic, topic_id=topic_id)
     if found.topic_id != topic_id:
         raise InvalidRequestError(
             f"the place holds topic '{found.topic}' with id {found.topic_id}, not '{topic}' with id {topic_id}",
@@ -101,7 +101,7 @@ async def first_of(store: StorageHandler, topic: str, topic_id: str) -> Manifest
     return found
 
 
-async def publish(store: StorageHandler, manifest: Manifest) -> bool:
+async def publish(store: StorageHandler, manifest: FilesManifest) -> bool:
     """Make a manifest the highest; say whether it is, or another one took its number.
 
     Raises: as `ObjectWriter`.

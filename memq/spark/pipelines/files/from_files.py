@@ -13,7 +13,7 @@ from memq.client.io_thread import io_thread
 from memq.errors import NotFoundError
 from memq.spark.pipelines.files.file_store import FilePlace, latest, open_place
 from memq.spark.pipelines.files.hour_files import FILE_BYTES_MAX
-from memq.spark.pipelines.files.manifest import File, Manifest
+from memq.spark.pipelines.files.manifest import File, FilesManifest
 from memq.spark.pipelines.spread import Batches, spread
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def read_files(
     return spread(spark, _tasks(files), partial(_read, place), schema)
 
 
-def manifest_of(place: FilePlace) -> Manifest:
+def manifest_of(place: FilePlace) -> FilesManifest:
     """Return the highest manifest of a place. Raises: NotFoundError."""
     manifest = io_thread().run(_latest(place))
     if manifest is None:
@@ -76,6 +76,6 @@ async def _get(place: FilePlace, key: str) -> bytes:
         return await store.get(key)
 
 
-async def _latest(place: FilePlace) -> Manifest | None:
+async def _latest(place: FilePlace) -> FilesManifest | None:
     async with open_place(place) as store:
         return await latest(store)

@@ -24,7 +24,7 @@ _HOUR_US = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """A file that is complete: what the manifest says of it, and its bytes."""
 
     file: File
@@ -58,7 +58,7 @@ class HourFiles:
         self._open: dict[int, _Hour] = {}
         self._ended = 0
 
-    def take(self, batch: pyarrow.RecordBatch) -> Iterator[Written]:
+    def take(self, batch: pyarrow.RecordBatch) -> Iterator[WrittenFile]:
         """Take a batch; yield the files that are complete with it."""
         hours = batch.column("timestamp").cast(pyarrow.int64()).to_numpy() // _HOUR_US
         found = numpy.unique(hours).tolist()
@@ -70,7 +70,7 @@ class HourFiles:
         while len(self._open) > HOURS_MAX or sum(each.bytes for each in self._open.values()) > HELD_BYTES_MAX:
             yield self._end(max(self._open, key=lambda hour: self._open[hour].bytes))
 
-    def end(self) -> Iterator[Written]:
+    def end(self) -> Iterator[WrittenFile]:
         """Yield the files that are still open."""
         for hour in sorted(self._open):
             yield self._end(hour)
@@ -94,7 +94,7 @@ class HourFiles:
             into.writer.write_table(pyarrow.Table.from_batches(into.held, self._schema))
             into.held, into.held_bytes = [], 0
 
-    def _end(self, hour: int) -> Written:
+    def _end(self, hour: int) -> WrittenFile:
         ended = self._open.pop(hour)
         self._write(ended)
         ended.writer.close()
@@ -111,7 +111,7 @@ class HourFiles:
             least_ms=ended.least_us // 1_000,
             greatest_ms=ended.greatest_us // 1_000,
         )
-        return Written(file, data)
+        return WrittenFile(file, data)
 
 
 def _named(hour: int) -> tuple[str, int]:

@@ -30,7 +30,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     greatest_ms: int
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
     """All files of a topic.
 
     `covered` has by read partition, as text, the position up to which they hold it.
@@ -58,7 +58,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """By read partition, up to where it is covered."""
         return {int(partition): Position.parse(text) for partition, text in self.covered.items()}
 
-    def next(self, starts: Mapping[int, Position], ends: Mapping[int, Position], files: tuple[File, ...]) -> Manifest:
+    def next(
+        self, starts: Mapping[int, Position], ends: Mapping[int, Position], files: tuple[File, ...]
+    ) -> FilesManifest:
         """Return the successor, with more files, which cover from `starts` up to `ends`."""
         began = {str(partition): str(position) for partition, position in starts.items()}
         reached = {str(partition): str(position) for partition, position in ends.items()}
@@ -71,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_DECODER = msgspec.json.Decoder(Manifest)
+_DECODER = msgspec.json.Decoder(FilesManifest)
 
 
 def key_of(number: int) -> str:
@@ -79,12 +81,12 @@ def key_of(number: int) -> str:
     return f"{PREFIX}{number:020}.json"
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: FilesManifest) -> bytes:
     """Return the manifest as JSON."""
     return msgspec.json.encode(manifest)
 
 
-def decode_manifest(data: bytes, key: str) -> Manifest:
+def decode_manifest(data: bytes, key: str) -> FilesManifest:
     """Return the manifest under a key. Raises: CorruptDataError."""
     hint = "restore it, or write to another place"
     try:

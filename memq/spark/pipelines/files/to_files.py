@@ -15,8 +15,8 @@ from memq.errors import InvalidSettingError
 from memq.spark.columns import table_ddl
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.files.file_store import FilePlace, first_of, open_place, publish, put_file
-from memq.spark.pipelines.files.hour_files import HourFiles, Written
-from memq.spark.pipelines.files.manifest import File, Manifest
+from memq.spark.pipelines.files.hour_files import HourFiles, WrittenFile
+from memq.spark.pipelines.files.manifest import File, FilesManifest
 from memq.spark.pipelines.inputs import tell
 from memq.spark.pipelines.rounds import ROUND_TASKS, Round, plan_round, topic_of
 from memq.spark.pipelines.spread import Batches, spread
@@ -45,8 +45,8 @@ def write_files(
     settled: bool,
     tasks: int = ROUND_TASKS,
     starts: dict[int, Position] | None = None,
-    done: Callable[[Manifest], None] = lambda manifest: None,
-) -> Manifest:
+    done: Callable[[FilesManifest], None] = lambda manifest: None,
+) -> FilesManifest:
     """Write what the place does not hold yet of a topic, and return its manifest then.
 
     `starts` stand for the options' start. `done` is called with the manifest after each round, and first with what was
@@ -101,23 +101,23 @@ def _write_split(options: ReadOptions, place: FilePlace, schema: Any, split: Spl
         yield _stored(place, written)
 
 
-def _stored(place: FilePlace, written: Written) -> pyarrow.RecordBatch:
+def _stored(place: FilePlace, written: WrittenFile) -> pyarrow.RecordBatch:
     io_thread().run(_put(place, written))
     file = written.file
     row = {name: getattr(file, name) for name in _FILES.names}
     return pyarrow.RecordBatch.from_pylist([row], _FILES)
 
 
-async def _put(place: FilePlace, written: Written) -> None:
+async def _put(place: FilePlace, written: WrittenFile) -> None:
     async with open_place(place) as store:
         await put_file(store, written.file.key, memoryview(written.data))
 
 
-async def _first(place: FilePlace, topic: str, topic_id: str) -> Manifest:
+async def _first(place: FilePlace, topic: str, topic_id: str) -> FilesManifest:
     async with open_place(place) as store:
         return await first_of(store, topic, topic_id)
 
 
-async def _publish(place: FilePlace, manifest: Manifest) -> bool:
+async def _publish(place: FilePlace, manifest: FilesManifest) -> bool:
     async with open_place(place) as store:
         return await publish(store, manifest)
