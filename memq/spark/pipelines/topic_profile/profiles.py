@@ -21,9 +21,9 @@ from memq.runtime.network import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
-from memq.spark.pipelines.profile.json_schema import Guess, ddl_of, guess_value, joined
-from memq.spark.pipelines.profile.sizes import Sizes
 from memq.spark.pipelines.spread import Batches, mapped
+from memq.spark.pipelines.topic_profile.json_schema import Guess, ddl_of, guess_value, joined
+from memq.spark.pipelines.topic_profile.sizes import Sizes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
